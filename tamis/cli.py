@@ -1,0 +1,351 @@
+"""The command `tamis`: parses, calls, prints.
+
+Data goes to stdout, talk to stderr. A mistake of the user ends with exit code 2 and a sentence, an interrupted run with
+130, a bug with its traceback. Nothing heavy is imported before it is needed, so that `tamis --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, cast
+
+import typer
+
+from tamis.errors import Interrupted, ParameterError, TamisError
+
+if TYPE_CHECKING:
+    from tamis.recipes.load import Recipe
+
+BAD_USE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What the parser raises; typer has moved it between versions, but not away from here."""
+
+app = typer.Typer(
+    name="tamis",
+    help="Curate training data for foundation models, within a memory budget, with every row accounted for.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console entry: run a command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(args=arguments, prog_name="tamis", standalone_mode=False)
+    except _UsageError as error:
+        from tamis.console import error_text
+
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "tamis"
+        talk(error_text(getattr(error, "format_message", error.__str__)(), f"`{command} --help` lists what it takes"))
+        return BAD_USE
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+# ------------------------------------------------------------------------------------------------- talking and failing
+
+P = ParamSpec("P")
+
+
+def talk(text: str) -> None:
+    """To the person, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def give(text: str) -> None:
+    """Data, on stdout. Ends quietly when nobody reads on."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
+def give_json(value: object) -> None:
+    give(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """A user's mistake becomes a sentence and exit code 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        from tamis.console import error_text
+
+        try:
+            command(*args, **kwargs)
+        except TamisError as error:
+            talk(error_text(error.message, error.hint))
+            raise typer.Exit(BAD_USE) from None
+        except BrokenPipeError as error:  # typer would take it for a closed stdout and say nothing
+            raise RuntimeError("a pipe inside the run broke") from error
+
+    return wrapped
+
+
+# ---------------------------------------------------------------------------------------------- arguments and options
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    from importlib import resources
+
+    files = resources.files("tamis.recipes").iterdir()
+    names = sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_operator(incomplete: str) -> list[str]:
+    from tamis.operator import registered
+
+    return [name for name in registered() if name.startswith(incomplete)]
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+class OnError(StrEnum):
+    isolate = "isolate"
+    raise_ = "raise"
+
+
+RecipeArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe file, or the name of one of `tamis recipes`.", autocompletion=complete_recipe
+    ),
+]
+InputOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="PATH", help="Read this file, folder or pattern instead; may be repeated."),
+]
+OutputOption: TypeAlias = Annotated[
+    str | None, typer.Option("--output", metavar="FOLDER", help="Write to this folder instead.")
+]
+MemoryOption: TypeAlias = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="What the run may hold in all, e.g. 8GB.")
+]
+WorkersOption: TypeAlias = Annotated[
+    str | None, typer.Option("--workers", metavar="N", help="Worker processes, or auto.")
+]
+SetOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="STEP.PARAM=VALUE",
+        help="Change a parameter; STEP is a name, name#2 for the second of that name, or its number as `tamis check` "
+        "counts. May be repeated.",
+    ),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+
+
+def prepare(name: str, inputs: list[str] | None, output: str | None, overrides: list[str] | None) -> Recipe:
+    """The recipe with what the command line says about it."""
+    from tamis.recipes.load import load_recipe
+
+    recipe = load_recipe(name).with_paths(input=inputs or None, output=output).with_overrides(overrides or [])
+    recipe.check_ends()
+    return recipe
+
+
+def resources_of(recipe: Recipe, memory: str | None, workers: str | None) -> dict[str, Any]:
+    """Memory and workers: the command line's, else the recipe's, else what the engine thinks best."""
+    from tamis.parameters import parse_bytes
+
+    chosen: dict[str, Any] = {"memory": memory if memory is not None else recipe.settings.memory}
+    if chosen["memory"] is not None:
+        parse_bytes(chosen["memory"])
+    wanted = workers if workers is not None else recipe.settings.workers
+    if isinstance(wanted, str) and wanted != "auto":
+        if not wanted.isdecimal() or int(wanted) < 1:
+            raise ParameterError(f"--workers must be a positive number or auto, got {wanted!r}")
+        wanted = int(wanted)
+    return chosen | {"workers": wanted if wanted is not None else "auto"}
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from tamis import __version__
+
+        give(f"tamis {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def tamis(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        give(context.get_help())
+
+
+@app.command()
+@explains_errors
+def run(
+    recipe: RecipeArgument,
+    inputs: InputOption = None,
+    output: OutputOption = None,
+    memory: MemoryOption = None,
+    workers: WorkersOption = None,
+    executor: Annotated[str, typer.Option(metavar="NAME", help="local, or inline to debug.")] = "local",
+    device: Annotated[Device, typer.Option(help="Where models and kernels run.")] = Device.auto,
+    overrides: SetOption = None,
+    rejects: Annotated[bool, typer.Option("--rejects", help="Keep dropped rows with their reasons.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is committed and begin again.")] = False,
+    on_error: Annotated[
+        OnError | None, typer.Option(help="Set a row that breaks a step apart (the default), or stop at it.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+) -> None:
+    """Run a recipe. The same command again goes on where it stopped."""
+    from tamis.console import failed_text, summary_text
+    from tamis.progress import Progress
+
+    chosen = prepare(recipe, inputs, output, overrides)
+    settings = resources_of(chosen, memory, workers)
+    pipeline = chosen.build()
+    # Bars would draw over a debugger, which is what the inline executor is for.
+    with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
+        try:
+            report = pipeline.run(
+                **settings,
+                executor=cast("Any", executor),  # the engine knows the names
+                device=device.value,
+                rejects=rejects or bool(chosen.settings.rejects),
+                fresh=fresh,
+                on_error=on_error.value if on_error is not None else None,
+                on_event=progress,
+            )
+        except Interrupted as error:
+            progress.stop()
+            talk(str(error))
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        give_json(report.as_dict())
+    if not quiet and not as_json:
+        talk(summary_text(report))
+    elif report.failed:
+        talk(failed_text(report))
+
+
+@app.command()
+@explains_errors
+def check(
+    recipe: RecipeArgument, inputs: InputOption = None, output: OutputOption = None, overrides: SetOption = None
+) -> None:
+    """Look for mistakes in a recipe without moving data."""
+    pipeline = prepare(recipe, inputs, output, overrides).build()
+    pipeline.check()
+    names = ", ".join(f"{number} {step.name}" for number, step in enumerate(pipeline.steps, 1))
+    give(f"ok: {len(pipeline.steps)} steps: {names}")
+
+
+@app.command()
+@explains_errors
+def explain(
+    recipe: RecipeArgument,
+    inputs: InputOption = None,
+    output: OutputOption = None,
+    memory: MemoryOption = None,
+    workers: WorkersOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run would do: stages, partitions, memory, columns."""
+    chosen = prepare(recipe, inputs, output, overrides)
+    settings = resources_of(chosen, memory, workers)
+    explanation = chosen.build().explain(**settings)
+    if as_json:
+        give_json(explanation.as_dict())
+    else:
+        give(str(explanation))
+
+
+@app.command()
+@explains_errors
+def ops(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this operator in full.", autocompletion=complete_operator)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the operators, or show one with its parameters."""
+    from tamis.console import operator_dict, operator_text, operators_text
+    from tamis.operator import find_operator, registered
+
+    known = {name: find_operator(name)} if name is not None else registered()
+    if as_json:
+        shown = [operator_dict(each, cls) for each, cls in known.items()]
+        give_json(shown if name is None else shown[0])
+    else:
+        give(operators_text(known) if name is None else operator_text(name, known[name]))
+
+
+@app.command()
+@explains_errors
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.", autocompletion=complete_recipe)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the recipes that ship with Tamis, or print one."""
+    from tamis.console import recipe_dict, recipes_text
+    from tamis.recipes.load import find_shipped, shipped, shipped_text
+
+    known = {name: find_shipped(name)} if name is not None else shipped()
+    if as_json:
+        listed = [recipe_dict(each) for each in known.values()]
+        give_json(listed if name is None else listed[0])
+    else:
+        give(recipes_text(known) if name is None else shipped_text(name).rstrip("\n"))
+
+
+@app.command()
+@explains_errors
+def report(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run.")],
+    failed: Annotated[int, typer.Option("--failed", metavar="N", min=0, help="Show the first N failed rows.")] = 0,
+    rejects: Annotated[int, typer.Option("--rejects", metavar="N", min=0, help="Show the first N dropped rows.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the account of a run, step by step."""
+    from tamis.console import report_text, rows_text, side_rows
+    from tamis.report import Report
+
+    account = Report.load(output)
+    wanted = {kind: count for kind, count in [("failed", failed), ("rejects", rejects)] if count}
+    rows = {kind: list(islice(side_rows(output, kind), count)) for kind, count in wanted.items()}
+    if as_json:
+        give_json(account.as_dict() | ({"rows": rows} if rows else {}))
+        return
+    give(report_text(account))
+    for kind, found in rows.items():
+        give(f"\n{kind}:\n{rows_text(found)}" if found else f"\n{kind}: none is stored")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

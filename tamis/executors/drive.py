@@ -1,0 +1,465 @@
+"""One run from start to end: what is done already, what must be done, and the record of both.
+
+    open ledger -> compare with the plan -> run what is missing, stage by stage -> make shards agree -> report
+
+The driver is the only one that writes the ledger. A partition counts as done when its record is on disk; everything that is in
+the output folder without a record is removed before work begins.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import reprlib
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import psutil
+import pyarrow as pa
+
+import tamis
+from tamis.errors import Interrupted, SinkError
+from tamis.events import Events, MemorySampled, Note, PartitionCommitted, RunFinished, RunStarted, StageStarted, Stopping
+from tamis.executors.local import Stop
+from tamis.executors.worker import Outcome, Stage, Task
+from tamis.ledger import Commit, Ledger
+from tamis.memory import spill
+from tamis.memory.monitor import TreeMemory
+from tamis.operator import Gather, Partition, Sink, digest
+from tamis.plan import Plan
+from tamis.report import Account, Report
+from tamis.store import INTERNAL, Store
+
+_SHARD = re.compile(r"part-\d{6}[.-]")
+
+
+class Executor(Protocol):
+    """Runs tasks somewhere; knows nothing about operators."""
+
+    on_tick: Callable[[], None]
+
+    def run_stage(self, stage: Stage, tasks: Sequence[Task], done: Callable[[Task, Outcome], None]) -> None: ...
+
+    def map(
+        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+    ) -> None: ...
+
+
+def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
+    """Refuse a folder that holds other data, or clear it if that was asked for; remove unfinished files."""
+    mode = "overwrite" if fresh else getattr(sink, "mode", "resume")
+    if mode == "error" and ledger.plan is not None:
+        raise SinkError(
+            f"{store.root} holds the output of an earlier run", hint='choose another path, or mode="resume" or "overwrite"'
+        )
+    foreign = [name for name in store.names() if name != INTERNAL and not name.startswith(".")]
+    if ledger.plan is None and foreign and sink is not None:
+        if mode != "overwrite":
+            raise SinkError(
+                f"{store.root} is not empty and was not written by tamis ({', '.join(foreign[:3])}{', ...' if foreign[3:] else ''})",
+                hint="choose an empty folder; --fresh replaces data files of the same format",
+            )
+        for name in foreign:
+            if name.endswith(sink.suffix):
+                store.remove(name)
+    if mode == "overwrite" and ledger.plan is not None:
+        ledger.clear()
+    owned = {shard.name for commit in ledger.commits.values() for shard in commit.shards}
+    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects"):
+        for name in store.names(folder):
+            full = f"{folder}/{name}" if folder else name
+            if _SHARD.match(name) and full not in owned:
+                store.remove(full)
+    if store.scratch().exists():
+        for left in store.scratch().iterdir():
+            if left.name != "work":
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+class Run:
+    """A plan being carried out over an open ledger."""
+
+    def __init__(self, plan: Plan, ledger: Ledger, emit: Events, memory: TreeMemory, stop: Stop) -> None:
+        self.plan, self.ledger, self.emit, self.memory, self.stop = plan, ledger, emit, memory, stop
+        self.partitions = plan.layout.partitions
+        self.keys = self._keys()
+        self.began = time.monotonic()
+        self.notes: list[str] = []
+
+    def _keys(self) -> list[dict[str, Partition]]:
+        """Per stage, what each partition is made from; a stage behind a Gather depends on every partition before it."""
+        result: list[dict[str, Partition]] = []
+        for stage in self.plan.stages:
+            before = sorted(result[-1]) if result else []
+            result.append({digest([stage.fingerprint, p.identity, before]): p for p in self.partitions})
+        return result
+
+    # ------------------------------------------------------------------------------------------------ what is done already
+
+    def missing(self, stage: Stage) -> list[tuple[str, Partition]]:
+        """The partitions of a stage that have no commit, or whose files are gone."""
+        return [
+            (key, partition)
+            for key, partition in self.keys[stage.index].items()
+            if not self._is_whole(stage, self.ledger.commits.get((stage.index, key)))
+        ]
+
+    def _is_whole(self, stage: Stage, commit: Commit | None) -> bool:
+        if commit is None:
+            return False
+        if isinstance(stage.end, Gather):
+            return all((Path(stage.work) / name).exists() for name in commit.extra["files"])
+        present = self._present
+        return all(shard.name in present and present[shard.name] == shard.size for shard in commit.shards)
+
+    @property
+    def _present(self) -> dict[str, int | None]:
+        """Sizes of the files that commits speak of, looked up once."""
+        if not hasattr(self, "_sizes"):
+            named = {shard.name for commit in self.ledger.commits.values() for shard in commit.shards}
+            here = set(self.plan.store.names())
+            side = {name for name in named if "/" in name}
+            self._sizes = {name: self.plan.store.size(name) for name in (named & here) | side}
+        return self._sizes
+
+    def settle(self) -> list[list[tuple[str, Partition]]]:
+        """Compare the ledger with the plan: drop what no longer holds, move what changed its place, and say what is left."""
+        self.notes += self._what_changed()
+        current = {(stage.index, key) for stage in self.plan.stages for key in self.keys[stage.index]}
+        stale = [commit for name, commit in self.ledger.commits.items() if name not in current]
+        if stale:
+            self.ledger.drop(stale)
+            for shard in (shard for commit in stale for shard in commit.shards):
+                self.plan.store.remove(shard.name)
+        left = [self.missing(stage) for stage in self.plan.stages]
+        if not left[-1]:
+            left = [[] for _ in left]  # the rows are written; what was needed on the way may be gone
+        self._move({key for key, _ in left[-1]})
+        return left
+
+    def _move(self, missing: set[str]) -> None:
+        """Rename the shards of partitions that now stand at another place in the source."""
+        last = self.plan.stages[-1].index
+        moved = []
+        for key, partition in self.keys[last].items():
+            commit = self.ledger.commits.get((last, key))
+            if commit is not None and key not in missing and commit.partition != partition.index:
+                moved.append((commit, partition.index))
+        if not moved:
+            return
+        # Forget first, remember last: a crash between the two costs work, never a shard under a wrong name.
+        self.ledger.drop(commit for commit, _ in moved)
+        store, renamed = self.plan.store, []
+        for commit, index in moved:
+            shards = [
+                replace(s, name=s.name.replace(spill.stem(commit.partition), spill.stem(index))) for s in commit.shards
+            ]
+            for old, new in zip(commit.shards, shards, strict=True):
+                store.rename(old.name, f"{new.name}.moving")
+            renamed.append(replace(commit, partition=index, shards=shards))
+        for commit in renamed:
+            for shard in commit.shards:
+                store.rename(f"{shard.name}.moving", shard.name)
+        self.ledger.append(commit.record() for commit in renamed)
+
+    def _what_changed(self) -> list[str]:
+        """Why committed work is done again, in sentences."""
+        notes = []
+        if self.ledger.damaged:
+            notes.append(f"{self.ledger.damaged} damaged lines of the ledger are ignored; their partitions are done again")
+        before = self.ledger.plan
+        if before is None or not self.ledger.commits:
+            return notes
+        notes += _step_changes(before["identity"], self.plan.identity)
+        if before["version"] != tamis.__version__:
+            notes.append(f"tamis {before['version']} wrote this output, this is {tamis.__version__}")
+        if before["rejects"] != (self.plan.stages[-1].rejects is not None):
+            notes.append("rejected rows are " + ("now" if before["rejects"] is False else "no longer") + " asked for")
+        if before["blocksize"] != self.plan.blocksize:
+            notes.append(f"blocksize was {before['blocksize']}, is {self.plan.blocksize}")
+        was, now = set(before["files"]), set(self._files())
+        if was != now:
+            gone = sorted({name.rpartition("#")[0] for name in was - now})
+            new = sorted({name.rpartition("#")[0] for name in now - was})
+            changed = [name for name in new if name in gone]
+            for word, names in (
+                ("changed", changed),
+                ("new", [n for n in new if n not in changed]),
+                ("gone", [n for n in gone if n not in changed]),
+            ):
+                if names:
+                    notes.append(f"{len(names)} input parts {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
+        return notes
+
+    def _files(self) -> list[str]:
+        return [
+            f"{p.pieces[0].path}{f' and {len(p.pieces) - 1} more' if p.pieces[1:] else ''}#{p.identity}"
+            for p in self.partitions
+            if p.pieces
+        ]
+
+    # --------------------------------------------------------------------------------------------------------------- running
+
+    def run(self, left: list[list[tuple[str, Partition]]], executor: Executor) -> Report:
+        """Do what is left and return the account of everything, earlier runs included."""
+        executor.on_tick = self._tick
+        self.ledger.append([self._plan_record()])
+        with self._listening():
+            for stage in self.plan.stages:
+                self._run_stage(stage, left[stage.index], executor)
+                if self.stop.level:
+                    return self._interrupted()
+                if isinstance(stage.end, Gather) and any(left[stage.index + 1 :]):
+                    self._resolve(stage, executor)
+                    if self.stop.level:
+                        return self._interrupted()
+        self._agree_on_types()
+        return self._finished("finished")
+
+    def unchanged(self) -> Report:
+        """The report of a run that had nothing to do."""
+        report = Report(**{**(self.ledger.finished or {})["report"], "state": "unchanged", "notes": self.notes})
+        self.emit(RunFinished(report))
+        return report
+
+    def _run_stage(self, stage: Stage, left: list[tuple[str, Partition]], executor: Executor) -> None:
+        keys = {partition.index: key for key, partition in left}
+        size = sum(partition.size for _, partition in left)
+        done = len(self.partitions) - len(left)
+        self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
+        gone = self._gone_before(stage)
+
+        def commit(task: Task, outcome: Outcome) -> None:
+            index = task.partition.index
+            record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, outcome.extra)
+            self.ledger.append([record.record()])
+            self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
+
+        tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
+        if tasks:
+            executor.run_stage(stage, tasks, commit)
+
+    def _gone_before(self, stage: Stage) -> dict[int, frozenset[str]]:
+        if not stage.reads_again:
+            return {}
+        return {c.partition: frozenset(c.extra["gone"]) for c in self._commits(stage.index - 1) if c.extra["gone"]}
+
+    def _commits(self, stage: int) -> list[Commit]:
+        """The commits of a stage in source order."""
+        found = [self.ledger.commits[stage, key] for key in self.keys[stage] if (stage, key) in self.ledger.commits]
+        return sorted(found, key=lambda commit: commit.partition)
+
+    def _resolve(self, stage: Stage, executor: Executor) -> None:
+        """Let a Gather decide about every row it observed."""
+        assert isinstance(stage.end, Gather)
+        folder = Path(stage.work)
+        rows = {commit.partition: commit.extra["observed"] for commit in self._commits(stage.index)}
+        work = _GatherWork(self, executor, stage, digest(sorted(self.keys[stage.index])))
+        fates = spill.Fates(folder, rows)
+        try:
+            stage.end.resolve(spill.ObservedFacts(folder, rows), fates, work)
+        except _Stopped:
+            return
+        fates.close()
+
+    def _tick(self) -> None:
+        self.ledger.renew_lock()
+        self.emit(MemorySampled(self.memory.now_bytes, self.memory.peak_bytes, self.plan.budget.total_bytes))
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Ctrl-C once finishes what is in progress, twice abandons it; a polite kill abandons at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.stop.level = 2 if number == signal.SIGTERM else min(2, self.stop.level + 1)
+            self.emit(Stopping(abandon=self.stop.level == 2))
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        except KeyboardInterrupt:
+            pass  # an executor gave up because the level is 2; the caller sees the level
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # ------------------------------------------------------------------------------------------------------------ finishing
+
+    def _agree_on_types(self) -> None:
+        """Rewrite shards whose columns or types are narrower than those of the whole output."""
+        sink = self.plan.sink
+        if sink is None:
+            return
+        last = self.plan.stages[-1].index
+        commits = self._commits(last)
+        seen = dict.fromkeys(s.schema for c in commits for s in c.shards if s.schema)
+        if len(seen) <= 1:
+            return
+        target = sink.widest(list(seen))
+        self.emit(Note("shards differ in their columns or types; writing the narrower ones again"))
+        store, scratch = self.plan.store, self.plan.store.scratch()
+        for commit in commits:
+            shards = []
+            for shard in commit.shards:
+                if shard.schema and shard.schema != target:
+                    old, new = scratch / f"old-{shard.name}", scratch / f"new-{shard.name}"
+                    store.fetch(shard.name, old)
+                    shard = replace(sink.rewrite(old, target, new), name=shard.name)
+                    store.publish(new, shard.name)
+                    old.unlink()
+                shards.append(shard)
+            if shards != commit.shards:
+                self.ledger.append([replace(commit, shards=shards).record()])
+
+    def _plan_record(self) -> dict[str, Any]:
+        return {
+            "kind": "plan",
+            "version": tamis.__version__,
+            "identity": self.plan.identity,
+            "blocksize": self.plan.blocksize,
+            "rejects": self.plan.stages[-1].rejects is not None,
+            "files": self._files(),
+            "time": time.time(),
+        }
+
+    def _interrupted(self) -> Report:
+        report = self._finished("interrupted")
+        last = len(self.plan.stages) - 1
+        done = sum(len(self._commits(number)) for number in range(last + 1))
+        raise Interrupted(
+            f"stopped: {done} of {len(self.partitions) * (last + 1)} partitions are committed",
+            hint="run the same command again to go on",
+        ) from (None if report else None)
+
+    def _finished(self, state: str) -> Report:
+        accounts = []
+        for stage in self.plan.stages:
+            total = Account()
+            for commit in self._commits(stage.index):
+                total.add(commit.account)
+            accounts.append(total)
+        report = Report.of(
+            accounts,
+            seconds=time.monotonic() - self.began,
+            peak_memory_bytes=self.memory.peak_bytes,
+            output=self.plan.store.root if self.plan.sink else None,
+        )
+        report.state = state
+        report.notes = self.notes
+        text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
+        self.plan.store.write(f"{INTERNAL}/report.json", text.encode())
+        self.plan.store.write(f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode())
+        if state == "finished":
+            self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
+            shutil.rmtree(Path(self.plan.stages[0].work).parent, ignore_errors=True)
+        self.emit(RunFinished(report))
+        return report
+
+    def _manifest(self) -> dict[str, Any]:
+        """Everything needed to understand and repeat the run."""
+        plan = self.plan
+        return {
+            "recipe": {"steps": [{step["step"]: step.get("parameters", {})} for step in plan.identity]},
+            "versions": {
+                "tamis": tamis.__version__,
+                "python": platform.python_version(),
+                "pyarrow": pa.__version__,
+            },
+            "hardware": {
+                "machine": platform.machine(),
+                "system": platform.platform(),
+                "cpus": psutil.cpu_count(),
+                "memory_bytes": psutil.virtual_memory().total,
+            },
+            "partitioning": {
+                "files": plan.layout.num_files,
+                "bytes": plan.layout.num_bytes,
+                "partitions": len(plan.layout.partitions),
+                "blocksize": plan.blocksize,
+            },
+            "memory": {key: value for key, value in asdict(plan.budget).items() if key != "reasons"},
+            "columns": plan.stages[0].columns,
+            "reasons": plan.reasons,
+            "command": sys.argv,
+        }
+
+    def announce(self, left: list[list[tuple[str, Partition]]]) -> None:
+        total = len(self.partitions) * len(self.plan.stages)
+        todo = sum(map(len, left))
+        self.emit(
+            RunStarted(
+                output=self.plan.store.root if self.plan.sink else None,
+                stages=tuple(stage.name for stage in self.plan.stages),
+                workers=self.plan.budget.workers,
+                budget_bytes=self.plan.budget.total_bytes,
+                partitions=total,
+                committed=total - todo,
+                notes=tuple(self.notes),
+            )
+        )
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error: the user asked to stop in the middle of a resolve
+    pass
+
+
+class _GatherWork:
+    """The workers and the disk as a Gather sees them; remembers in the ledger which calls are done."""
+
+    def __init__(self, run: Run, executor: Executor, stage: Stage, key: str) -> None:
+        self._run, self._executor, self._stage, self._key = run, executor, stage, key
+        self.folder = Path(stage.work) / "resolve"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        token = self.folder / "token"
+        if not token.exists():  # results are worth nothing without the files that came with them
+            token.write_text(uuid.uuid4().hex)
+        self._key += token.read_text()
+        self.workers = run.plan.budget.workers
+        self.worker_bytes = run.plan.budget.worker_bytes
+
+    def map(self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+        ledger, stage = self._run.ledger, self._stage.index
+        keys = [digest([self._key, name, number, len(items)]) for number in range(len(items))]
+        missing = [number for number, key in enumerate(keys) if (stage, key) not in ledger.steps]
+
+        def done(position: int, result: Any) -> None:
+            ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
+
+        if missing:
+            self._executor.map(function, [items[number] for number in missing], done)
+        if self._run.stop.level:
+            raise _Stopped
+        return [ledger.steps[stage, key] for key in keys]
+
+    def publish(self, name: str, file: Path) -> None:
+        self._run.plan.store.publish(file, f"{INTERNAL}/{name}")
+
+
+def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    old_names, new_names = [step["step"] for step in before], [step["step"] for step in now]
+    if old_names != new_names:
+        return [f"the steps were {', '.join(old_names)}; they are {', '.join(new_names)}"]
+    notes = []
+    for number, (old, new) in enumerate(zip(before, now, strict=True), start=1):
+        for name in sorted(set(old.get("parameters", {})) | set(new.get("parameters", {}))):
+            was, is_now = old.get("parameters", {}).get(name), new.get("parameters", {}).get(name)
+            if was != is_now:
+                notes.append(f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}")
+        if old.get("code") != new.get("code") or old.get("version") != new.get("version"):
+            notes.append(f"step {number}, `{new['step']}`: its code changed")
+    return notes
+

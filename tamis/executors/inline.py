@@ -1,0 +1,54 @@
+"""Everything in the calling process: for debugging, with the traceback where it belongs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tamis.events import Events, PartitionProgress, PartitionStarted
+from tamis.executors.local import Stop
+from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.memory.monitor import TreeMemory
+
+
+class InlineExecutor:
+    """Runs partitions one after the other in this process; use as a context manager."""
+
+    name = "inline"
+
+    def __init__(self, emit: Events, memory: TreeMemory, stop: Stop) -> None:
+        self.emit, self.memory, self.stop = emit, memory, stop
+        self.on_tick: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> InlineExecutor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def run_stage(self, stage: Stage, tasks: Iterable[Task], done: Callable[[Task, Outcome], None]) -> None:
+        runner = StageRunner(stage)
+        try:
+            for task in tasks:
+                if self.stop.level:
+                    return
+                self.emit(PartitionStarted(stage.index, task.partition.index, 0))
+                done(task, runner.run(task, lambda rows, size, task=task: self._progress(stage, task, rows, size)))
+        finally:
+            runner.close()
+
+    def map(self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]) -> None:
+        for number, item in enumerate(items):
+            if self.stop.level:
+                return
+            done(number, function(*item))
+            self.memory.sample([os.getpid()])
+            self.on_tick()
+
+    def _progress(self, stage: Stage, task: Task, rows: int, num_bytes: int) -> None:
+        if self.stop.level == 2:
+            raise KeyboardInterrupt
+        self.memory.sample([os.getpid()])
+        self.emit(PartitionProgress(stage.index, task.partition.index, 0, rows, num_bytes))
+        self.on_tick()

@@ -1,0 +1,316 @@
+"""Worker processes on this machine. Only descriptions of work and accounts of it pass between processes, never rows.
+
+    driver                                worker
+      stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
+      progress, outcome   <-------------
+      reads the marker file of a worker that died: which rows, which step
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tamis.errors import TamisError, WorkerError
+from tamis.events import Events, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.executors.forkserver import ForkServer
+from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.memory.monitor import TreeMemory
+
+MAX_DEATHS = 40
+"""Deaths over one partition before the run gives up: two or more per row that kills, so that a good row is not blamed."""
+
+MAX_CALL_DEATHS = 3
+"""Deaths over one call of `map` before the run gives up."""
+
+PROGRESS_EVERY_S = 0.25
+
+_MARK = struct.Struct("<qqq")
+
+
+class Stop:
+    """Whether the user asked to stop: 0 no, 1 finish what is in progress, 2 abandon it."""
+
+    def __init__(self) -> None:
+        self.level = 0
+
+
+@dataclass
+class _Worker:
+    number: int
+    pid: int
+    connection: Connection
+    marker: Path
+    task: Task | None = None
+    stage: int = -1
+
+    def last_mark(self) -> tuple[int, int, int]:
+        """(first row, rows, step) the worker was at, as it noted before each step."""
+        return _MARK.unpack(self.marker.read_bytes()[: _MARK.size])
+
+
+@dataclass
+class _History:
+    """What happened to a partition so far."""
+
+    deaths: int = 0
+    last: tuple[int, int, int] | None = None
+    task: Task | None = field(default=None)
+
+
+class LocalExecutor:
+    """Runs the partitions of a stage on `num_workers` processes; use as a context manager."""
+
+    name = "local"
+
+    def __init__(self, num_workers: int, preload: Iterable[str], emit: Events, memory: TreeMemory, stop: Stop) -> None:
+        self.num_workers = num_workers
+        self.preload = set(preload)
+        self.emit, self.memory, self.stop = emit, memory, stop
+        self.on_tick: Callable[[], None] = lambda: None
+        self._workers: list[_Worker] = []
+        self._numbers = iter(range(1_000_000))
+
+    def __enter__(self) -> LocalExecutor:
+        self._stack = ExitStack()
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
+        self._server = self._stack.enter_context(ForkServer(self.preload))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+        self._stack.close()
+
+    def pids(self) -> list[int]:
+        return [os.getpid(), self._server.pid, *(worker.pid for worker in self._workers)]
+
+    # ------------------------------------------------------------------------------------------------------- partitions
+
+    def run_stage(self, stage: Stage, tasks: Iterable[Task], done: Callable[[Task, Outcome], None]) -> None:
+        """Run every task, calling `done` in the driver as each one ends; returns early if asked to stop."""
+        payload = dumps(stage)
+        pending = deque(tasks)
+        history: dict[int, _History] = {}
+        while pending or self._busy():
+            if self.stop.level == 2 or (self.stop.level == 1 and not self._busy()):
+                return
+            if self.stop.level == 0:
+                self._hand_out(stage, payload, pending)
+            for worker, message in self._messages():
+                if message is None:
+                    self._bury(worker, stage, pending, history)
+                elif message[0] == "progress":
+                    assert worker.task is not None
+                    index = worker.task.partition.index
+                    self.emit(PartitionProgress(stage.index, index, worker.number, message[1], message[2]))
+                elif message[0] == "outcome":
+                    task, worker.task = worker.task, None
+                    assert task is not None
+                    done(task, message[1])
+                else:
+                    raise message[1]
+
+    def map(self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]) -> None:
+        """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends."""
+        pending = deque(range(len(items)))
+        running: dict[int, int] = {}
+        deaths: dict[int, int] = {}
+        while pending or running:
+            if self.stop.level == 2 or (self.stop.level == 1 and not running):
+                return
+            while pending and self.stop.level == 0 and len(running) < self.num_workers:
+                idle = next((worker for worker in self._workers if worker.number not in running), None) or self._start()
+                running[idle.number] = pending.popleft()
+                call = dumps((function, items[running[idle.number]]))
+                idle.connection.send_bytes(pickle.dumps(("call", call)))
+            for worker, message in self._messages():
+                number = running.pop(worker.number, None)
+                if message is None:
+                    how = self._server.ending(worker.pid)
+                    self._workers.remove(worker)
+                    worker.connection.close()
+                    if number is None:
+                        continue
+                    self.emit(WorkerDied(worker.number, how, None, function.__name__))
+                    deaths[number] = deaths.get(number, 0) + 1
+                    if deaths[number] > MAX_CALL_DEATHS:
+                        raise WorkerError(
+                            f"workers died {deaths[number]} times in {function.__name__} ({how})",
+                            hint="run the same command again with more --memory or fewer --workers",
+                        )
+                    pending.appendleft(number)
+                elif message[0] == "error":
+                    raise message[1]
+                else:
+                    assert number is not None
+                    done(number, message[1])
+
+    def _hand_out(self, stage: Stage, payload: bytes, pending: deque[Task]) -> None:
+        while pending:
+            worker = self._idle()
+            if worker is None:
+                if len(self._workers) >= self.num_workers:
+                    return
+                worker = self._start()
+            task = pending.popleft()
+            if worker.stage != stage.index:
+                worker.connection.send_bytes(pickle.dumps(("stage", payload)))
+                worker.stage = stage.index
+            worker.connection.send_bytes(pickle.dumps(("task", task)))
+            worker.task = task
+            self.emit(PartitionStarted(stage.index, task.partition.index, worker.number))
+
+    def _bury(self, worker: _Worker, stage: Stage, pending: deque[Task], history: dict[int, _History]) -> None:
+        """Replace a dead worker and decide how to try its partition again."""
+        how = self._server.ending(worker.pid)
+        self._workers.remove(worker)
+        worker.connection.close()
+        task = worker.task
+        if task is None:
+            return
+        first, rows, step = worker.last_mark()
+        index = task.partition.index
+        past = history.setdefault(index, _History())
+        past.deaths += 1
+        name = _step_name(stage, step)
+        self.emit(WorkerDied(worker.number, how, index, name))
+        if past.deaths > MAX_DEATHS or (rows == 0 and past.deaths > 3):
+            raise WorkerError(
+                f"workers died {past.deaths} times over {task.partition.pieces[0].path} in `{name}` ({how})",
+                hint="look for lack of memory (smaller --memory or blocksize), or run with --executor inline to see it happen",
+            )
+        pending.appendleft(next_attempt(task, past.last, (first, rows, step), f"the worker was {how} in `{name}`"))
+        past.last = (first, rows, step)
+
+    # ---------------------------------------------------------------------------------------------------------- workers
+
+    def _start(self) -> _Worker:
+        number = next(self._numbers)
+        marker = self._folder / f"worker-{number}"
+        marker.write_bytes(b"\0" * _MARK.size)
+        pid, connection = self._server.start(str(marker))
+        worker = _Worker(number, pid, connection, marker)
+        self._workers.append(worker)
+        return worker
+
+    def _busy(self) -> bool:
+        return any(worker.task is not None for worker in self._workers)
+
+    def _idle(self) -> _Worker | None:
+        return next((worker for worker in self._workers if worker.task is None), None)
+
+    def _messages(self) -> Iterator[tuple[_Worker, Any]]:
+        """What workers say; None for one whose connection is closed because it is gone."""
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for ready in wait(list(by_connection), timeout=0.2):
+            worker = by_connection[ready]  # type: ignore[index]
+            try:
+                yield worker, pickle.loads(worker.connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                yield worker, None
+        self.memory.sample(self.pids())
+        self.on_tick()
+
+
+def next_attempt(task: Task, last: tuple[int, int, int] | None, now: tuple[int, int, int], how: str) -> Task:
+    """How to try a partition again after a death at (first row, rows, step).
+
+    Once may be chance (killed from outside): simply again. Twice at the same rows: these rows one by one. Twice at the
+    same single row: that row is to blame, and is not tried again.
+    """
+    first, rows, _ = now
+    if last is None or last[:2] != (first, rows):
+        return task
+    if rows == 1:
+        return replace(task, poison={**task.poison, first: how})
+    return replace(task, careful=(first, first + rows))
+
+
+def _step_name(stage: Stage, step: int) -> str:
+    names = [stage.source.name]
+    if stage.fates_of is not None:
+        names.append(stage.fates_of.name)
+    names += [op.name for op in stage.operators]
+    if stage.end is not None:
+        names.append(stage.end.name)
+    return names[step] if step < len(names) else names[-1]
+
+
+# ----------------------------------------------------------------------------------------------------- inside a worker
+
+
+def worker_loop(connection: Connection, marker_path: str) -> None:
+    """Serve the driver until it closes the connection."""
+    with Path(marker_path).open("r+b") as file:
+        marks = mmap.mmap(file.fileno(), _MARK.size)
+    runner: StageRunner | None = None
+
+    def marker(first_row: int, rows: int, step: int) -> None:
+        _MARK.pack_into(marks, 0, first_row, rows, step)
+
+    while True:
+        try:
+            kind, content = pickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            if kind == "stage":
+                if runner is not None:
+                    runner.close()
+                runner = StageRunner(loads(content), marker)
+                continue
+            if kind == "call":
+                function, arguments = loads(content)
+                answer: tuple[str, Any] = ("outcome", function(*arguments))
+            else:
+                assert runner is not None
+                answer = ("outcome", runner.run(content, _progress_over(connection)))
+        except Exception as error:  # noqa: BLE001 - it is raised again in the driver
+            answer = ("error", _portable(error))
+        with suppress(BrokenPipeError):
+            connection.send_bytes(pickle.dumps(answer))
+
+
+def _progress_over(connection: Connection) -> Callable[[int, int], None]:
+    last = time.monotonic()
+
+    def progress(rows: int, num_bytes: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_EVERY_S:
+            last = time.monotonic()
+            connection.send_bytes(pickle.dumps(("progress", rows, num_bytes)))
+
+    return progress
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as the driver raises it; our own as they are, others with the worker's traceback."""
+    if isinstance(error, TamisError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return WorkerError(f"a worker failed: {type(error).__name__}: {error}\n\n{text}")
+
+
+def dumps(value: object) -> bytes:
+    """Pickle, functions of the user's main script by value."""
+    import cloudpickle
+
+    return cloudpickle.dumps(value)
+
+
+def loads(data: bytes) -> Any:
+    """What `dumps` made; only ever bytes that our own driver wrote to our own socket."""
+    return pickle.loads(data)

@@ -1,0 +1,556 @@
+"""The only loop that runs a stage over batches, whichever executor it serves.
+
+    for each partition:
+        Source.read -> [fates of a Gather] -> operators -> Sink | Gather.observe
+             |                  |                 |
+             +---- failed rows -+--- rejects -----+          each file complete before the outcome is told
+
+A row that breaks an operator is isolated by halving the batch until the row stands alone; it then counts as failed, with
+its address and its error, and its neighbours go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import traceback
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Failure, as_array, table_from_rows
+from tamis.errors import OperatorError, SinkError, TamisError
+from tamis.memory import spill
+from tamis.operator import (
+    ALL,
+    Expand,
+    Filter,
+    Function,
+    Gather,
+    Map,
+    Operator,
+    Partition,
+    Reading,
+    Shard,
+    ShardWriter,
+    Sink,
+    Source,
+)
+from tamis.report import Account, OperatorAccount
+from tamis.store import INTERNAL, Store
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operators fused in one worker, from a source to a sink, or to a Gather that observes."""
+
+    index: int
+    name: str
+    source: Source
+    operators: tuple[Operator, ...]
+    end: Sink | Gather | None
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    batch_bytes: int
+    fingerprint: str
+    work: str
+    """Local folder for what passes between stages."""
+    store: Store
+    fates_of: Gather | None = None
+    """The Gather whose decision this stage applies first."""
+    reads_again: bool = False
+    """The source was read by the stage before already: bad rows are accounted for there."""
+    spills_rows: bool = False
+    """The next stage reads the rows from disk and not from the source."""
+    rejects: Sink | None = None
+    on_error: str = "isolate"
+
+
+@dataclass
+class Task:
+    """A partition to run, and what earlier attempts taught: rows that kill, and where to go one by one."""
+
+    partition: Partition
+    poison: dict[int, str] = field(default_factory=dict)
+    """Row number in the partition -> how the worker died on it."""
+    careful: tuple[int, int] | None = None
+    """Rows to process one at a time, to find the one that kills."""
+    gone: frozenset[str] = frozenset()
+    """Addresses of rows that the stage before failed, met again because the source is read again."""
+
+
+@dataclass
+class Outcome:
+    """What became of a partition."""
+
+    shards: list[Shard]
+    account: Account
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Marker(Protocol):
+    """Remembers, outside the process, what it is doing; read by the driver after a death."""
+
+    def __call__(self, first_row: int, rows: int, step: int) -> None: ...
+
+
+def no_marker(first_row: int, rows: int, step: int) -> None:
+    """For executors whose workers cannot die alone."""
+
+
+class StageRunner:
+    """A stage with its operators set up, ready for partitions."""
+
+    def __init__(self, stage: Stage, marker: Marker = no_marker) -> None:
+        self.stage = stage
+        self.marker = marker
+        for step in self._steps():
+            step.setup()
+
+    def _steps(self) -> Iterator[Operator]:
+        yield self.stage.source
+        yield from self.stage.operators
+        if self.stage.end is not None:
+            yield self.stage.end
+
+    def close(self) -> None:
+        for step in self._steps():
+            step.close()
+
+    def run(self, task: Task, progress: Callable[[int, int], None]) -> Outcome:
+        """Process one partition; its files are complete and in place when this returns."""
+        with _PartitionRun(self.stage, task, self.marker, progress) as run:
+            try:
+                return run.all()
+            except OSError as error:
+                if _disk_full(error):
+                    raise SinkError(
+                        f"the disk is full while writing {self.stage.store.root}",
+                        hint="make room and run the same command again: what is committed is kept",
+                    ) from error
+                raise
+
+
+class _PartitionRun:
+    """The state of one partition on its way through a stage."""
+
+    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Callable[[int, int], None]) -> None:
+        self.stage, self.task, self.marker, self.progress = stage, task, marker, progress
+        self.partition = task.partition
+        self.stem = spill.stem(self.partition.index)
+        self.scratch = stage.store.scratch() / f"{os.getpid()}-{stage.index}-{self.stem}"
+        self.account = Account(operators=[OperatorAccount(stage.source.name, "source")])
+        if stage.fates_of is not None:
+            self.account.operators.append(OperatorAccount(stage.fates_of.name, "gather"))
+        self.first_operator = len(self.account.operators)
+        self.account.operators += [OperatorAccount(op.name, op.kind) for op in stage.operators]
+        if stage.end is not None:
+            self.account.operators.append(OperatorAccount(stage.end.name, stage.end.kind))
+        self.ordinal = 0  # rows read so far
+        self.fated = 0  # rows whose fate was looked up so far
+        self.fates: tuple[np.ndarray, pa.Array] | None = None
+        self.observed = 0  # rows handed to the Gather at the end so far
+        self.failures: list[dict[str, Any]] = []
+        self.rejects: ShardWriter | None = None
+        self.sink: ShardWriter | None = None
+        self.facts: spill.SpillWriter | None = None
+        self.spilled: spill.SpillWriter | None = None
+        self.step = 0
+
+    def __enter__(self) -> _PartitionRun:
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for file in sorted(self.scratch.iterdir()):
+            file.unlink()
+        self.scratch.rmdir()
+
+    # ---------------------------------------------------------------------------------------------- from read to commit
+
+    def all(self) -> Outcome:
+        began = time.perf_counter()
+        self._open_end()
+        for batch in self._read():
+            self._run_batch(batch)
+            self.progress(self.ordinal, self.account.num_bytes)
+        outcome = self._finish()
+        self.account.seconds = time.perf_counter() - began
+        if not self.account.balances:
+            raise TamisError(f"the account of {self.stem} does not balance: {self.account}")
+        return outcome
+
+    def _open_end(self) -> None:
+        end = self.stage.end
+        if isinstance(end, Sink):
+            self.sink = end.open(self.scratch, self.stem, self.stage.schema)
+        elif isinstance(end, Gather):
+            self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts.arrow")
+            if self.stage.spills_rows:
+                self.spilled = spill.SpillWriter(self.scratch / f"{self.stem}.rows.arrow")
+
+    def _read(self) -> Iterator[Batch]:
+        stage, mine = self.stage, self.account.operators[0]
+        reading = Reading(stage.columns, stage.schema, stage.batch_bytes, self._bad_row)
+        batches = iter(stage.source.read(self.partition, reading))
+        while True:
+            self.marker(self.ordinal, 0, 0)
+            began = time.perf_counter()
+            batch = next(batches, None)
+            mine.seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            mine.rows_in += len(batch)
+            mine.rows_out += len(batch)
+            mine.num_bytes += batch.num_bytes
+            self.account.read += len(batch)
+            self.account.num_bytes += batch.num_bytes
+            yield batch
+
+    def _bad_row(self, failure: Failure) -> None:
+        if self.stage.reads_again:
+            return
+        self.account.read += failure.rows
+        source = self.account.operators[0]
+        source.rows_in += failure.rows
+        source.failed += failure.rows
+        self._note_failure(failure)
+
+    def _run_batch(self, batch: Batch) -> None:
+        first, size = self.ordinal, len(batch)
+        self.ordinal += size
+        numbers = np.arange(first, first + size)
+        batch, numbers = self._apply_fates(batch, numbers)
+        if self.task.poison and len(batch):
+            sick = np.isin(numbers, list(self.task.poison))
+            for row in np.flatnonzero(sick):
+                self._fail_row(batch, int(row), min(1, len(self.account.operators) - 1), self.task.poison[int(numbers[row])])
+            batch, numbers = batch.select(~sick), numbers[~sick]
+        careful = self.task.careful
+        if careful and first < careful[1] and first + size > careful[0]:
+            for row, number in enumerate(numbers):
+                self._run_rows(batch.select(slice(row, row + 1)), int(number), 1)
+        else:
+            self._run_rows(batch, first, size)
+
+    def _run_rows(self, batch: Batch, first: int, size: int) -> None:
+        for index, op in enumerate(self.stage.operators):
+            if not len(batch):
+                return
+            self.step = self.first_operator + index
+            self.marker(first, size, self.step)
+            batch = self._timed(self.step, batch, lambda part, op=op: self._apply(op, part))
+        if len(batch):
+            self.step = len(self.account.operators) - 1
+            self.marker(first, size, self.step)
+            self._hand_on(batch)
+
+    def _hand_on(self, batch: Batch) -> None:
+        if self.facts is not None:
+            batch = self._timed(self.step, batch, self._observe)
+            self.account.kept += len(batch)
+            return
+        if self.sink is not None:
+            mine = self.account.operators[self.step]
+            began = time.perf_counter()
+            self.sink.write(batch.table)
+            mine.seconds += time.perf_counter() - began
+            mine.rows_in += len(batch)
+            mine.rows_out += len(batch)
+            mine.num_bytes += batch.num_bytes
+        self.account.kept += len(batch)
+
+    def _finish(self) -> Outcome:
+        shards: list[Shard] = []
+        extra: dict[str, Any] = {}
+        store = self.stage.store
+        if self.sink is not None:
+            began = time.perf_counter()
+            for shard in self.sink.close():
+                store.publish(self.scratch / shard.name, shard.name)
+                shards.append(shard)
+            self.account.operators[-1].seconds += time.perf_counter() - began
+        if self.rejects is not None:
+            for shard in self.rejects.close():
+                shards.append(self._publish_side(shard, "rejects"))
+        if self.failures:
+            shard = spill.write_failures(self.scratch / f"{self._side_stem()}.failed.jsonl", self.failures)
+            shards.append(self._publish_side(shard, "failed"))
+        if self.facts is not None:
+            gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
+            extra = {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
+        return Outcome(shards, self.account, extra)
+
+    def _side_stem(self) -> str:
+        return f"{self.stem}-stage-{self.stage.index}"
+
+    def _publish_side(self, shard: Shard, folder: str) -> Shard:
+        name = f"{INTERNAL}/{folder}/{shard.name}"
+        name = name.replace(".failed.", ".")
+        self.stage.store.publish(self.scratch / shard.name, name)
+        return Shard(name, shard.rows, shard.size)
+
+    def _publish_spill(self) -> list[str]:
+        names = []
+        work = Path(self.stage.work)
+        work.mkdir(parents=True, exist_ok=True)
+        for writer in (self.facts, self.spilled):
+            for file in writer.close() if writer is not None else []:
+                file.replace(work / file.name)
+                names.append(file.name)
+        return names
+
+    # -------------------------------------------------------------------------------------------- one operator, one batch
+
+    def _timed(self, step: int, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch:
+        mine = self.account.operators[step]
+        began = time.perf_counter()
+        result = self._isolating(step, batch, apply)
+        mine.seconds += time.perf_counter() - began
+        mine.rows_in += len(batch)
+        mine.rows_out += len(result)
+        mine.num_bytes += batch.num_bytes
+        return result
+
+    def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch:
+        """`apply(batch)`; if that fails, each half apart, down to the single row that is to blame."""
+        try:
+            return apply(batch)
+        except OperatorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of an operator belongs to the row that caused it
+            if self.stage.on_error == "raise" or _disk_full(error):
+                raise
+            if len(batch) == 1:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"{type(error).__name__}: {error}".strip()
+                self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
+                return batch.select(slice(0, 0))
+        middle = len(batch) // 2
+        halves = [
+            self._isolating(step, batch.select(slice(0, middle)), apply),
+            self._isolating(step, batch.select(slice(middle, None)), apply),
+        ]
+        halves = [half for half in halves if len(half)] or halves[:1]
+        return halves[0] if len(halves) == 1 else Batch.concat(halves)
+
+    def _apply(self, op: Operator, batch: Batch) -> Batch:
+        if isinstance(op, Filter):
+            return self._filter(op, batch)
+        if isinstance(op, Map):
+            columns = {name: as_array(values) for name, values in op.apply(_view(op, batch)).items()}
+            _check_lengths(op, columns, len(batch))
+            return batch.with_columns(columns)
+        if isinstance(op, Expand):
+            return self._expand(op, batch)
+        if isinstance(op, Function):
+            return self._call_batch(op, batch) if op.batch_wise else self._call_rows(op, batch)
+        raise AssertionError(f"the worker does not know the kind of {op!r}")
+
+    def _filter(self, op: Filter, batch: Batch) -> Batch:
+        scores = {name: as_array(values) for name, values in op.score(_view(op, batch)).items()}
+        _check_lengths(op, scores, len(batch))
+        if op.score_only:
+            names = op.score_columns()
+            return batch.with_columns({names.get(name, name): values for name, values in scores.items()})
+        keep = np.ones(len(batch), dtype=np.bool_)
+        verdicts: list[tuple[str, np.ndarray]] = []
+        for rule in op.rules():
+            for reason, broken in rule.verdicts(scores[rule.score]):
+                broken &= keep  # the first rule a row breaks is its reason
+                if broken.any():
+                    verdicts.append((reason, broken))
+                    keep &= ~broken
+        return self._drop(batch, keep, verdicts)
+
+    def _drop(self, batch: Batch, keep: np.ndarray, verdicts: list[tuple[str, np.ndarray]], step: int | None = None) -> Batch:
+        if not verdicts:
+            return batch
+        mine = self.account.operators[self.step if step is None else step]
+        for reason, mask in verdicts if self.stage.rejects is not None else []:
+            self._reject(batch.select(mask), mine.name, reason)
+        for reason, mask in verdicts:
+            mine.dropped[reason] = mine.dropped.get(reason, 0) + int(np.count_nonzero(mask))
+        return batch.select(keep)
+
+    def _reject(self, batch: Batch, step: str, reason: str) -> None:
+        if self.rejects is None:
+            assert self.stage.rejects is not None
+            self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
+        addresses = [batch.origin.address(row) for row in range(len(batch))]
+        marks = {"reason": pa.array([reason] * len(batch)), "step": pa.array([step] * len(batch)), "address": addresses}
+        self.rejects.write(batch.with_columns({f"_{name}": as_array(values) for name, values in marks.items()}).table)
+
+    def _expand(self, op: Expand, batch: Batch) -> Batch:
+        table, parents = op.expand(_view(op, batch))
+        if len(parents) != table.num_rows:
+            raise OperatorError(f"`{op.name}` made {table.num_rows} rows but named the origin of {len(parents)}")
+        return self._grown(op.name, batch, parents, {n: as_array(table.column(n)) for n in table.column_names})
+
+    def _grown(self, name: str, batch: Batch, parents: np.ndarray, columns: dict[str, pa.Array]) -> Batch:
+        """`batch` with each row replaced by its children, childless rows dropped with a reason."""
+        children = np.bincount(parents, minlength=len(batch)) if len(parents) else np.zeros(len(batch), np.int64)
+        childless = children == 0
+        self.account.operators[self.step].created += int((children[~childless] - 1).sum())
+        grown = batch.select(np.asarray(parents, dtype=np.int64))
+        grown = Batch(grown.table, grown.origin).with_columns(columns)
+        if childless.any():
+            self._drop(batch, ~childless, [(f"{name}: nothing left", childless)])
+        return grown
+
+    def _call_batch(self, op: Function, batch: Batch) -> Batch:
+        result = op.function(batch)
+        if isinstance(result, Batch):
+            result = result.table
+        if isinstance(result, pa.Table):
+            result = {name: result.column(name) for name in result.column_names}
+        if isinstance(result, dict):
+            columns = {name: as_array(values) for name, values in result.items()}
+            _check_lengths(op, columns, len(batch))
+            return batch.with_columns(columns)
+        keep = as_array(result)
+        if not pa.types.is_boolean(keep.type) or len(keep) != len(batch):
+            raise OperatorError(
+                f"`{op.name}` returned {type(result).__name__}",
+                hint="a batch-wise function returns a mapping of columns, or one boolean per row",
+            )
+        mask = np.asarray(keep.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+        return self._drop(batch, mask, [(op.reason or f"not {op.name}", ~mask)] if not mask.all() else [])
+
+    def _call_rows(self, op: Function, batch: Batch) -> Batch:
+        parents: list[int] = []
+        rows: list[dict[str, Any]] = []
+        keep = np.ones(len(batch), dtype=np.bool_)
+        changed = False
+        for number, row in enumerate(batch.rows()):
+            result = op.function(dict(row))
+            if result is True or result is False:
+                keep[number] = result
+                children = [row] if result else []
+            elif isinstance(result, dict):
+                changed = True
+                children = [row | result]
+            elif isinstance(result, list):
+                changed = True
+                children = [row | child for child in result]
+            else:
+                raise TypeError(
+                    f"{op.name} returned {type(result).__name__}; a row-wise function returns a dict, True, False or a list of dicts"
+                )
+            parents += [number] * len(children)
+            rows += children
+        if not changed:
+            return self._drop(batch, keep, [(op.reason or f"not {op.name}", ~keep)] if not keep.all() else [])
+        refused = ~keep
+        reason = op.reason or f"not {op.name}"
+        if refused.any():
+            kept_numbers = np.cumsum(keep) - 1
+            batch = self._drop(batch, keep, [(reason, refused)])
+            parents = [int(kept_numbers[parent]) for parent in parents]
+        table = _like(table_from_rows(rows), batch.table.schema)
+        return self._grown(op.name, batch, np.asarray(parents, dtype=np.int64), {n: table.column(n) for n in table.column_names})
+
+    # ------------------------------------------------------------------------------------------------------- gathering
+
+    def _observe(self, batch: Batch) -> Batch:
+        gather = self.stage.end
+        assert isinstance(gather, Gather)
+        assert self.facts is not None
+        facts = {name: as_array(values) for name, values in gather.observe(_view(gather, batch)).items()}
+        _check_lengths(gather, facts, len(batch))
+        self.facts.write(pa.table(facts))
+        if self.spilled is not None:
+            spill.write_rows(self.spilled, batch)
+        self.observed += len(batch)
+        return batch
+
+    def _apply_fates(self, batch: Batch, numbers: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Drop what the Gather before this stage decided against; rows that failed there are known already."""
+        if self.stage.fates_of is None:
+            return batch, numbers
+        if self.task.gone:
+            known = np.array([batch.origin.address(row) in self.task.gone for row in range(len(batch))], dtype=np.bool_)
+            self.account.read -= int(np.count_nonzero(known))
+            self.account.operators[0].rows_in -= int(np.count_nonzero(known))
+            self.account.operators[0].rows_out -= int(np.count_nonzero(known))
+            batch, numbers = batch.select(~known), numbers[~known]
+        if self.fates is None:
+            before = Path(self.stage.work).parent / f"stage-{self.stage.index - 1}"
+            self.fates = spill.read_fates(before, self.partition.index)
+        began = time.perf_counter()
+        here = slice(self.fated, self.fated + len(batch))
+        self.fated += len(batch)
+        drop, reasons = self.fates[0][here], self.fates[1][here]
+        verdicts = []
+        if drop.any():
+            for reason in dict.fromkeys(reasons.filter(pa.array(drop)).to_pylist()):
+                same = pc.fill_null(pc.equal(reasons, reason), reason is None).to_numpy(zero_copy_only=False)
+                verdicts.append((str(reason), drop & same))
+        mine = self.account.operators[1]
+        mine.rows_in += len(batch)
+        batch, numbers = self._drop(batch, ~drop, verdicts, step=1), numbers[~drop]
+        mine.rows_out += len(batch)
+        mine.seconds += time.perf_counter() - began
+        return batch, numbers
+
+    # ---------------------------------------------------------------------------------------------------------- failures
+
+    def _fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
+        mine = self.account.operators[step]
+        mine.failed += 1
+        values = batch.select(slice(row, row + 1)).rows()
+        self._note_failure(Failure(batch.origin.address(row), mine.name, error, values[0] if values else None))
+
+    def _note_failure(self, failure: Failure) -> None:
+        row: object = failure.row
+        if isinstance(row, bytes):
+            try:
+                row = row.decode()
+            except UnicodeDecodeError:
+                row = {"base64": b64encode(row).decode()}
+        entry = {"address": failure.address, "step": failure.step, "error": failure.error, "row": row}
+        if failure.rows != 1:
+            entry["rows"] = failure.rows
+        self.failures.append(entry)
+
+
+def _disk_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _view(op: Operator, batch: Batch) -> Batch:
+    """What an operator is handed: the columns it declared, under the names it knows."""
+    names = op.real_names()
+    if ALL in names:
+        return batch
+    missing = [real for real in names.values() if real not in batch]
+    if missing:
+        # Rows of one file may lack a column that others have; to an operator that is a null, not an error.
+        batch = batch.with_columns({name: pa.nulls(len(batch), pa.string()) for name in missing})
+    return batch.view(names)
+
+
+def _check_lengths(op: Operator, columns: dict[str, pa.Array], rows: int) -> None:
+    for name, values in columns.items():
+        if len(values) != rows:
+            raise OperatorError(f"`{op.name}` returned {len(values)} values of `{name}` for {rows} rows")
+
+
+def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table`, made of Python rows, with the types its columns had before they became Python."""
+    for number, column in enumerate(table.schema):
+        known = schema.field(column.name).type if column.name in schema.names else None
+        if known is not None and known != column.type:
+            try:
+                table = table.set_column(number, column.name, table.column(column.name).cast(known))
+            except pa.ArrowInvalid:
+                continue  # the function changed the type on purpose
+    return table
+

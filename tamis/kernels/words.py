@@ -1,0 +1,627 @@
+"""Words in UTF-8: where they begin and end, and what they are made of.
+
+Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1) and the property tables POINTS and KINDS of
+`unicode_tables`. Positions are bytes; lengths called `chars` are code points. A byte that does not decode
+counts as one character without properties, so that no input makes a kernel read outside its row.
+
+    mode WHITESPACE   runs of non-spaces, as str.split()
+         AUTO         the same, and each letter of a script without spaces begins a word
+         CHARACTERS   the same, and each letter or digit of any script begins a word
+         UNICODE      segments of UAX #29 that hold a letter or a digit
+"""
+# mypy: disallow-untyped-defs=False, disallow-any-expr=False
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from tamis.kernels.unicode_tables import (
+    ALPHANUMERIC,
+    DIGIT,
+    KINDS,
+    LETTER,
+    MARK,
+    MARKER,
+    NUMBER,
+    PICTOGRAPH,
+    PUNCTUATION,
+    SPACE,
+    UNSPACED,
+    UPPER,
+    WB_ALETTER,
+    WB_CR,
+    WB_DOUBLE_QUOTE,
+    WB_EXTEND,
+    WB_EXTENDNUMLET,
+    WB_FORMAT,
+    WB_HEBREW_LETTER,
+    WB_KATAKANA,
+    WB_LF,
+    WB_MIDLETTER,
+    WB_MIDNUM,
+    WB_MIDNUMLET,
+    WB_NEWLINE,
+    WB_NUMERIC,
+    WB_REGIONAL_INDICATOR,
+    WB_SINGLE_QUOTE,
+    WB_WSEGSPACE,
+    WB_ZWJ,
+)
+
+WHITESPACE, AUTO, CHARACTERS, UNICODE = 0, 1, 2, 3
+
+WORD_FIELDS = (
+    "words", "chars", "longest", "alphabetic", "plain", "plain_chars", "symbols", "marked",
+    "listed", "listed_exact", "listed_distinct", "median_twice",
+)  # fmt: skip
+"""Rows of the output of `measure_words`; see there."""
+
+BLOCK = 4096
+EDGES = 2 * BLOCK + 8
+"""How many bytes `find_block` looks at in one go: its results stay in the nearest cache."""
+_FIELD = 10  # bits
+_SPACE_BIT = 63
+_ALPHANUMERIC_FIELDS = np.uint64((2**20 - 1) << _FIELD)
+
+
+def _pack(flags):
+    """What one character adds to the packed counts of a word: characters, letters, digits, ..."""
+    fields = (-1, LETTER, DIGIT | NUMBER, PUNCTUATION, MARKER, UPPER)
+    total = np.zeros(len(flags), np.uint64)
+    for index, mask in enumerate(fields):
+        total += ((flags.astype(np.int64) & mask != 0) | (mask == -1)).astype(np.uint64) << np.uint64(_FIELD * index)
+    return total | (flags & SPACE).astype(np.uint64) << np.uint64(_SPACE_BIT)
+
+
+PACKS = np.concatenate([_pack(KINDS[:128]), np.zeros(128, np.uint64), _pack(KINDS[128:])])
+"""Packed counts of each byte (of ASCII), then of each class."""
+PACKS.flags.writeable = False
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_SPREAD = np.uint64(0xD6E8FEB86659FD93)  # an odd constant with well spread bits
+_HALF = np.uint64(32)
+_MASKS = np.array(
+    [(1 << 8 * min(size, 8)) - 1 for size in range(17)] + [(1 << 8 * max(size - 8, 0)) - 1 for size in range(17)],
+    np.uint64,
+)  # which bytes of the first and of the second eight belong to a span of 0 to 16
+_HISTOGRAM = 1024
+
+
+@intrinsic
+def load64(typingctx, data, at):
+    """Eight bytes of a uint8 array as one uint64, at any alignment; the caller stays inside the array."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(data, types.int64), generate
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def mix(state, word):
+    """Fold a uint64 into a uint64 state; for one state, different words give different results."""
+    value = (state ^ word) * _MIX
+    value ^= value >> _HALF
+    value *= _SPREAD
+    return value ^ (value >> _HALF)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def tail64(data, at, stop):
+    """The bytes of a span of at most 8, as a uint64."""
+    size = stop - at
+    if at + 8 <= len(data):
+        word = load64(data, at)
+        if size < 8:
+            word &= (np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)
+        return word
+    word = np.uint64(0)
+    for index in range(size):
+        word |= np.uint64(data[at + index]) << np.uint64(8 * index)
+    return word
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def hash_span(data, start, stop):
+    """A 64-bit hash of the bytes from start to stop; equal bytes, equal hash, in every process."""
+    size = stop - start
+    if size <= 16 and start + 16 <= len(data):  # most words, without a branch on their size
+        state = mix(np.uint64(size) * _SPREAD, load64(data, start) & _MASKS[size])
+        return mix(state, load64(data, start + 8) & _MASKS[size + 17])
+    return _hash_long(data, start, stop)
+
+
+@njit(nogil=True, cache=True)
+def _hash_long(data, start, stop):
+    state = np.uint64(stop - start) * _SPREAD
+    at = start
+    while at + 8 < stop:
+        state = mix(state, load64(data, at))
+        at += 8
+    state = mix(state, tail64(data, at, stop))
+    return mix(state, np.uint64(0)) if stop - start <= 8 else state
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def lower8(word):
+    """Eight bytes with A-Z read as a-z, other bytes as they are."""
+    low = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    above_at = low + np.uint64(0x3F3F3F3F3F3F3F3F)  # high bit where byte >= 'A'
+    above_z = low + np.uint64(0x2525252525252525)  # high bit where byte > 'Z'
+    upper = above_at & ~above_z & ~word & np.uint64(0x8080808080808080)
+    return word | (upper >> np.uint64(2))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def hash_lowered(data, start, stop):
+    """A hash of a span with A-Z read as a-z."""
+    state = np.uint64(stop - start) * _SPREAD
+    at = start
+    while at + 8 < stop:
+        state = mix(state, lower8(load64(data, at)))
+        at += 8
+    return mix(state, lower8(tail64(data, at, stop)))
+
+
+@njit(nogil=True, cache=True)
+def hash_words(data, offsets, out):
+    """out[i] = the lowered hash of row i; uint64."""
+    for row in range(len(offsets) - 1):
+        out[row] = hash_lowered(data, offsets[row], offsets[row + 1])
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def decode(data, at, end):
+    """(code point, position after it)."""
+    byte = np.int64(data[at])
+    if byte < 0x80:
+        return byte, at + 1
+    if 0xE0 <= byte < 0xF0 and at + 2 < end:
+        return (byte & 15) << 12 | (np.int64(data[at + 1]) & 63) << 6 | (np.int64(data[at + 2]) & 63), at + 3
+    if 0xC0 <= byte < 0xE0 and at + 1 < end:
+        return (byte & 31) << 6 | (np.int64(data[at + 1]) & 63), at + 2
+    if 0xF0 <= byte < 0xF5 and at + 3 < end:
+        point = (byte & 7) << 18 | (np.int64(data[at + 1]) & 63) << 12
+        point |= (np.int64(data[at + 2]) & 63) << 6 | (np.int64(data[at + 3]) & 63)
+        return min(point, 0x10FFFF), at + 4
+    return 0xFFFD, at + 1
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def class_of(point, points):
+    return np.int64(points[4608 + (np.int64(points[256 + (point >> 8)]) << 8 | (point & 255))])
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def flags_of(point, points, kinds):
+    return np.int64(kinds[128 + class_of(point, points)])
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def break_of(point, points):
+    return np.int64(points[class_of(point, points)])
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _is_letter(kind):
+    return kind == WB_ALETTER or kind == WB_HEBREW_LETTER
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _is_ignored(kind):
+    return kind == WB_EXTEND or kind == WB_FORMAT or kind == WB_ZWJ
+
+
+@njit(nogil=True, cache=True)
+def _peek(data, at, end, points):
+    """The Word_Break value of the next character that WB4 does not ignore, or -1."""
+    while at < end:
+        point, at = decode(data, at, end)
+        kind = break_of(point, points)
+        if not _is_ignored(kind):
+            return kind
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def next_break(data, at, end, points, kinds):
+    """The end of the UAX #29 word segment that begins at `at`."""
+    point, at = decode(data, at, end)
+    kind = break_of(point, points)
+    if kind == WB_CR:
+        return at + 1 if at < end and data[at] == 10 else at
+    if kind == WB_LF or kind == WB_NEWLINE:
+        return at
+    last, before, raw = kind, np.int64(-1), kind
+    regional = 1 if kind == WB_REGIONAL_INDICATOR else 0
+    while at < end:
+        point, after = decode(data, at, end)
+        cls = class_of(point, points)
+        kind = np.int64(points[cls])
+        if kind == WB_CR or kind == WB_LF or kind == WB_NEWLINE:
+            return at
+        if _is_ignored(kind):
+            raw, at = kind, after
+            continue
+        letter = _is_letter(kind)
+        joined = False
+        if raw == WB_ZWJ and kinds[128 + cls] & PICTOGRAPH:  # WB3c
+            joined = True
+        elif kind == WB_WSEGSPACE:  # WB3d
+            joined = raw == WB_WSEGSPACE
+        elif letter:  # WB5, WB7, WB7c, WB10, WB13b
+            joined = _is_letter(last) or last == WB_NUMERIC or last == WB_EXTENDNUMLET
+            if last == WB_MIDLETTER or last == WB_MIDNUMLET or last == WB_SINGLE_QUOTE:
+                joined = _is_letter(before)
+            elif last == WB_DOUBLE_QUOTE:
+                joined = before == WB_HEBREW_LETTER and kind == WB_HEBREW_LETTER
+        elif kind == WB_NUMERIC:  # WB8, WB9, WB11, WB13b
+            joined = last == WB_NUMERIC or _is_letter(last) or last == WB_EXTENDNUMLET
+            if last == WB_MIDNUM or last == WB_MIDNUMLET or last == WB_SINGLE_QUOTE:
+                joined = before == WB_NUMERIC
+        elif kind == WB_KATAKANA:  # WB13, WB13b
+            joined = last == WB_KATAKANA or last == WB_EXTENDNUMLET
+        elif kind == WB_EXTENDNUMLET:  # WB13a
+            joined = _is_letter(last) or last == WB_NUMERIC or last == WB_KATAKANA or last == WB_EXTENDNUMLET
+        elif kind == WB_REGIONAL_INDICATOR:  # WB15, WB16
+            joined = last == WB_REGIONAL_INDICATOR and regional % 2 == 1
+            regional += 1
+        elif _is_letter(last):
+            if kind == WB_SINGLE_QUOTE and last == WB_HEBREW_LETTER:  # WB7a
+                joined = True
+            elif kind == WB_MIDLETTER or kind == WB_MIDNUMLET or kind == WB_SINGLE_QUOTE:  # WB6
+                joined = _is_letter(_peek(data, after, end, points))
+            elif kind == WB_DOUBLE_QUOTE and last == WB_HEBREW_LETTER:  # WB7b
+                joined = _peek(data, after, end, points) == WB_HEBREW_LETTER
+        elif last == WB_NUMERIC and (kind == WB_MIDNUM or kind == WB_MIDNUMLET or kind == WB_SINGLE_QUOTE):  # WB12
+            joined = _peek(data, after, end, points) == WB_NUMERIC
+        if not joined:
+            return at
+        before, last, raw, at = last, kind, kind, after
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _next_unicode_word(data, at, end, points, kinds):
+    while at < end:
+        byte = data[at]
+        if byte < 128 and kinds[byte] & SPACE:
+            at += 1
+            continue
+        start = at
+        while at < end and data[at] < 128 and kinds[data[at]] & ALPHANUMERIC:
+            at += 1
+        if at == start or (at < end and (data[at] >= 128 or not kinds[data[at]] & SPACE)):
+            at = next_break(data, start, end, points, kinds)
+        flags = np.int64(0)
+        chars = 0
+        each = start
+        while each < at:
+            point, each = decode(data, each, at)
+            flags |= flags_of(point, points, kinds)
+            chars += 1
+        if flags & ALPHANUMERIC:
+            return start, at, chars, flags
+    return end, end, 0, np.int64(0)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def next_word(data, at, end, mode, points, kinds):
+    """(start, stop, chars, flags) of the next word; start == stop when there is none."""
+    if mode == UNICODE:
+        return _next_unicode_word(data, at, end, points, kinds)
+    while at < end:
+        byte = data[at]
+        if byte < 128:
+            if not kinds[byte] & SPACE:
+                break
+            at += 1
+        else:
+            point, after = decode(data, at, end)
+            if not flags_of(point, points, kinds) & SPACE:
+                break
+            at = after
+    start = at
+    continuation = 0
+    flags = np.int64(0)
+    ends = np.int64(SPACE)
+    singles = np.int64(0)
+    if mode == AUTO:
+        singles = np.int64(UNSPACED)
+    elif mode == CHARACTERS:
+        singles = np.int64(ALPHANUMERIC)
+    while at < end:
+        byte = data[at]
+        after = at + 1
+        if byte < 128:
+            found = np.int64(kinds[byte])
+        else:
+            point, after = decode(data, at, end)
+            found = flags_of(point, points, kinds)
+        if found & ends:
+            break
+        if found & singles:
+            if flags & ALPHANUMERIC:
+                break
+            ends |= ALPHANUMERIC
+        flags |= found
+        continuation += after - at - 1
+        at = after
+    return start, at, at - start - continuation, flags
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts):
+    """`find_block` for text split by spaces, without a branch per word as long as the bytes are ASCII.
+
+    Every position is written down as the next edge, and stays only if a word begins or ends there. A letter with a
+    flag in `singles` begins a word unless no letter or digit came before it in this one, and the next letter or digit
+    begins another.
+    """
+    first = at
+    limit = min(end, at + BLOCK)
+    found = 0
+    total = np.uint64(0)
+    outside = np.uint64(1)
+    while at < limit:
+        byte = data[at]
+        if byte < 128:
+            pack = packs[byte]
+            edges[found] = at
+            counts[found] = total
+            total += pack
+            space = pack >> np.uint64(_SPACE_BIT)
+            found += space != outside
+            outside = space
+            at += 1
+            continue
+        point, after = decode(data, at, end)
+        cls = class_of(point, points)
+        pack = packs[256 + cls]
+        space = pack >> np.uint64(_SPACE_BIT)
+        if space != outside:
+            edges[found], counts[found] = at, total
+            found += 1
+            outside = space
+        elif kinds[128 + cls] & singles and (total - counts[found - 1]) & _ALPHANUMERIC_FIELDS:
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = at, total, at, total
+            found += 2
+        total += pack
+        at = after
+        if kinds[128 + cls] & singles:
+            flags = np.int64(SPACE)
+            while at < end:
+                point, after = decode(data, at, end)
+                cls = class_of(point, points)
+                flags = np.int64(kinds[128 + cls])
+                if flags & (SPACE | ALPHANUMERIC):
+                    break
+                total += packs[256 + cls]
+                at = after
+            if at < end and not flags & SPACE:
+                edges[found], counts[found], edges[found + 1], counts[found + 1] = at, total, at, total
+                found += 2
+    if outside == 0:
+        edges[found], counts[found] = at, total
+        if at >= end:
+            return found + 1, at
+        at = edges[found - 1]
+        found -= 1
+        if at == first:  # one word fills the block
+            _, at, _, _ = next_word(data, first, end, AUTO if singles else WHITESPACE, points, kinds)
+            edges[1] = at
+            return 2, at
+    return found, at
+
+
+@njit(nogil=True, cache=True)
+def _find_other_block(data, at, end, mode, points, kinds, packs, edges, counts):
+    limit = min(end, at + BLOCK)
+    found = 0
+    total = np.uint64(0)
+    while at < limit:
+        start, at, _, _ = next_word(data, at, end, mode, points, kinds)
+        if start == at:
+            break
+        edges[found], counts[found] = start, total
+        each = start
+        while each < at:
+            byte = data[each]
+            if byte < 128:
+                total += packs[byte]
+                each += 1
+            else:
+                point, each = decode(data, each, at)
+                total += packs[256 + class_of(point, points)]
+        edges[found + 1], counts[found + 1] = at, total
+        found += 2
+    return found, at
+
+
+@njit(nogil=True, cache=True)
+def count_span(data, start, stop, points, kinds):
+    """(characters, flags) of a span."""
+    chars = 0
+    flags = np.int64(0)
+    while start < stop:
+        point, start = decode(data, start, stop)
+        flags |= flags_of(point, points, kinds)
+        chars += 1
+    return chars, flags
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
+    """Find the words of the next few kilobytes: (number of edges, position to go on from).
+
+    Word i begins at edges[2 i] and ends at edges[2 i + 1] (int64); counts (uint64) holds at each edge the packed
+    counts up to there, see `chars_between`. Both have room for EDGES.
+    """
+    if mode == WHITESPACE or mode == AUTO:
+        singles = np.int64(UNSPACED) if mode == AUTO else np.int64(0)
+        return _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts)
+    return _find_other_block(data, at, end, mode, points, kinds, packs, edges, counts)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def chars_between(data, start, stop, low, high, points, kinds):
+    """The characters of a word from its packed counts, or counted again where those may have overflowed."""
+    if stop - start < 1 << _FIELD:
+        return np.int64((high - low) & np.uint64((1 << _FIELD) - 1))
+    return count_span(data, start, stop, points, kinds)[0]
+
+
+@njit(nogil=True, cache=True)
+def find_words(data, offsets, mode, points, kinds, packs, starts, stops):
+    """Write the words of all rows to starts and stops (int64), if these are not empty, and return how many there are."""
+    edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    words = 0
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        while at < end:
+            found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
+            for index in range(0, found, 2):
+                if len(starts):
+                    starts[words], stops[words] = edges[index], edges[index + 1]
+                words += 1
+    return words
+
+
+@njit(nogil=True, cache=True)
+def find_breaks(data, offsets, points, kinds, breaks):
+    """Write the ends of all UAX #29 segments of all rows to breaks (int64) and return how many there are."""
+    count = 0
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        while at < end:
+            at = next_break(data, at, end, points, kinds)
+            breaks[count] = at
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
+    """Whether a word is an ellipsis mark ("...", "[...]", "(...)", the character, "[.]" with it) or mostly '#'."""
+    if markers:
+        hashes = 0
+        for at in range(start, stop):
+            if data[at] == 35:
+                hashes += 1
+        if 2 * hashes > chars:
+            return True
+    if alphanumerics:
+        return False
+    first, last = data[start], data[stop - 1]
+    if stop - start >= 5 and ((first == 91 and last == 93) or (first == 40 and last == 41)):
+        start, stop = start + 1, stop - 1
+    if stop - start != 3:
+        return False
+    dots = data[start] == 46 and data[start + 1] == 46 and data[start + 2] == 46
+    glyph = data[start] == 0xE2 and data[start + 1] == 0x80 and data[start + 2] == 0xA6
+    arrow = data[start] == 45 and data[start + 1] == 0xC2 and data[start + 2] == 0xBB
+    return dots or glyph or arrow
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def find_slot(keys, key):
+    """Where `key` is or belongs in an open-addressing table of uint64 whose length is a power of two; 0 is empty."""
+    mask = len(keys) - 1
+    slot = np.int64(key & np.uint64(mask))
+    while keys[slot] != 0 and keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(nogil=True, cache=True)
+def fill_table(keys, hashes):
+    for key in hashes:
+        keys[find_slot(keys, key)] = key
+
+
+@njit(nogil=True, cache=True)
+def measure_words(data, offsets, mode, points, kinds, packs, keys, shortest, longest, out):
+    """Per row, in the order of WORD_FIELDS; out int64[fields, rows].
+
+    words          how many                          chars        their characters
+    longest        characters of the longest         alphabetic   words with a letter
+    plain          words not all punctuation,        plain_chars  their characters
+                   symbols and controls
+    symbols        words that are an ellipsis mark   marked       words with a '#' or an ellipsis character
+                   or mostly '#'
+    listed         words in the table `keys`, A-Z    listed_exact the same, in lower case in the text
+                   read as a-z
+    listed_distinct  different ones of the latter    median_twice twice the median length, lengths above
+                                                                  1023 taken as 1023
+
+    keys: hashes of the listed words in a table (`fill_table`); shortest and longest: their sizes in bytes.
+    """
+    histogram = np.zeros(_HISTOGRAM, np.int64)
+    seen = np.full(len(keys), -1, np.int64)
+    edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        words = total = most = alphabetic = plain = plain_chars = symbols = marked = listed = exact = distinct = 0
+        while at < end:
+            found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
+            for index in range(0, found, 2):
+                start, stop = edges[index], edges[index + 1]
+                size = stop - start
+                packed = counts[index + 1] - counts[index]
+                if size < 1 << _FIELD:
+                    chars = np.int64(packed & np.uint64(1023))
+                    letters = np.int64((packed >> np.uint64(10)) & np.uint64(1023))
+                    digits = np.int64((packed >> np.uint64(20)) & np.uint64(1023))
+                    punctuation = np.int64((packed >> np.uint64(30)) & np.uint64(1023))
+                    markers = np.int64((packed >> np.uint64(40)) & np.uint64(1023))
+                    uppers = np.int64((packed >> np.uint64(50)) & np.uint64(1023))
+                else:
+                    chars, flags = count_span(data, start, stop, points, kinds)
+                    letters, digits, punctuation = flags & LETTER, flags & (DIGIT | NUMBER), flags & PUNCTUATION
+                    markers, uppers = flags & MARKER, flags & UPPER
+                words += 1
+                total += chars
+                most = max(most, chars)
+                histogram[min(chars, _HISTOGRAM - 1)] += 1
+                alphabetic += letters != 0
+                if letters | digits:
+                    plain += 1
+                    plain_chars += chars
+                if punctuation:
+                    marked += markers != 0
+                    symbols += _is_symbol_word(data, start, stop, chars, markers, letters | digits)
+                if shortest <= size <= longest:
+                    slot = find_slot(keys, hash_lowered(data, start, stop))
+                    if keys[slot] != 0:
+                        listed += 1
+                        if not uppers:
+                            exact += 1
+                            if seen[slot] != row:
+                                seen[slot] = row
+                                distinct += 1
+        out[0, row], out[1, row], out[2, row], out[3, row] = words, total, most, alphabetic
+        out[4, row], out[5, row], out[6, row], out[7, row] = plain, plain_chars, symbols, marked
+        out[8, row], out[9, row], out[10, row] = listed, exact, distinct
+        out[11, row] = _twice_median(histogram, words, min(most, _HISTOGRAM - 1))
+
+
+@njit(nogil=True, cache=True)
+def _twice_median(histogram, count, most):
+    """Twice the median of the lengths counted in histogram, which is emptied."""
+    low, high = (count - 1) // 2, count // 2
+    passed, result = 0, 0
+    for length in range(most + 1):
+        here = histogram[length]
+        if here:
+            if passed <= low < passed + here:
+                result += length
+            if passed <= high < passed + here:
+                result += length
+            passed += here
+            histogram[length] = 0
+    return result

@@ -1,0 +1,154 @@
+"""How many bytes a run may hold, and what follows from that: workers, batch size, block size.
+
+Each figure is kept with the reason for it, so that a run can be understood and repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tamis.errors import BudgetError, ParameterError
+from tamis.parameters import format_bytes, parse_bytes
+
+DEFAULT_SHARE = 0.8
+"""Of the memory a process may really use; the rest is for the page cache and for others."""
+
+DRIVER_BYTES = 160_000_000
+"""Interpreter, Arrow and the plan, as measured; workers are forked and share its code."""
+
+WORKER_BYTES = 150_000_000
+"""A worker before its first batch: interpreter, Arrow, compiled kernels."""
+
+BATCH_COPIES = 6
+"""A batch is held as raw bytes, parsed, filtered and encoded; at the worst moment this many times over."""
+
+DEFAULT_BATCH_BYTES = 16_000_000
+SMALLEST_BATCH_BYTES = 1_000_000
+DEFAULT_BLOCKSIZE = 128_000_000
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may use, derived once before it starts."""
+
+    total_bytes: int
+    workers: int
+    batch_bytes: int
+    blocksize: int
+    worker_bytes: int
+    """Each worker's share of the budget."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def make_budget(
+    *,
+    memory: int | str | None = None,
+    workers: int | str = "auto",
+    operator_bytes: int = 0,
+) -> Budget:
+    """Derive a budget from what the user asked for and what the machine has.
+
+    `operator_bytes` is what the operators of a stage declare they need beside their batches.
+    """
+    reasons = {}
+    if memory is None:
+        usable = usable_memory()
+        total = int(usable * DEFAULT_SHARE)
+        reasons["memory"] = f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
+    else:
+        total = parse_bytes(memory)
+        reasons["memory"] = f"{format_bytes(total)}: as asked"
+
+    cpus = usable_cpus()
+    wanted = _wanted_workers(workers, cpus)
+    each = total - DRIVER_BYTES
+    fixed = WORKER_BYTES + operator_bytes
+    smallest = fixed + BATCH_COPIES * SMALLEST_BATCH_BYTES
+    if each < smallest:
+        raise BudgetError(
+            f"{format_bytes(total)} of memory is too little for this pipeline",
+            hint=f"the smallest budget it can work with is {format_bytes(DRIVER_BYTES + smallest)}",
+        )
+    comfortable = fixed + BATCH_COPIES * DEFAULT_BATCH_BYTES
+    count = max(1, min(wanted, each // comfortable))
+    if isinstance(workers, int):
+        count = max(1, min(wanted, each // smallest))
+    reasons["workers"] = (
+        f"{count}: as asked"
+        if count == workers
+        else f"{count}: one per usable core ({cpus})"
+        if count == cpus
+        else f"{count}: {format_bytes(each)} divided by {format_bytes(comfortable)} each"
+    )
+    share = each // count
+    batch = max(SMALLEST_BATCH_BYTES, min(DEFAULT_BATCH_BYTES, (share - fixed) // BATCH_COPIES))
+    reasons["batch_bytes"] = (
+        f"{format_bytes(batch)}: the default"
+        if batch == DEFAULT_BATCH_BYTES
+        else f"{format_bytes(batch)}: a {BATCH_COPIES}th of what a worker has left of its {format_bytes(share)}"
+    )
+    reasons["blocksize"] = f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, reasons)
+
+
+def _wanted_workers(workers: int | str, cpus: int) -> int:
+    if workers == "auto":
+        return cpus
+    if isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
+        return workers
+    raise ParameterError(f"`workers` must be a positive number or 'auto', got {workers!r}")
+
+
+def usable_cpus() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def usable_memory() -> int:
+    """Bytes this process may take now: what is available, or less if a container says so."""
+    available = psutil.virtual_memory().available
+    limit, used = _cgroup_memory()
+    return min(available, limit - used) if limit is not None else available
+
+
+def _cgroup_memory() -> tuple[int | None, int]:
+    """The container's limit and what it already uses; the tightest limit on the way up counts."""
+    limit, used = None, 0
+    for folder in _cgroup_folders():
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            found = _read_number(folder / limit_name)
+            if found is not None and found < 2**60 and (limit is None or found < limit):
+                limit, used = found, _read_number(folder / used_name) or 0
+    return limit, used
+
+
+def _cgroup_folders() -> list[Path]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            base = Path("/sys/fs/cgroup") / controllers
+            leaf = base / path.lstrip("/")
+            folders += [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(base))]
+    return folders
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

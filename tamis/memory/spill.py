@@ -1,0 +1,190 @@
+"""Rows and observations on disk between the stages of a run, as Arrow IPC files.
+
+    stage 1:  ... -> observe -> part-000000.rows.arrow    the rows themselves, with their origins
+                             -> part-000000.facts.arrow   what Gather.observe found, one line per row
+    resolve:  all facts      -> part-000000.fates.arrow   which rows go, and why
+    stage 2:  rows + fates   -> ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Origin, as_array, contiguous
+from tamis.errors import OperatorError
+from tamis.operator import Layout, Partition, Reading, Shard, Source
+
+_PLACE, _POSITION = "_tamis_place", "_tamis_position"
+
+
+def stem(partition: int) -> str:
+    """The name of a partition's files; names sort as partitions do."""
+    return f"part-{partition:06d}"
+
+
+class SpillWriter:
+    """Appends tables to one Arrow file, made on the first write so that its columns are known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = 0
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self._batches: list[pa.Table] = []
+
+    def write(self, table: pa.Table) -> None:
+        self.rows += table.num_rows
+        if self._writer is not None and table.schema != self._writer_schema:
+            # A later batch brought a column or a wider type: write it as a file of its own behind the first.
+            self._writer.close()
+            self._files.append(self._next_path())
+            self._writer = None
+        if self._writer is None:
+            self._files = getattr(self, "_files", [self.path])
+            self._writer_schema = table.schema
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            self._writer = pa.ipc.new_file(self._files[-1], table.schema, options=options)
+        self._writer.write_table(table)
+
+    def _next_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.{len(self._files)}")
+
+    def close(self) -> list[Path]:
+        """The files written, in order; none if there were no rows."""
+        if self._writer is None:
+            return []
+        self._writer.close()
+        return self._files
+
+
+def write_rows(writer: SpillWriter, batch: Batch) -> None:
+    """Append rows together with where they came from."""
+    places = pa.DictionaryArray.from_arrays(pa.array(batch.origin.place), pa.array(batch.origin.places, pa.string()))
+    table = batch.table.append_column(_PLACE, places.cast(pa.string()))
+    writer.write(table.append_column(_POSITION, pa.array(batch.origin.position)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpilledRows(Source):
+    """Reads back what an earlier stage wrote with `write_rows`; partitions are the same as there."""
+
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return "spilled_rows"
+
+    def layout(self, blocksize: int) -> Layout:
+        raise NotImplementedError("the plan knows the partitions of a later stage")
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        for file in spilled_files(Path(self.folder) / f"{stem(partition.index)}.rows.arrow"):
+            with pa.OSFile(str(file)) as opened:
+                reader = pa.ipc.open_file(opened)
+                for number in range(reader.num_record_batches):
+                    yield from _slices(pa.table(reader.get_batch(number)), reading)
+
+
+def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
+    rows = table.num_rows
+    step = max(1, rows * reading.batch_bytes // max(1, table.nbytes))
+    for start in range(0, rows, step):
+        part = table.slice(start, step)
+        places = contiguous(part.column(_PLACE)).dictionary_encode()
+        origin = Origin(
+            tuple(places.dictionary.to_pylist()),
+            places.indices.to_numpy(zero_copy_only=False).astype(np.int32),
+            contiguous(part.column(_POSITION)).to_numpy(zero_copy_only=False),
+        )
+        part = part.drop_columns([_PLACE, _POSITION])
+        if reading.columns is not None:
+            part = part.select([name for name in part.column_names if name in reading.columns])
+        yield Batch(part, origin)
+
+
+def spilled_files(first: Path) -> list[Path]:
+    """The files a SpillWriter made for `first`, in order."""
+    if not first.exists():
+        return []
+    rest = sorted(first.parent.glob(first.name + ".*"), key=lambda path: int(path.suffix[1:]))
+    return [first, *rest]
+
+
+class ObservedFacts:
+    """What `Gather.observe` found, read from disk one partition at a time; `rows` counts them by partition."""
+
+    def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
+        self.folder = folder
+        self.rows = dict(sorted(rows.items()))
+        self.partitions = list(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def num_rows(self, partition: int) -> int:
+        return self.rows[self.partitions[partition]]
+
+    def __getitem__(self, partition: int) -> pa.Table:
+        files = self._files(partition)
+        if not files:  # no row of this partition came so far; the columns are those of any other
+            files = next((found for number in range(len(self)) if (found := self._files(number))), [])
+            return pa.ipc.open_file(pa.memory_map(str(files[0]))).schema.empty_table() if files else pa.table({})
+        tables = [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def _files(self, partition: int) -> list[Path]:
+        return spilled_files(self.folder / f"{stem(self.partitions[partition])}.facts.arrow")
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return (self[number] for number in range(len(self)))
+
+
+class Fates:
+    """Writes what `Gather.resolve` decides, and checks that it decides about every row. Can be sent to a worker."""
+
+    def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
+        self.folder = folder
+        self.rows = dict(sorted(rows.items()))
+        self.partitions = list(self.rows)
+
+    def __call__(self, partition: int, drop: np.ndarray, reason: str | Sequence[str | None] | pa.Array) -> None:
+        index = self.partitions[partition]
+        if len(drop) != self.rows[index]:
+            raise OperatorError(f"resolve() decided about {len(drop)} rows of a partition that has {self.rows[index]}")
+        reasons = pa.array([reason] * len(drop), pa.string()) if isinstance(reason, str) else as_array(reason)
+        path = self._path(index)
+        table = pa.table({"drop": pa.array(np.asarray(drop, dtype=np.bool_)), "reason": reasons.cast(pa.string())})
+        temporary = path.with_suffix(".unfinished")
+        with pa.ipc.new_file(temporary, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            writer.write_table(table)
+        temporary.replace(path)
+
+    def close(self) -> None:
+        missing = [index for index in self.partitions if not self._path(index).exists()]
+        if missing:
+            raise OperatorError(f"resolve() decided nothing about {len(missing)} of {len(self.partitions)} partitions")
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"{stem(index)}.fates.arrow"
+
+
+def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array]:
+    """(drop, reason) for each row of a partition, in the order in which they were observed."""
+    with pa.memory_map(str(folder / f"{stem(partition)}.fates.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+    drop = contiguous(table.column("drop")).to_numpy(zero_copy_only=False)
+    return drop, contiguous(table.column("reason"))
+
+
+def write_failures(path: Path, failures: Sequence[Mapping[str, Any]]) -> Shard:
+    """Failed rows as JSON lines: address, step, error and the row as far as it is known."""
+    with path.open("a", encoding="utf-8") as file:
+        for failure in failures:
+            file.write(json.dumps(failure, ensure_ascii=False, default=str) + "\n")
+    return Shard(path.name, len(failures), path.stat().st_size)

@@ -1,0 +1,578 @@
+"""What a step of a pipeline is: the kinds of operator, the rules of filters, and the registry of names.
+
+    Source   files -> batches            Map      rows -> the same rows, more columns
+    Sink     batches -> shards           Filter   rows -> fewer rows, each drop with a reason
+                                         Expand   row  -> many rows
+                                         Gather   all rows -> a decision per row, applied as a filter
+
+An operator is a frozen dataclass: its parameters and nothing else. Building one does no work; `setup()` in the worker
+opens weights and handles, `close()` frees them. It declares the columns it reads and is handed only those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, dataclass_transform
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column, Failure, as_array
+from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
+from tamis.parameters import as_text, check_parameters, parse_bytes, type_name
+
+Scores: TypeAlias = Mapping[str, "np.ndarray | Column"]
+ALL = "*"
+"""In `reads`: every column there is."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker running an operator needs. Memory is on top of the batch itself."""
+
+    cpus: float = 1.0
+    memory: int | str | None = None
+    gpus: float = 0.0
+    gpu_memory: int | str | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return parse_bytes(self.memory) if self.memory is not None else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One step of a pipeline. Subclass a kind below, not this."""
+
+    kind: ClassVar[str] = "operator"
+    declared_reads: ClassVar[tuple[str, ...]] = ()
+    declared_writes: ClassVar[tuple[str, ...]] = ()
+    resources: ClassVar[Resources] = Resources()
+    cost: ClassVar[float] = 1.0
+    """Seconds per megabyte, roughly, relative to counting words; for hints about the order of steps."""
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that do not decide what the rows are: where files lie, how they are divided, who may read them."""
+    version: ClassVar[int] = 1
+    """Raise it when the same parameters give other rows than before: committed work is then redone."""
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self)
+
+    @property
+    def name(self) -> str:
+        return snake_case(type(self).__name__)
+
+    def reads(self) -> tuple[str, ...]:
+        """The columns this step is handed, under the names it knows them by."""
+        return self.declared_reads
+
+    def writes(self) -> tuple[str, ...]:
+        return self.declared_writes
+
+    def real_names(self) -> dict[str, str]:
+        """For each column read, its name in the data: `column=` takes the place of the first."""
+        column = getattr(self, "column", None)
+        reads = self.reads()
+        names = {name: name for name in reads}
+        if column and reads:
+            names[reads[0]] = column
+        return names
+
+    def parameters(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as a recipe holds them."""
+        result = {}
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            default = spec.default_factory() if callable(spec.default_factory) else spec.default
+            if value != default:
+                result[spec.name] = as_text(value)
+        return result
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the rows this step gives: its name, its version, every parameter."""
+        names = [spec.name for spec in dataclasses.fields(self) if spec.name not in self.incidental]
+        values = {name: as_text(getattr(self, name)) for name in names}
+        return {"step": self.name, "version": self.version, "parameters": values}
+
+    def check(self) -> None:
+        """Look for mistakes that can be seen before any data moves."""
+
+    def setup(self) -> None:
+        """Open weights and handles; called once in each worker before the first batch."""
+
+    def close(self) -> None:
+        """Free what `setup` opened."""
+
+
+# ---------------------------------------------------------------- rules: thresholds as data, reasons derived from them
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row is kept if its score lies within the bounds; the reason for a drop is read off the bound it broke."""
+
+    score: str
+    minimum: float | None = None
+    maximum: float | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
+        """(reason, mask of the rows that break it), disjoint, in a fixed order."""
+        result = []
+        if values.null_count:
+            result.append((f"{self.score} is missing", _mask(pc.is_null(values))))
+        if pa.types.is_floating(values.type):
+            nan = _mask(pc.is_nan(values))
+            if nan.any():
+                result.append((f"{self.score} is not a number", nan))
+        if self.minimum is not None:
+            result.append((f"{self.score} < {_number(self.minimum)}", _mask(pc.less(values, self.minimum))))
+        if self.maximum is not None:
+            result.append((f"{self.score} > {_number(self.maximum)}", _mask(pc.greater(values, self.maximum))))
+        if self.allowed is not None:
+            outside = pc.invert(pc.is_in(values, value_set=pa.array(self.allowed, type=values.type)))
+            broken = _mask(outside) & ~_mask(pc.is_null(values))
+            result.append((f"{self.score} not in {', '.join(map(str, self.allowed))}", broken))
+        return result
+
+
+def between(score: str, minimum: float | None, maximum: float | None) -> Rule:
+    """Keep rows whose score is at least `minimum` and at most `maximum`."""
+    return Rule(score, minimum, maximum)
+
+
+def at_least(score: str, minimum: float) -> Rule:
+    return Rule(score, minimum=minimum)
+
+
+def at_most(score: str, maximum: float) -> Rule:
+    return Rule(score, maximum=maximum)
+
+
+def one_of(score: str, allowed: Sequence[str]) -> Rule:
+    return Rule(score, allowed=tuple(allowed))
+
+
+def _mask(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    array = as_array(values)
+    return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------- the kinds of step
+
+
+class Map(Operator):
+    """Rows to the same rows with columns added or replaced."""
+
+    kind = "map"
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        """The new columns, one value per row of `batch`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter(Operator):
+    """Rows to fewer rows. Measures first (`score`), decides afterwards (`rules`)."""
+
+    kind = "filter"
+
+    score_only: bool = False
+
+    def score(self, batch: Batch) -> Scores:
+        """Measurements, one value per row, named as `rules` names them."""
+        raise NotImplementedError
+
+    def rules(self) -> list[Rule]:
+        raise NotImplementedError
+
+    def score_columns(self) -> dict[str, str]:
+        """For each score, the name of its column in the data."""
+        column = getattr(self, "column", None)
+        prefix = f"{column}_" if column and column not in self.declared_reads[:1] else ""
+        return {name: prefix + name for name in self.declared_writes}
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(self.score_columns().values()) if self.score_only else ()
+
+
+class Expand(Operator):
+    """A row to many rows."""
+
+    kind = "expand"
+
+    def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
+        """The new columns, and for each new row the number of the row it came from, ascending.
+
+        Columns that are not returned are repeated from the row of origin. A row that nothing comes from is dropped
+        with the reason "<name>: nothing left".
+        """
+        raise NotImplementedError
+
+
+class Gather(Operator):
+    """Looks at all rows before deciding about any: deduplication, sampling, clustering.
+
+        observe   per batch, in the workers: what must be known of each row (written to disk)
+        resolve   once, in the driver, over all observations: which rows go, and why
+        apply     done by the engine: a filter by row
+
+    What is heavy in `resolve` is handed to the workers with `work.map`.
+    """
+
+    kind = "gather"
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        """Facts about each row, as columns with one value per row."""
+        raise NotImplementedError
+
+    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
+        """Read the observations and call `decide(partition, drop, reason)` once for each partition."""
+        raise NotImplementedError
+
+
+class Observations(Protocol):
+    """What `observe` found, one Arrow table per partition, in source order, memory-mapped from disk on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[pa.Table]: ...
+
+    def __getitem__(self, partition: int) -> pa.Table: ...
+
+    def num_rows(self, partition: int) -> int:
+        """How many rows a partition has, without reading them."""
+        ...
+
+
+class Decide(Protocol):
+    """Writes the fates of one partition's rows, one entry per row; can be pickled and called in a worker."""
+
+    def __call__(self, partition: int, drop: np.ndarray, reason: str | Sequence[str | None] | pa.Array) -> None: ...
+
+
+class Work(Protocol):
+    """What a Gather may use to resolve: room on disk, and the workers."""
+
+    folder: Path
+    """Local folder for intermediate files; kept until the run is finished, so that it can be resumed."""
+    workers: int
+    worker_bytes: int
+    """What each call in a worker may hold."""
+
+    def map(self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`[function(*item) for item in items]` in the workers, results in order.
+
+        Each result (something JSON can hold; large ones belong in files) is recorded as it comes, so a resumed run asks only
+        for what is missing. `function` must leave its files complete, and give the same when called again.
+        """
+        ...
+
+    def publish(self, name: str, file: Path) -> None:
+        """Move a finished file to `_tamis/<name>` in the output folder."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------- sources and sinks
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file that can be read alone: a range of bytes or of row groups."""
+
+    path: str
+    start: int
+    stop: int
+    size: int = 0
+    """Estimated bytes in memory."""
+    limit: int | None = None
+    """Read at most so many rows."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Neighbouring pieces that are read, processed and committed together."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    identity: str
+    """Changes whenever the content of the pieces does."""
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source is to read: which columns, how many bytes at a time, and whom to tell of bad rows."""
+
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    batch_bytes: int
+    fail: Callable[[Failure], None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the planner learnt of a source: its columns and its partitions, and why they are as they are."""
+
+    schema: pa.Schema
+    partitions: tuple[Partition, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    num_files: int = 0
+    num_bytes: int = 0
+
+
+class Source(Operator):
+    """Where rows come from."""
+
+    kind = "source"
+    incidental = frozenset({"file_paths", "files_per_partition", "blocksize", "limit", "storage_options"})
+
+    def layout(self, blocksize: int) -> Layout:
+        """List, sample and divide the input. `blocksize` is used where the source was given none."""
+        raise NotImplementedError
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        """The rows of a partition in source order, in batches of about `reading.batch_bytes`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of output, as the ledger records it."""
+
+    name: str
+    rows: int
+    size: int
+    schema: str = ""
+    """The columns and types in it, as base64 Arrow bytes; empty for formats without types."""
+
+
+class ShardWriter(Protocol):
+    """Writes the rows of one partition to one or more files in a folder."""
+
+    def write(self, table: pa.Table) -> None: ...
+
+    def close(self) -> list[Shard]: ...
+
+
+class Sink(Operator):
+    """Where kept rows go: a folder of shards, named so that their order is the order of the source."""
+
+    kind = "sink"
+    incidental = frozenset({"path", "mode", "storage_options"})
+    suffix: ClassVar[str] = ""
+
+    @property
+    def folder(self) -> str:
+        raise NotImplementedError
+
+    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+        """A writer of files `<stem>*` in the local `folder`; `schema` is what the plan expects."""
+        raise NotImplementedError
+
+    def widest(self, schemas: Sequence[str]) -> str:
+        """The schema that can hold the rows of all these; formats without types have none."""
+        return ""
+
+    def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
+        """Write the rows of a shard again with the columns and types of a wider schema."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------------------- functions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function(Operator):
+    """A plain Python function as a step.
+
+    Row-wise, it gets a dict and returns a dict (columns to add or replace), True or False (keep or drop), or a list of
+    dicts (rows to put in its place). Batch-wise (its parameter is annotated `Batch`), it returns a mapping of
+    columns, or a boolean array.
+    """
+
+    kind = "function"
+
+    function: Callable[..., Any]
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "function").replace("<lambda>", "lambda")
+
+    @property
+    def batch_wise(self) -> bool:
+        parameters = list(inspect.signature(self.function).parameters.values())
+        return bool(parameters) and parameters[0].annotation in (Batch, "Batch", "tamis.Batch")
+
+    def reads(self) -> tuple[str, ...]:
+        return (ALL,)
+
+    def writes(self) -> tuple[str, ...]:
+        return (ALL,)
+
+    def identity(self) -> dict[str, Any]:
+        return {"step": self.name, "code": digest(_code_of(self.function)), "reason": self.reason}
+
+
+def _code_of(function: Callable[..., Any]) -> object:
+    """What a function does, as far as it can be seen: its code, defaults and the values it closes over, not globals."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    consts = [const.co_code.hex() if hasattr(const, "co_code") else repr(const) for const in code.co_consts]
+    cells = [repr(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
+    return [code.co_code.hex(), consts, list(code.co_names), repr(getattr(function, "__defaults__", None)), cells]
+
+
+def as_operator(step: Operator | Callable[..., Any]) -> Operator:
+    """A step as given by the user, as an operator: functions are wrapped."""
+    if isinstance(step, Operator):
+        return step
+    if isinstance(step, type) and issubclass(step, Operator):
+        raise ParameterError(f"{step.__name__} is a class, not a step", hint=f"write {step.__name__}()")
+    if callable(step):
+        return Function(function=step)
+    raise ParameterError(f"{step!r} is not a step", hint="a step is an operator or a function")
+
+
+# ------------------------------------------------------------------------------------------------------- the registry
+
+_registry: dict[str, type[Operator]] = {}
+_T = TypeVar("_T", bound=type)
+
+
+@dataclass_transform(frozen_default=True)
+def operator(
+    *,
+    reads: str | tuple[str, ...] = (),
+    writes: str | tuple[str, ...] = (),
+    resources: Resources | None = None,
+    version: int = 1,
+) -> Callable[[_T], _T]:
+    """Turn a class into a registered operator: a frozen dataclass with declared columns.
+
+    The name in recipes is the class name in snake case. For a filter, `writes` lists its scores.
+    """
+
+    def decorate(cls: _T) -> _T:
+        made = dataclass(frozen=True)(cls)
+        made.declared_reads = (reads,) if isinstance(reads, str) else tuple(reads)
+        made.declared_writes = (writes,) if isinstance(writes, str) else tuple(writes)
+        made.version = version
+        if resources is not None:
+            made.resources = resources
+        name = snake_case(made.__name__)
+        known = _registry.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
+            raise TamisError(f"two operators are called `{name}`: {known.__module__} and {made.__module__}")
+        _registry[name] = made
+        return made
+
+    return decorate
+
+
+@functools.cache
+def _load_everything() -> None:
+    """Import the modules that hold operators: ours, and those other packages announce."""
+    from importlib import import_module
+
+    for module in OPERATOR_MODULES:
+        import_module(module)
+    for entry in metadata.entry_points(group="tamis.operators"):
+        entry.load()
+
+
+OPERATOR_MODULES = (
+    "tamis.sources.tables",
+    "tamis.sources.memory",
+    "tamis.sinks.tables",
+    "tamis.text.quality",
+    "tamis.sampling",
+)
+
+
+def registered() -> dict[str, type[Operator]]:
+    """Every operator by its recipe name, other packages' (entry point group `tamis.operators`) included."""
+    _load_everything()
+    return dict(sorted(_registry.items()))
+
+
+def find_operator(name: str) -> type[Operator]:
+    """The operator a recipe calls `name`, or an error with the nearest name."""
+    known = registered()
+    if name not in known:
+        hint = did_you_mean(name, known) or "`tamis ops` lists them"
+        raise RecipeError(f"there is no operator `{name}`", hint=hint)
+    return known[name]
+
+
+def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
+    """An operator from its recipe name and parameters, with errors a recipe's author understands."""
+    cls = find_operator(name)
+    fields = {spec.name: spec for spec in dataclasses.fields(cls)}
+    for key in parameters:
+        if key not in fields:
+            hint = did_you_mean(str(key), fields) or f"`{name}` takes {', '.join(fields) or 'no parameters'}"
+            raise ParameterError(f"`{name}` has no parameter `{key}`", hint=hint)
+    missing = [
+        key
+        for key, spec in fields.items()
+        if spec.default is dataclasses.MISSING
+        and spec.default_factory is dataclasses.MISSING
+        and key not in parameters
+    ]
+    if missing:
+        raise ParameterError(f"`{name}` needs `{missing[0]}`", hint=f"- {name}: {{{missing[0]}: ...}}")
+    return cls(**dict(parameters))
+
+
+def describe_parameters(cls: type[Operator]) -> list[dict[str, Any]]:
+    """Name, type and default of each parameter, for listings."""
+    import typing
+
+    hints = typing.get_type_hints(cls)
+    result = []
+    for spec in dataclasses.fields(cls):
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        default = spec.default_factory() if callable(spec.default_factory) else spec.default
+        result.append(
+            {
+                "name": spec.name,
+                "type": type_name(hints[spec.name]),
+                "required": required,
+                "default": None if required else as_text(default),
+            }
+        )
+    return result
+
+
+def snake_case(name: str) -> str:
+    """
+    >>> snake_case("GopherQuality"), snake_case("C4Quality"), snake_case("JsonlReader")
+    ('gopher_quality', 'c4_quality', 'jsonl_reader')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def digest(value: object) -> str:
+    """A short stable hash of anything JSON can hold."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

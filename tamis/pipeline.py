@@ -1,0 +1,156 @@
+"""`Pipeline(source, *operators, sink)`: check it, explain it, run it.
+
+Building a pipeline does nothing; `check` and `explain` read listings, footers and samples; `run` does the work, once: what
+an earlier run committed is not done again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from tamis.errors import ParameterError
+from tamis.events import Events, Subscriber
+from tamis.executors.drive import Run, prepare_output
+from tamis.executors.inline import InlineExecutor
+from tamis.executors.local import LocalExecutor, Stop
+from tamis.ledger import Ledger
+from tamis.memory.budget import Budget, make_budget
+from tamis.memory.monitor import TreeMemory
+from tamis.operator import Operator, Sink, as_operator
+from tamis.plan import Explanation, Plan, make_plan, shape_of
+from tamis.report import Report
+from tamis.store import Store
+
+Step: TypeAlias = Operator | Callable[..., Any]
+
+
+class Pipeline:
+    """A list of steps: a source, what is done to the rows, and where they go.
+
+    Without a sink, `run` only counts; `collect` returns the rows.
+
+    >>> from tamis import Rows
+    >>> Pipeline(Rows([{"n": 1}, {"n": 2}]), lambda row: row["n"] > 1).collect().to_pylist()
+    [{'n': 2}]
+    """
+
+    def __init__(self, *steps: Step | Sequence[Step]) -> None:
+        given: Sequence[Any] = steps
+        if len(steps) == 1 and isinstance(steps[0], Sequence):
+            given = steps[0]
+        self.steps: tuple[Operator, ...] = tuple(as_operator(step) for step in given)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({', '.join(step.name for step in self.steps)})"
+
+    @property
+    def sink(self) -> Sink | None:
+        return shape_of(self.steps).sink
+
+    def check(self) -> None:
+        """Raise a TamisError for any mistake that can be seen before data moves."""
+        self.explain()
+
+    def explain(self, *, memory: int | str | None = None, workers: int | Literal["auto"] = "auto") -> Explanation:
+        """What a run would do: stages, partitions, memory, what is read, and why."""
+        with ExitStack() as stack:
+            store = self._store(stack)
+            return Explanation(make_plan(self.steps, self._budget(memory, workers), store))
+
+    def run(
+        self,
+        *,
+        memory: int | str | None = None,
+        workers: int | Literal["auto"] = "auto",
+        executor: Literal["local", "inline"] = "local",
+        device: Literal["auto", "cpu", "gpu"] = "auto",
+        rejects: bool = False,
+        fresh: bool = False,
+        on_error: Literal["isolate", "raise"] | None = None,
+        on_event: Subscriber | Sequence[Subscriber] = (),
+    ) -> Report:
+        """Run the pipeline and account for every row.
+
+        Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` starts over. A row that
+        breaks a step is set aside under `_tamis/failed/` and the rest goes on, except inline, where errors are raised as
+        they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `_tamis/rejects/`.
+        """
+        if executor not in ("local", "inline"):
+            raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
+        if device == "gpu":
+            raise ParameterError("none of these steps runs on a GPU", hint="leave --device at auto")
+        subscribers = [on_event] if callable(on_event) else list(on_event)
+        with ExitStack() as stack:
+            return self._run(
+                stack,
+                self._budget(memory, workers),
+                executor,
+                rejects=rejects,
+                fresh=fresh,
+                on_error=on_error or ("raise" if executor == "inline" else "isolate"),
+                emit=Events(subscribers),
+            )
+
+    def collect(self, **options: Any) -> pa.Table:
+        """The rows that come out, as one Arrow table: for small things. Takes the options of `run`."""
+        from tamis.sinks.tables import ArrowWriter
+
+        if self.sink is not None:
+            raise ParameterError("a pipeline with a sink writes its rows", hint="leave out the sink, or call run()")
+        with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+            Pipeline(*self.steps, ArrowWriter(folder)).run(**options)
+            tables = [pa.ipc.open_file(pa.OSFile(str(file))).read_all() for file in sorted(Path(folder).glob("*.arrow"))]
+        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+    def _run(
+        self, stack: ExitStack, budget: Budget, executor: str, *, rejects: bool, fresh: bool, on_error: str, emit: Events
+    ) -> Report:
+        store = self._store(stack)
+        make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error)
+        plan = make_plan_for(None)  # mistakes are told before the output folder is touched
+        store.make()
+        ledger = stack.enter_context(Ledger(store))
+        prepare_output(store, ledger, plan.sink, fresh=fresh)
+        if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
+            plan = make_plan_for(ledger.plan["blocksize"])
+        memory, stop = TreeMemory(), Stop()
+        run = Run(plan, ledger, emit, memory, stop)
+        left = run.settle()
+        run.announce(left)
+        if ledger.finished is not None and not any(left):
+            return run.unchanged()
+        if executor == "inline":
+            return run.run(left, stack.enter_context(InlineExecutor(emit, memory, stop)))
+        workers = min(budget.workers, max(1, max(map(len, left))))
+        preload = {type(step).__module__ for step in self.steps} | {"tamis.executors.local"}
+        local = LocalExecutor(workers, preload - {"__main__"}, emit, memory, stop)
+        return run.run(left, stack.enter_context(local))
+
+    def _store(self, stack: ExitStack) -> Store:
+        sink = self.sink
+        if sink is not None:
+            return Store(sink.folder, getattr(sink, "storage_options", None))
+        return Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
+
+    def _budget(self, memory: int | str | None, workers: int | Literal["auto"]) -> Budget:
+        needs = sum(step.resources.memory_bytes for step in self.steps)
+        return make_budget(memory=memory, workers=workers, operator_bytes=needs)
+
+
+def _planner(
+    steps: Sequence[Operator], budget: Budget, store: Store, *, rejects: bool, on_error: str
+) -> Callable[[int | None], Plan]:
+    from tamis.sinks.tables import ParquetWriter
+
+    side = ParquetWriter(store.root) if rejects else None
+    return lambda blocksize: make_plan(steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error)
+
+
+Sequential = Pipeline
+"""The name that users of other systems know."""

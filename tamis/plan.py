@@ -1,0 +1,305 @@
+"""Steps to stages: check the columns, read only what is needed, fuse neighbours, cut at each Gather.
+
+    JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
+    |-- stage 0 -----------------------------------|                              read ... observe
+                                          resolve                                 all observations -> fates
+                                                   |-- stage 1 ----------------|  fates, rest, write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tamis
+from tamis.errors import ColumnError, ParameterError, TamisError
+from tamis.executors.worker import Stage
+from tamis.memory.budget import Budget
+from tamis.memory.spill import SpilledRows
+from tamis.operator import ALL, Filter, Function, Gather, Layout, Operator, Sink, Source, digest
+from tamis.parameters import as_text, format_bytes
+from tamis.store import Store
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be run: the stages, the partitions they all share, and the reasons for each choice."""
+
+    stages: tuple[Stage, ...]
+    layout: Layout
+    budget: Budget
+    blocksize: int
+    store: Store
+    identity: list[dict[str, Any]]
+    reasons: dict[str, str] = field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+
+    @property
+    def sink(self) -> Sink | None:
+        end = self.stages[-1].end
+        return end if isinstance(end, Sink) else None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The steps of a pipeline told apart: where rows come from, what is done to them, where they go."""
+
+    source: Source
+    operators: tuple[Operator, ...]
+    sink: Sink | None
+
+
+def shape_of(steps: Sequence[Operator]) -> Shape:
+    """Check that the kinds of step stand where they can."""
+    if not steps:
+        raise ParameterError("a pipeline needs at least a source", hint='Pipeline(JsonlReader("in/"), ...)')
+    source = steps[0]
+    if not isinstance(source, Source):
+        raise ParameterError(
+            f"step 1, `{source.name}`, is a {source.kind}; the first step must be a source",
+            hint='begin with a reader, such as JsonlReader("in/")',
+        )
+    sink = steps[-1] if len(steps) > 1 and isinstance(steps[-1], Sink) else None
+    middle = tuple(steps[1:-1] if sink else steps[1:])
+    for number, step in enumerate(middle, start=2):
+        if isinstance(step, Source):
+            raise ParameterError(f"step {number}, `{step.name}`, is a second source", hint="give one reader a list of paths")
+        if isinstance(step, Sink):
+            raise ParameterError(f"step {number}, `{step.name}`, is a sink but not the last step")
+    return Shape(source, middle, sink)
+
+
+# -------------------------------------------------------------------------------------------------------------- columns
+
+
+def check_columns(shape: Shape, layout: Layout) -> None:
+    """Raise if a step reads a column that no earlier step provides."""
+    here: dict[str, None] = dict.fromkeys(layout.schema.names)
+    if not here:
+        return  # no rows, or rows without columns: nothing can be said
+    steps = [shape.source, *shape.operators, *([shape.sink] if shape.sink else [])]
+    for number, step in enumerate(steps, start=1):
+        if isinstance(step, Function):
+            return  # a function may add any column
+        wanted = [real for real in step.real_names().values() if real != ALL]
+        if isinstance(step, Sink):
+            wanted = list(getattr(step, "fields", None) or ())
+        for name in wanted:
+            if name not in here:
+                raise _missing_column(name, number, len(steps), step, list(here), layout)
+        here.update(dict.fromkeys(name for name in step.writes() if name != ALL))
+
+
+def _missing_column(
+    name: str, number: int, total: int, step: Operator, here: list[str], layout: Layout
+) -> ColumnError:
+    candidates = [column for column in here if column in layout.schema.names]
+    like = next((c for c in ("content", "raw_content", "body", "document", "page_content") if c in candidates), None)
+    example = like or (candidates[0] if candidates else "its name")
+    return ColumnError(
+        f"step {number} of {total}, `{step.name}`, reads column `{name}`, which no earlier step provides\n\n"
+        f"columns here: {', '.join(sorted(here))}",
+        hint=f'name it at the source: columns={{"{name}": "{example}"}}'
+        if number > 1 and not isinstance(step, Sink)
+        else "correct `fields`",
+    )
+
+
+def columns_to_read(shape: Shape, *, everything: bool) -> tuple[str, ...] | None:
+    """The columns the source must provide, worked out backwards from the sink; None for all of them."""
+    needed: set[str] | None = None
+    if not everything:
+        fields = getattr(shape.sink, "fields", None) if shape.sink else ()
+        needed = set(fields) if fields is not None else None
+    for step in reversed(shape.operators):
+        reads = set(step.real_names().values())
+        if ALL in reads:
+            needed = None
+        elif needed is not None:
+            needed = (needed - set(step.writes())) | reads
+    return None if needed is None else tuple(sorted(needed))
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+
+
+def make_plan(
+    steps: Sequence[Operator],
+    budget: Budget,
+    store: Store,
+    *,
+    blocksize: int | None = None,
+    rejects: Sink | None = None,
+    on_error: str = "isolate",
+    keep_rows: bool = False,
+) -> Plan:
+    """Look at the input and turn the steps into stages. Reads file listings, footers and samples, no more.
+
+    `blocksize` is that of the run to be resumed, if any: other partitions would be other work.
+    """
+    shape = shape_of(steps)
+    for number, step in enumerate(steps, start=1):
+        try:
+            step.check()
+        except TamisError as error:
+            error.message = f"step {number}, `{step.name}`: {error.message}"
+            raise
+    chosen = blocksize or budget.blocksize
+    layout = shape.source.layout(chosen)
+    check_columns(shape, layout)
+    columns = columns_to_read(shape, everything=rejects is not None or keep_rows)
+    stages = _cut(shape, layout, columns, budget, store, rejects, on_error)
+    identity = [step.identity() for step in steps]
+    return Plan(
+        stages=tuple(stages),
+        layout=layout,
+        budget=budget,
+        blocksize=chosen,
+        store=store,
+        identity=identity,
+        reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns)},
+        hints=tuple(order_hints(shape.operators)),
+    )
+
+
+def _cut(
+    shape: Shape,
+    layout: Layout,
+    columns: tuple[str, ...] | None,
+    budget: Budget,
+    store: Store,
+    rejects: Sink | None,
+    on_error: str,
+) -> list[Stage]:
+    work = store.scratch().parent / "work" if store.local else store.scratch() / "work"
+    stages: list[Stage] = []
+    source: Source = shape.source
+    fates_of: Gather | None = None
+    rest = list(shape.operators)
+    fingerprint = digest([tamis.__version__, shape.source.identity()])
+    while True:
+        index = len(stages)
+        cut = next((number for number, op in enumerate(rest) if isinstance(op, Gather)), None)
+        operators = rest if cut is None else rest[:cut]
+        end = shape.sink if cut is None else rest[cut]
+        assert end is None or isinstance(end, (Sink, Gather))
+        # Rows that nothing was done to are read from the source again instead of being copied to disk.
+        untouched = isinstance(source, type(shape.source)) and not operators and index == 0
+        parts = [fingerprint, [op.identity() for op in operators], end.identity() if end else None]
+        fingerprint = digest([*parts, rejects is not None, on_error])
+        stages.append(
+            Stage(
+                index=index,
+                name=" > ".join(step.name for step in (source, *operators, *([end] if end else []))),
+                source=source,
+                operators=tuple(operators),
+                end=end,
+                columns=columns,
+                schema=layout.schema,
+                batch_bytes=budget.batch_bytes,
+                fingerprint=fingerprint,
+                work=str(work / f"stage-{index}"),
+                store=store,
+                fates_of=fates_of,
+                reads_again=index > 0 and source is shape.source,
+                spills_rows=cut is not None and not untouched,
+                rejects=rejects,
+                on_error=on_error,
+            )
+        )
+        if cut is None:
+            return stages
+        assert isinstance(end, Gather)
+        fates_of = end
+        rest = rest[cut + 1 :]
+        if not untouched:
+            source = SpilledRows(folder=str(work / f"stage-{index}"))
+
+
+def _columns_reason(columns: tuple[str, ...] | None) -> str:
+    if columns is None:
+        return "all columns are read: the output holds them all"
+    return f"only {', '.join(columns) or 'the number of rows'}: nothing else is asked for"
+
+
+def order_hints(operators: Sequence[Operator]) -> list[str]:
+    """Where a cheap filter stands behind a dear step that it does not depend on."""
+    hints = []
+    for dear, cheap in zip(operators, operators[1:], strict=False):
+        free = isinstance(cheap, Filter) and not set(dear.writes()) & set(cheap.real_names().values())
+        if free and not isinstance(dear, (Function, Gather)) and dear.cost >= 10 * cheap.cost:
+            hints.append(f"`{cheap.name}` is cheap: before `{dear.name}` it would spare that step the rows it drops")
+    return hints
+
+
+# -------------------------------------------------------------------------------------------------------------- explain
+
+
+class Explanation:
+    """A plan in words and as data: stages, partitions, memory, and what will be read."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def as_dict(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "stages": [
+                {
+                    "index": stage.index,
+                    "source": stage.source.name,
+                    "operators": [op.name for op in stage.operators],
+                    "end": stage.end.name if stage.end else None,
+                    "applies": stage.fates_of.name if stage.fates_of else None,
+                    "spills_rows": stage.spills_rows,
+                }
+                for stage in plan.stages
+            ],
+            "partitions": len(plan.layout.partitions),
+            "files": plan.layout.num_files,
+            "bytes": plan.layout.num_bytes,
+            "columns": list(plan.stages[0].columns) if plan.stages[0].columns is not None else None,
+            "schema": {name: str(kind) for name, kind in zip(plan.layout.schema.names, plan.layout.schema.types, strict=True)},
+            "memory_bytes": plan.budget.total_bytes,
+            "workers": plan.budget.workers,
+            "batch_bytes": plan.budget.batch_bytes,
+            "blocksize": plan.blocksize,
+            "output": plan.store.root if plan.sink else None,
+            "reasons": dict(plan.reasons),
+            "hints": list(plan.hints),
+        }
+
+    def __str__(self) -> str:
+        plan = self._plan
+        lines = [
+            f"reads    {plan.layout.num_files:,} files, {format_bytes(plan.layout.num_bytes)}, "
+            f"in {len(plan.layout.partitions):,} partitions"
+        ]
+        if plan.layout.schema.names:
+            lines.append(f"columns  {_shorten(plan.layout.schema.names)}")
+        for stage in plan.stages:
+            lines.append(f"stage {stage.index}")
+            lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
+            if stage.fates_of is not None:
+                lines.append(f"  apply    {stage.fates_of.name}")
+            lines += [f"  {op.kind:<8} {op.name} {_parameters(op)}".rstrip() for op in stage.operators]
+            if stage.end is not None:
+                verb = "observe" if isinstance(stage.end, Gather) else "write"
+                lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
+        lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
+        lines += [f"hint: {hint}" for hint in plan.hints]
+        return "\n".join(lines)
+
+
+def _parameters(op: Operator) -> str:
+    parameters: Mapping[str, Any] = op.parameters() if not isinstance(op, Function) else {}
+    return ", ".join(f"{name}={as_text(value)!r}" for name, value in parameters.items())
+
+
+def _shorten(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
+
+
+__all__ = ["Explanation", "Plan", "make_plan", "shape_of"]

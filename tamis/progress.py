@@ -1,0 +1,401 @@
+"""What a person sees of a run while it lasts: bars on a terminal, a line now and then anywhere else.
+
+    events --> Tally (what is known) --> Bars    rich, one bar per stage, on a terminal
+                                     --> Lines   plain sentences, every ten seconds, into a log
+
+A subscriber may be called from any thread, and from a signal handler in the middle of another call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+
+from tamis.events import (
+    Event,
+    MemorySampled,
+    Note,
+    PartitionCommitted,
+    PartitionProgress,
+    PartitionStarted,
+    RunFinished,
+    RunStarted,
+    StageStarted,
+    Stopping,
+    WorkerDied,
+)
+from tamis.parameters import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+LINE_EVERY_S = 10.0
+WIDE = 110
+"""Columns of a terminal from which numbers are written in full."""
+FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
+ABANDONED = "abandoned"
+
+
+@dataclass
+class StageTally:
+    """How far a stage is."""
+
+    name: str
+    num_bytes: int
+    partitions: int
+    started: float
+    committed: int = 0
+    done_bytes: int = 0
+    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rows and bytes read so far of each partition that is not committed yet."""
+    read: int = 0
+    kept: int = 0
+
+    @property
+    def seen_bytes(self) -> int:
+        return self.done_bytes + sum(num_bytes for _, num_bytes in self.under_way.values())
+
+    def rate(self, now: float) -> float:
+        """Bytes per second since the stage began."""
+        return self.seen_bytes / (now - self.started) if now > self.started else 0.0
+
+    def rows(self, number: Callable[[int], str] = "{:,}".format) -> str:
+        """Which rows were kept is known only of what is committed."""
+        if self.committed:
+            return f"{number(self.kept)} kept of {number(self.read)}"
+        return f"{number(sum(rows for rows, _ in self.under_way.values()))} read"
+
+    def seconds_left(self, now: float) -> float | None:
+        rate = self.rate(now)
+        return max(0.0, self.num_bytes - self.seen_bytes) / rate if rate and self.num_bytes else None
+
+
+@dataclass
+class Tally:
+    """What the events have said so far."""
+
+    clock: Callable[[], float] = time.monotonic
+    workers: int = 0
+    budget_bytes: int = 0
+    memory_bytes: int = 0
+    partitions: int = 0
+    committed: int = 0
+    stages: dict[int, StageTally] = field(default_factory=dict)
+    current: int | None = None
+
+    @property
+    def stage(self) -> StageTally | None:
+        return self.stages.get(self.current) if self.current is not None else None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.workers, self.budget_bytes = event.workers, event.budget_bytes
+                self.partitions, self.committed = event.partitions, event.committed
+            case StageStarted():
+                self.stages[event.stage] = StageTally(event.name, event.num_bytes, event.partitions, self.clock())
+                if event.partitions:
+                    self.current = event.stage
+            case PartitionStarted() if stage := self.stages.get(event.stage):
+                stage.under_way[event.partition] = (0, 0)
+            case PartitionProgress() if stage := self.stages.get(event.stage):
+                stage.under_way[event.partition] = (event.rows, event.num_bytes)
+            case PartitionCommitted() if stage := self.stages.get(event.stage):
+                stage.under_way.pop(event.partition, None)
+                stage.done_bytes += event.num_bytes
+                stage.read += event.account.get("read", 0)
+                stage.kept += event.account.get("kept", 0)
+                stage.committed += 1
+                self.committed += 1
+            case WorkerDied() if event.partition is not None:
+                for stage in self.stages.values():  # its partition is read again from the start
+                    stage.under_way.pop(event.partition, None)
+            case MemorySampled():
+                self.memory_bytes, self.budget_bytes = event.num_bytes, event.budget_bytes
+            case _:
+                pass
+
+    def memory(self) -> str:
+        return f"{format_bytes(self.memory_bytes)} of {format_bytes(self.budget_bytes)}" if self.memory_bytes else ""
+
+
+class Display(Protocol):
+    """How progress is shown."""
+
+    def stage(self, number: int) -> None:
+        """A stage begins."""
+
+    def refresh(self) -> None:
+        """Something moved."""
+
+    def say(self, text: str) -> None:
+        """A sentence that stays on the screen."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class Progress:
+    """A subscriber that shows a run to a person.
+
+    Use it as a context manager, so that the terminal is left in order whatever happens:
+
+        with Progress() as progress:
+            pipeline.run(on_event=progress)
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        shows: Literal["auto", "bars", "lines", "nothing"] = "auto",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tally = Tally(clock)
+        stream = stream if stream is not None else sys.stderr
+        if shows == "auto":
+            shows = "bars" if is_terminal(stream) else "lines"
+        makers: dict[str, Callable[[Tally, TextIO], Display]] = {"bars": Bars, "lines": Lines, "nothing": Nothing}
+        self._display = makers[shows](self.tally, stream)
+        self._lock = threading.RLock()
+        self._waiting: deque[Event] = deque()
+        self._busy = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Draw nothing more, and leave the terminal in order."""
+        with self._lock:
+            self._display.stop()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self._waiting.append(event)
+            if self._busy:  # a signal handler speaks while this thread is drawing, and a stream cannot be entered twice
+                return
+            self._busy = True
+            try:
+                while self._waiting:
+                    self._show(self._waiting.popleft())
+            finally:
+                self._busy = False
+
+    def _show(self, event: Event) -> None:
+        self.tally(event)
+        for sentence in sentences(event):
+            self._display.say(sentence)
+        if isinstance(event, StageStarted) and event.partitions:
+            self._display.stage(event.stage)
+        elif isinstance(event, RunFinished):
+            self._display.stop()
+        elif isinstance(event, (PartitionProgress, PartitionCommitted, MemorySampled)):
+            self._display.refresh()
+
+
+def sentences(event: Event) -> list[str]:
+    """What an event says in words, if anything."""
+    match event:
+        case RunStarted():
+            return [_start(event), *event.notes]
+        case Note():
+            return [event.text]
+        case Stopping():
+            return [ABANDONED if event.abandon else FINISHING]
+        case WorkerDied():
+            where = f" in step `{event.step}`" if event.step else ""
+            again = f"; partition {event.partition} is tried again" if event.partition is not None else ""
+            return [f"worker {event.worker} died{where} ({event.how}){again}"]
+        case _:
+            return []
+
+
+def _start(event: RunStarted) -> str:
+    todo = _count(event.partitions, "partition")
+    done = f", {event.committed:,} of them committed already" if event.committed else ""
+    means = f"{_count(event.workers, 'worker')}, {format_bytes(event.budget_bytes)} of memory"
+    return f"{todo}{done}; {means}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+class Nothing:
+    """Keeps the tally and its peace."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        pass
+
+    def stage(self, number: int) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class Lines:
+    """Plain sentences for logs and pipes."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._tally = tally
+        self._stream = stream
+        self._last = tally.clock()
+        self._stopped = False
+
+    def stage(self, number: int) -> None:
+        self._last = self._tally.clock()
+        if len(self._tally.stages) > 1:
+            self.say(f"stage {number + 1}: {self._tally.stages[number].name}")
+
+    def refresh(self) -> None:
+        now = self._tally.clock()
+        if now - self._last >= LINE_EVERY_S:
+            self._last = now
+            self.say(self._status(now))
+
+    def say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def stop(self) -> None:
+        if not self._stopped and self._tally.stage is not None:
+            self._stopped = True
+            self.say(self._status(self._tally.clock()))
+
+    def _status(self, now: float) -> str:
+        stage = self._tally.stage
+        if stage is None:
+            return f"memory {self._tally.memory()}"
+        parts = [f"{stage.name}: {format_bytes(stage.seen_bytes)}"]
+        if stage.num_bytes:
+            parts[0] += f" of {format_bytes(stage.num_bytes)}"
+        parts.append(f"{format_bytes(stage.rate(now))}/s")
+        left = stage.seconds_left(now)
+        if left:
+            parts.append(f"{duration(left)} left")
+        parts.append(f"rows: {stage.rows()}")
+        if self._tally.memory():
+            parts.append(f"memory {self._tally.memory()}")
+        return ", ".join(parts)
+
+
+class Bars:
+    """A bar per stage on a terminal."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._tally = tally
+        self._tasks: dict[int, TaskID] = {}
+        console = Console(file=stream, force_terminal=True, highlight=False)
+        self._wide = console.width >= WIDE
+        self._rich = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[share]:>4}", markup=False),
+            TextColumn("{task.fields[rate]:>9}", markup=False),
+            TextColumn("{task.fields[left]:>5}", markup=False),
+            TextColumn("{task.fields[rows]}", markup=False),
+            TextColumn("{task.fields[memory]}", markup=False),
+            console=console,
+            redirect_stdout=False,  # stdout is for data
+            refresh_per_second=5,
+            expand=True,
+        )
+
+    def stage(self, number: int) -> None:
+        stage = self._tally.stages[number]
+        self._finish(but=number)
+        name = shortened(stage.name, self._rich.console.width // 4)
+        self._tasks[number] = self._rich.add_task(name, total=stage.num_bytes or None, **self._texts(stage))
+        self._rich.start()
+
+    def refresh(self) -> None:
+        number, stage = self._tally.current, self._tally.stage
+        if number in self._tasks and stage is not None:
+            seen = min(stage.seen_bytes, stage.num_bytes) if stage.num_bytes else stage.seen_bytes
+            self._rich.update(self._tasks[number], completed=seen, **self._texts(stage))
+
+    def say(self, text: str) -> None:
+        self._rich.console.print(text, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self.refresh()
+        self._finish(but=None)
+        self._rich.stop()
+
+    def _finish(self, but: int | None) -> None:
+        """Fill the bars of stages whose partitions are all committed: their sizes were estimates."""
+        for number, task in self._tasks.items():
+            stage = self._tally.stages[number]
+            if number != but and stage.committed >= stage.partitions:
+                texts = {**self._texts(stage), "share": "100%", "left": ""}
+                self._rich.update(task, total=1, completed=1, **texts)
+
+    def _texts(self, stage: StageTally) -> dict[str, Any]:
+        now = self._tally.clock()
+        left = stage.seconds_left(now)
+        share = min(99, 100 * stage.seen_bytes // stage.num_bytes) if stage.num_bytes else None
+        return {
+            "share": f"{share}%" if share is not None else "",
+            "rate": f"{format_bytes(stage.rate(now))}/s",
+            "left": duration(left) if left is not None else "",
+            "rows": f"rows: {stage.rows()}" if self._wide else stage.rows(abbreviated),
+            "memory": self._tally.memory() if self._wide else self._tally.memory().replace(" of ", "/"),
+        }
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether bars can be drawn on `stream`."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def shortened(name: str, room: int) -> str:
+    """A stage by its ends, where the whole does not fit.
+
+    >>> shortened("jsonl_reader > language > word_count > jsonl_writer", 34)
+    'jsonl_reader ... jsonl_writer'
+    """
+    steps = name.split(" > ")
+    if len(name) > room and len(steps) > 2:
+        name = f"{steps[0]} ... {steps[-1]}"
+    return name if len(name) <= room else name[: room - 3] + "..."
+
+
+def abbreviated(number: int) -> str:
+    """
+    >>> abbreviated(999), abbreviated(12_345), abbreviated(3_456_789)
+    ('999', '12k', '3.5M')
+    """
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}" if number < 10 * size else f"{number // size}{unit}"
+    return str(number)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(5), duration(65), duration(3700)
+    ('0:05', '1:05', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,371 @@
+"""Recipes: a pipeline as a YAML file.
+
+    file or name --load_recipe--> Recipe --with_paths, with_overrides--> Recipe --build--> Pipeline
+                                    ^                                                         |
+                                    +------------------------ recipe_of ----------------------+
+
+    name: clean                     optional, as are description, memory, workers, rejects
+    memory: 4GB
+    steps:
+      - jsonl_reader: {file_paths: in/}
+      - word_count: {min_words: 3}
+      - parquet_writer: {path: out/}
+
+Steps go by the names `tamis ops` lists. Relative paths start at the current directory. A recipe may leave out the
+reader and the writer; `--input` and `--output` then bring them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
+from tamis.operator import Function, Operator, build_operator, find_operator, registered
+from tamis.parameters import fits, parse_bytes
+from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
+from tamis.recipes.paths import check_apart, reader_step, writer_step
+
+if TYPE_CHECKING:
+    from tamis.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator by its recipe name, with its parameters."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    line: int | None = field(default=None, compare=False)
+    """Where the file names it; None for steps that were added."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a recipe wants to be run, where the caller does not say otherwise."""
+
+    memory: int | str | None = None
+    workers: int | str | None = None
+    rejects: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            parse_bytes(self.memory)
+        if self.workers is not None and self.workers != "auto" and not (fits(self.workers, int) and self.workers > 0):  # type: ignore[operator]
+            raise ParameterError(f"`workers` must be a positive number or auto, got {self.workers!r}")
+        if not fits(self.rejects, bool | None):
+            raise ParameterError(f"`rejects` must be true or false, got {self.rejects!r}")
+
+
+_SETTINGS = tuple(spec.name for spec in dataclasses.fields(Settings))
+_KEYS = ("name", "description", *_SETTINGS, "steps")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pipeline as data. Changes give a new recipe."""
+
+    steps: tuple[Step, ...]
+    name: str = ""
+    description: str = ""
+    settings: Settings = Settings()
+    where: str = field(default="", compare=False)
+    """The file it was read from, for messages."""
+
+    def with_paths(
+        self, *, input: str | Path | Sequence[str | Path] | None = None, output: str | Path | None = None
+    ) -> Recipe:
+        """Read from `input` with the reader that fits its files, write to `output`.
+
+        A reader of another format is replaced and keeps the parameters both know. A writer that is named keeps its
+        format; one that is added writes the format of the input.
+        """
+        steps = list(self.steps)
+        if input is not None:
+            paths = [str(path) for path in ([input] if isinstance(input, (str, Path)) else input)]
+            place = self._find("source")
+            with self._within(place) if place is not None else nullcontext():
+                name, parameters = reader_step(paths, self._pair(place))
+            if place is None:
+                steps.insert(0, Step(name, parameters))
+            else:
+                steps[place] = replace(steps[place], name=name, parameters=parameters)
+        result = replace(self, steps=tuple(steps))
+        if output is None:
+            return result
+        place = result._find("sink")
+        with result._within(place) if place is not None else nullcontext():
+            name, parameters = writer_step(str(output), result._pair(place), result._pair(result._find("source")))
+        if place is None:
+            steps.append(Step(name, parameters))
+        else:
+            steps[place] = replace(steps[place], name=name, parameters=parameters)
+        return replace(result, steps=tuple(steps))
+
+    def with_overrides(self, overrides: Sequence[str]) -> Recipe:
+        """Set parameters by text: "word_count.min_words=3", "2.min_words=3" (second step) or
+        "word_count#2.min_words=3" (second step of that name). Values are YAML.
+        """
+        steps = list(self.steps)
+        for text in overrides:
+            target, equals, value = text.partition("=")
+            step, dot, parameter = target.strip().partition(".")
+            if not (equals and dot and step and parameter):
+                raise RecipeError(f"cannot understand {text!r}", hint="write step.parameter=value")
+            place = self._locate(step, text)
+            parameters = {**steps[place].parameters, parameter: read_value(value)}
+            steps[place] = replace(steps[place], parameters=parameters)
+        result = replace(self, steps=tuple(steps))
+        result.check_names()
+        return result
+
+    def check_names(self) -> None:
+        """Raise if a step or one of its parameters is unknown."""
+        for place, step in enumerate(self.steps):
+            with self._within(place):
+                known = [spec.name for spec in dataclasses.fields(find_operator(step.name))]
+                for key in step.parameters:
+                    if key not in known:
+                        hint = did_you_mean(key, known) or f"`{step.name}` takes {', '.join(known)}"
+                        raise ParameterError(f"`{step.name}` has no parameter `{key}`", hint=hint)
+
+    def check_ends(self) -> None:
+        """Raise unless the recipe says where rows come from and where they go."""
+        title = f"the recipe `{self.name}`" if self.name else "the recipe"
+        if self._find("source") is None:
+            raise RecipeError(
+                f"{title} names no input", hint="say --input PATH, or begin it with `- jsonl_reader: {file_paths: ...}`"
+            )
+        if self._find("sink") is None:
+            raise RecipeError(
+                f"{title} names no output", hint="say --output FOLDER, or end it with `- parquet_writer: {path: ...}`"
+            )
+
+    def operators(self) -> list[Operator]:
+        """The steps as operators, their parameters checked."""
+        result = []
+        for place, step in enumerate(self.steps):
+            with self._within(place):
+                result.append(build_operator(step.name, _fitted(find_operator(step.name), step.parameters)))
+        check_apart(result)
+        return result
+
+    def build(self) -> Pipeline:
+        """The pipeline, checked as far as that goes without looking at data."""
+        from tamis.pipeline import Pipeline
+
+        return Pipeline(self.operators())
+
+    def to_yaml(self) -> str:
+        """The recipe as a file that `load_recipe` reads back."""
+        top: dict[str, Any] = {}
+        for key, value in [("name", self.name), ("description", self.description)]:
+            if value:
+                top[key] = value
+        top |= {key: getattr(self.settings, key) for key in _SETTINGS if getattr(self.settings, key) is not None}
+        return write_document(top, [(step.name, step.parameters) for step in self.steps])
+
+    # ------------------------------------------------------------------------------------------------ finding steps
+
+    def _find(self, kind: str) -> int | None:
+        for place, step in enumerate(self.steps):
+            with self._within(place):
+                if find_operator(step.name).kind == kind:
+                    return place
+        return None
+
+    def _pair(self, place: int | None) -> tuple[str, Mapping[str, Any]] | None:
+        return (self.steps[place].name, self.steps[place].parameters) if place is not None else None
+
+    def _locate(self, step: str, text: str) -> int:
+        names = [each.name for each in self.steps]
+        listing = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+        if step.isdecimal():
+            if not 1 <= int(step) <= len(names):
+                raise RecipeError(f"{text!r}: there is no step {step}", hint=f"the steps are {listing}")
+            return int(step) - 1
+        name, _, occurrence = step.partition("#")
+        places = [place for place, each in enumerate(names) if each == name]
+        if not places:
+            near = did_you_mean(name, names)
+            hint = f"{near} the steps are {listing}" if near else f"the steps are {listing}"
+            raise RecipeError(f"{text!r}: there is no step `{name}`", hint=hint)
+        if occurrence:
+            if not occurrence.isdecimal() or not 1 <= int(occurrence) <= len(places):
+                raise RecipeError(f"{text!r}: `{name}` occurs {len(places)} times", hint=f"the steps are {listing}")
+            return places[int(occurrence) - 1]
+        if len(places) > 1:
+            choices = " or ".join(f"{name}#{number}" for number in range(1, len(places) + 1))
+            raise RecipeError(f"{text!r}: `{name}` occurs {len(places)} times", hint=f"say which: {choices}")
+        return places[0]
+
+    @contextmanager
+    def _within(self, place: int) -> Iterator[None]:
+        """Errors raised inside say which step they are about, and on which line it stands."""
+        step = self.steps[place]
+        try:
+            yield
+        except TamisError as error:
+            line = f"{self.where}, line {step.line}: " if self.where and step.line else ""
+            message = f"{line}step {place + 1}, `{step.name}`: {error.message}"
+            raise type(error)(message, hint=error.hint) from error
+
+
+# ------------------------------------------------------------------------------------------------- reading and finding
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """A recipe from a file, or one that ships with the package, by name."""
+    text = str(name_or_path)
+    looks_like_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
+    # os.path says no where pathlib raises, e.g. for a name that is too long; a pipe, `<(...)`, is as good as a file.
+    if os.path.exists(text) and not os.path.isdir(text):  # noqa: PTH110, PTH112
+        recipe = parse_recipe(_read(Path(text)), text)
+    elif looks_like_path:
+        what = "is a folder" if os.path.isdir(text) else "does not exist"  # noqa: PTH112
+        raise RecipeError(f"the recipe {text} {what}", hint="name a YAML file, or a recipe of `tamis recipes`")
+    else:
+        recipe = find_shipped(text)
+    recipe.check_names()
+    return recipe
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+
+
+def parse_recipe(data: bytes, where: str) -> Recipe:
+    """A recipe from the bytes of a file; `where` names it in messages. Operators are looked up later."""
+    document = read_document(data, where)
+    for key, entry in document.items():
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS) or f"a recipe has {', '.join(_KEYS)}"
+            raise RecipeError(f"{where}, line {entry.line}: unknown key `{key}`", hint=hint)
+    for key in ("name", "description"):
+        if key in document and not isinstance(document[key].value, str):
+            raise RecipeError(f"{where}, line {document[key].line}: `{key}` must be text, got {document[key].value!r}")
+    if "steps" not in document:
+        raise RecipeError(f"{where} has no `steps`", hint="steps: is a list of operators; `tamis ops` lists them")
+    steps = document["steps"]
+    if not isinstance(steps.value, list) or not steps.value:
+        raise RecipeError(
+            f"{where}, line {steps.line}: `steps` must be a list of operators, got {steps.value!r}",
+            hint="write each step on a line of its own: - word_count: {min_words: 3}",
+        )
+    values = {key: document[key].value for key in _SETTINGS if key in document}
+    try:
+        settings = Settings(**values)
+    except ParameterError as error:
+        lines = [entry.line for key, entry in document.items() if key in _SETTINGS and f"`{key}`" in error.message]
+        line = lines[0] if lines else document["memory"].line
+        raise ParameterError(f"{where}, line {line}: {error.message}", hint=error.hint) from error
+    return Recipe(
+        steps=tuple(_parse_step(number, entry, where) for number, entry in enumerate(steps.items, 1)),
+        name=document["name"].value if "name" in document else Path(where).stem,
+        description=document["description"].value if "description" in document else "",
+        settings=settings,
+        where=where,
+    )
+
+
+def _parse_step(number: int, entry: Entry, where: str) -> Step:
+    place, value = f"{where}, line {entry.line}: step {number}", entry.value
+    if isinstance(value, str):
+        return Step(value, {}, entry.line)
+    example = "- word_count: {min_words: 3}"
+    if not isinstance(value, dict) or not value:
+        raise RecipeError(f"{place} must be an operator, got {value!r}", hint=f"write {example}")
+    name, parameters = next(iter(value.items()))
+    if len(value) > 1:
+        others = ", ".join(f"`{key}`" for key in list(value)[1:])
+        hint = f"indent {others} below `{name}`, or begin each operator with its own dash: {example}"
+        raise RecipeError(f"{place} names more than one operator: `{name}`, {others}", hint=hint)
+    if not isinstance(name, str):
+        raise RecipeError(f"{place} must be the name of an operator, got {name!r}", hint=f"write {example}")
+    if parameters is None:
+        return Step(name, {}, entry.line)
+    if not isinstance(parameters, dict) or not all(isinstance(key, str) for key in parameters):
+        hint = f"write {example}"
+        raise RecipeError(f"{place}, `{name}`: parameters must be names with values, got {parameters!r}", hint=hint)
+    return Step(name, parameters, entry.line)
+
+
+def shipped_names() -> list[str]:
+    """The names of the recipes in the package."""
+    files = resources.files("tamis.recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def shipped_text(name: str) -> str:
+    return resources.files("tamis.recipes").joinpath(f"{name}.yaml").read_text("utf-8")
+
+
+def find_shipped(name: str) -> Recipe:
+    """The recipe of the package that is called `name`, or an error with the nearest name."""
+    known = shipped_names()
+    if name not in known:
+        hint = did_you_mean(name, known) or f"name a YAML file, or one of {', '.join(known)}"
+        raise RecipeError(f"there is no recipe `{name}`", hint=hint)
+    return parse_recipe(shipped_text(name).encode(), f"{name}.yaml")
+
+
+def shipped() -> dict[str, Recipe]:
+    """The recipes in the package, by name."""
+    return {name: find_shipped(name) for name in shipped_names()}
+
+
+def recipe_of(pipeline: Pipeline, *, name: str = "", description: str = "") -> Recipe:
+    """The recipe that builds `pipeline`. Functions and objects in memory cannot be written down."""
+    steps = []
+    for number, step in enumerate(pipeline.steps, 1):
+        if isinstance(step, Function):
+            raise RecipeError(
+                f"step {number} is the function `{step.name}`, which a recipe cannot hold",
+                hint="make it an operator: a class with @operator, announced as an entry point of `tamis.operators`",
+            )
+        if registered().get(step.name) is not type(step):
+            raise RecipeError(
+                f"step {number}, `{step.name}`, is not a registered operator", hint="decorate its class with @operator"
+            )
+        for spec in dataclasses.fields(step):
+            value = getattr(step, spec.name)
+            if not _is_plain(value):
+                kind = type(value).__name__
+                raise RecipeError(f"step {number}, `{step.name}`: a recipe cannot hold a {kind} as `{spec.name}`")
+        steps.append(Step(step.name, step.parameters()))
+    return Recipe(tuple(steps), name, description)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, Path))
+
+
+def _fitted(cls: type[Operator], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with lists as tuples and text as paths where the operator takes only those: YAML has neither."""
+    hints = typing.get_type_hints(cls)
+    result = dict(parameters)
+    for key, value in parameters.items():
+        if key in hints and not fits(value, hints[key]):
+            changed = Path(value) if isinstance(value, str) else _tuples(value)
+            if fits(changed, hints[key]):
+                result[key] = changed
+    return result
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,126 @@
+"""The two ends of a recipe: which reader fits an input, which writer follows it, and keeping the two apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tamis.errors import ParameterError, RecipeError, SourceError
+from tamis.operator import Operator, find_operator, registered
+from tamis.sources.files import CODECS, COMPRESSIBLE, detect_format, list_files
+
+NamedStep: TypeAlias = tuple[str, Mapping[str, Any]]
+
+_INPUT, _OUTPUT = "file_paths", "path"
+"""The parameter of every reader of files, and of every writer, that says where they are."""
+
+
+def reader_step(paths: list[str], named: NamedStep | None) -> NamedStep:
+    """The step that reads `paths`, in the place of the reader that the recipe names, if any."""
+    options = named[1].get("storage_options") if named is not None else None
+    try:
+        name = f"{detect_format(paths, options)}_reader"
+    except SourceError:
+        if named is None or _INPUT not in _fields(named[0]):
+            raise
+        name = named[0]  # the files do not tell; the author of the recipe did
+    where = paths[0] if len(paths) == 1 else paths
+    if named is None:
+        return name, {_INPUT: where}
+    kept = {key: value for key, value in named[1].items() if key != _INPUT}
+    lost = [key for key in kept if key not in _fields(name)]
+    if lost:
+        raise ParameterError(
+            f"the input is read by `{name}`, which has no {_listed(lost)}",
+            hint=f"take {_listed(lost)} out of the recipe, or give an input that `{named[0]}` reads",
+        )
+    return name, {_INPUT: where, **kept}
+
+
+def writer_step(folder: str, named: NamedStep | None, reader: NamedStep | None) -> NamedStep:
+    """The step that writes to `folder`: the writer that the recipe names, else one of the input's format."""
+    if named is not None:
+        if _OUTPUT not in _fields(named[0]):
+            raise ParameterError(f"`{named[0]}` does not write to a folder", hint="leave out --output")
+        return named[0], {**named[1], _OUTPUT: folder}
+    if reader is None:
+        raise RecipeError(
+            "the recipe names no input, so the format of the output is not known",
+            hint="say --input PATH, or name a writer: - parquet_writer: {path: ...}",
+        )
+    form = reader[0].removesuffix("_reader")
+    name = f"{form}_writer" if f"{form}_writer" in registered() else "jsonl_writer"
+    parameters = {_OUTPUT: folder}
+    if f"{form}_writer" == name and form in COMPRESSIBLE:
+        compression = _compression(form, reader[1])
+        if compression:
+            parameters["compression"] = compression
+    return name, parameters
+
+
+def check_apart(steps: Sequence[Operator]) -> None:
+    """Raise if the output would be written among the files of the input."""
+    outputs = [str(getattr(step, _OUTPUT)) for step in steps if step.kind == "sink" and hasattr(step, _OUTPUT)]
+    for step in steps:
+        inputs = getattr(step, _INPUT, None) if step.kind == "source" else None
+        for path in _as_list(inputs):
+            if path.startswith("@"):  # a manifest may name files from anywhere; the source looks at them
+                continue
+            for output in outputs:
+                how = _overlap(path, output)
+                if how:
+                    raise RecipeError(
+                        f"the output {output} {how} {path}", hint="write to a folder of its own, outside the input"
+                    )
+
+
+def _overlap(path: str, output: str) -> str | None:
+    source, target = _absolute(path), _absolute(output)
+    wild = next((place for place, letter in enumerate(source) if letter in "*?["), None)
+    if wild is not None:
+        folder = source[:wild].rpartition("/")[0]
+        deep = "**" in source
+        same = fnmatch.fnmatchcase(target, source.rpartition("/")[0])
+    else:
+        deep = path.endswith("/") or ("://" not in path and Path(path).is_dir())
+        folder = source if deep else source.rpartition("/")[0]
+        same = target == folder
+    if deep and target.startswith(folder + "/"):
+        return "lies inside the input"
+    if same:
+        return "is the folder of the input"
+    if folder.startswith(target.rstrip("/") + "/"):
+        return "holds the input"
+    return None
+
+
+def _absolute(path: str) -> str:
+    if "://" in path and not path.startswith("file://"):
+        return path.rstrip("/")
+    # realpath keeps the names it cannot find, so a pattern or a folder yet to be made comes through
+    return os.path.realpath(path.removeprefix("file://"))
+
+
+def _compression(form: str, reader: Mapping[str, Any]) -> str | None:
+    """The compression that all files of the input share, by its suffix."""
+    files = list_files(_as_list(reader.get(_INPUT)), form, reader.get("storage_options"))
+    suffixes = {f".{file.path.rpartition('.')[2].lower()}" for file in files}
+    return suffixes.pop()[1:] if len(suffixes) == 1 and suffixes <= set(CODECS) else None
+
+
+def _as_list(paths: object) -> list[str]:
+    if paths is None:
+        return []
+    return [str(paths)] if isinstance(paths, (str, Path)) else [str(path) for path in paths]  # type: ignore[attr-defined]
+
+
+def _fields(name: str) -> list[str]:
+    return [spec.name for spec in dataclasses.fields(find_operator(name))]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,196 @@
+"""The account of a run: rows read = kept + dropped by reason + failed, per operator and in all.
+
+Each committed partition leaves an `Account` in the ledger; the report is their sum, so a run that was interrupted and
+resumed reports the same as one that was not.
+
+    Account (partition, stage) --+--> stage --+--> Report
+                                 +            +
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tamis.errors import LedgerError
+from tamis.parameters import format_bytes
+
+
+@dataclass
+class OperatorAccount:
+    """What one step did: rows in and out, how long it took, and the fates it decided."""
+
+    name: str
+    kind: str
+    rows_in: int = 0
+    rows_out: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
+    """Bytes of the columns it was given."""
+    created: int = 0
+    failed: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: OperatorAccount) -> None:
+        for name in ("rows_in", "rows_out", "seconds", "num_bytes", "created", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+
+@dataclass
+class Account:
+    """The fates of the rows of one partition, or the sum over many."""
+
+    operators: list[OperatorAccount] = field(default_factory=list)
+    read: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
+    """Bytes read, decompressed."""
+    peak_memory_bytes: int = 0
+
+    @property
+    def failed(self) -> int:
+        return sum(op.failed for op in self.operators)
+
+    @property
+    def created(self) -> int:
+        return sum(op.created for op in self.operators)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return _merge(op.dropped for op in self.operators)
+
+    @property
+    def balances(self) -> bool:
+        return self.read + self.created == self.kept + sum(self.dropped.values()) + self.failed
+
+    def add(self, other: Account) -> None:
+        """Add the account of another partition of the same stage."""
+        if not self.operators:
+            self.operators = [OperatorAccount(op.name, op.kind) for op in other.operators]
+        for mine, theirs in zip(self.operators, other.operators, strict=True):
+            mine.add(theirs)
+        self.read += other.read
+        self.kept += other.kept
+        self.seconds += other.seconds
+        self.num_bytes += other.num_bytes
+        self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Account:
+        values = dict(data)
+        operators = [OperatorAccount(**op) for op in values.pop("operators")]
+        return Account(operators=operators, **values)
+
+
+@dataclass
+class Report:
+    """What a run did. `read + created == kept + sum(dropped.values()) + failed`, always."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    failed: int = 0
+    created: int = 0
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    num_bytes: int = 0
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    output: str | None = None
+    state: str = "finished"
+    """finished, interrupted, or unchanged (there was nothing to do)"""
+    notes: list[str] = field(default_factory=list)
+    """What was done again and why, and other things worth a sentence."""
+
+    @staticmethod
+    def of(stages: list[Account], *, seconds: float, peak_memory_bytes: int, output: str | None) -> Report:
+        """The report of a run from the accounts of its stages, each being handed what the one before kept."""
+        steps = [op for stage in stages for op in stage.operators]
+        busy = sum(op.seconds for op in steps) or 1.0
+        return Report(
+            read=stages[0].read if stages else 0,
+            kept=stages[-1].kept if stages else 0,
+            dropped=_merge(stage.dropped for stage in stages),
+            failed=sum(stage.failed for stage in stages),
+            created=sum(stage.created for stage in stages),
+            seconds=round(seconds, 3),
+            peak_memory_bytes=peak_memory_bytes,
+            num_bytes=stages[0].num_bytes if stages else 0,
+            operators=[_operator_row(op, busy) for op in steps],
+            output=output,
+        )
+
+    @property
+    def balances(self) -> bool:
+        return self.read + self.created == self.kept + sum(self.dropped.values()) + self.failed
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def load(output: str | Path) -> Report:
+        """The report of a finished or interrupted run, from its output folder."""
+        from tamis.store import INTERNAL, Store  # the store knows operators, and those need not know reports
+
+        try:
+            data = Store(str(output)).read(f"{INTERNAL}/report.json")
+        except NotADirectoryError:
+            data = None
+        if data is None:
+            raise LedgerError(
+                f"there is no report in {output}", hint="name the output folder of a run; it holds _tamis/report.json"
+            )
+        try:
+            return Report(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise LedgerError(f"the report in {output} is damaged or of another version: {error}") from error
+
+    def __str__(self) -> str:
+        lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.read)}"]
+        if self.created:
+            lines.insert(1, f"created  {self.created:>14,}")
+        lines.append(f"dropped  {sum(self.dropped.values()):>14,}{_percent(sum(self.dropped.values()), self.read)}")
+        for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
+            lines.append(f"  {count:>21,}{_percent(count, self.read)}  {reason}")
+        lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.read)}")
+        rate = self.num_bytes / self.seconds if self.seconds else 0
+        lines.append(
+            f"in {self.seconds:.1f} s ({format_bytes(rate)}/s), at most {format_bytes(self.peak_memory_bytes)} of memory"
+        )
+        return "\n".join(lines)
+
+
+def _operator_row(op: OperatorAccount, busy: float) -> dict[str, Any]:
+    rate = op.num_bytes / op.seconds / 1e6 if op.seconds else None
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "rows_in": op.rows_in,
+        "rows_out": op.rows_out,
+        "dropped": op.dropped,
+        "failed": op.failed,
+        "created": op.created,
+        "seconds": round(op.seconds, 4),
+        "share": round(op.seconds / busy, 4),
+        "mb_per_s": round(rate, 1) if rate is not None else None,
+    }
+
+
+def _merge(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for part in counts:
+        for reason, count in part.items():
+            result[reason] = result.get(reason, 0) + count
+    return result
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"  {100 * part / whole:5.1f} %" if whole else ""

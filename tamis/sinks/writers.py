@@ -1,0 +1,335 @@
+"""From tables to files: the writers that the sinks open, one for each partition.
+
+    write(table) -> selected, renamed -> JSONL, CSV   encoded at once
+                                      -> Parquet, Arrow   held until a row group is full, in the widest schema so far
+
+A file is begun with the first row, so a partition without rows leaves none. With a target size files are numbered, and
+one that has reached it is closed before the next row is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+
+from tamis.errors import ColumnError, SinkError, did_you_mean
+from tamis.operator import Shard
+from tamis.sinks.encode import encode_rows, json_text, json_values
+from tamis.sinks.formats import TypedFile, TypedFormat
+from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain
+from tamis.sinks.streams import ByteStream
+
+GROUP_BYTES = 32 * 2**20
+"""Uncompressed bytes of a row group: large enough to compress and scan well, small enough to hold one per worker."""
+CHUNK_BYTES = 4 * 2**20
+"""Bytes turned into text at a time."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The columns to write and their names in the file."""
+
+    fields: tuple[str, ...] | None
+    columns: Mapping[str, str]
+
+    def names(self, there: Sequence[str]) -> dict[str, str]:
+        """Canonical name -> name in the file, in the order of the file, for the columns `there`."""
+        for name in (*(self.fields or ()), *self.columns):
+            if name not in there:
+                near = did_you_mean(name, there)
+                raise ColumnError(
+                    f"the sink is to write column `{name}`, which no step provides\n\ncolumns here: {', '.join(there)}",
+                    hint=near or "name columns that are there in fields=[...] and columns={...}",
+                )
+        result = {name: self.columns.get(name, name) for name in (self.fields if self.fields is not None else there)}
+        written = list(result.values())
+        for name in written:
+            if written.count(name) > 1:
+                raise SinkError(
+                    f"two columns would be written as `{name}`", hint="give each a name of its own in columns={...}"
+                )
+        return result
+
+    def table(self, table: pa.Table, expected: pa.Schema) -> pa.Table:
+        """The selected columns; one that the plan expects and this table lacks is null."""
+        lacking = [field for field in expected if field.name not in table.column_names]
+        there = [*table.column_names, *(field.name for field in lacking)]
+        if len(set(table.column_names)) < len(table.column_names):
+            raise SinkError(f"two columns have the same name: {', '.join(table.column_names)}")
+        names = self.names(there)
+        if self.fields is None:
+            names = {name: written for name, written in names.items() if name in table.column_names}
+        arrays = [
+            table.column(name) if name in table.column_names else pa.nulls(table.num_rows, expected.field(name).type)
+            for name in names
+        ]
+        if not arrays:
+            return table.select([])
+        return pa.table(arrays, names=list(names.values()))
+
+    def schema(self, expected: pa.Schema) -> pa.Schema:
+        """What the plan expects, as it would be written; columns that it cannot know are left out."""
+        fields = self.fields if self.fields is not None else expected.names
+        return pa.schema([(self.columns.get(n, n), expected.field(n).type) for n in fields if n in expected.names])
+
+
+class Writer:
+    """What all writers share: the files, their names, when one is full."""
+
+    def __init__(
+        self, folder: Path, stem: str, suffix: str, selection: Selection, schema: pa.Schema, target: int | None
+    ) -> None:
+        if not stem or "/" in stem or "\\" in stem or stem in (".", "..") or "\0" in stem:
+            raise SinkError(f"{stem!r} cannot begin the name of a file")
+        self._folder, self._stem, self._suffix = folder, stem, suffix
+        self._selection, self._expected, self._target = selection, schema, target
+        self._shards: list[Shard] = []
+        self._paths: list[Path] = []
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows behind those written before."""
+        if table.num_rows:
+            self._write(self._selection.table(table, self._expected))
+
+    def close(self) -> list[Shard]:
+        """Finish the last file, force all to disk, and tell what was written."""
+        self._finish()
+        return self._shards
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._discard()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    def _next_path(self) -> Path:
+        number = "" if self._target is None else f"-{len(self._shards):04d}"
+        path = self._folder / f"{self._stem}{number}{self._suffix}"
+        self._paths.append(path)
+        return path
+
+    def _write(self, table: pa.Table) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _discard(self) -> None:
+        raise NotImplementedError
+
+
+# ----------------------------------------------------------------------------------------------------- lines of text
+
+
+class JsonlShards(Writer):
+    """One JSON object per line."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stem: str,
+        suffix: str,
+        selection: Selection,
+        schema: pa.Schema,
+        target: int | None,
+        compression: str | None,
+    ) -> None:
+        super().__init__(folder, stem, suffix, selection, schema, target)
+        self._compression = compression
+        self._stream: ByteStream | None = None
+
+    def _write(self, table: pa.Table) -> None:
+        # Small steps towards a target, so that a file does not overshoot it by much.
+        step = CHUNK_BYTES if self._target is None else max(1, min(CHUNK_BYTES, self._target // 4))
+        for part in slices(table, step):
+            if self._stream is None:
+                self._stream = ByteStream(self._next_path(), self._compression)
+                self._begin(part)
+            self._stream.write(self._encode(part))
+            self._rows += part.num_rows
+            if self._target is not None:
+                self._stream.flush()
+                if self._stream.size >= self._target:
+                    self._finish()
+
+    def _begin(self, table: pa.Table) -> None:
+        """What stands before the first row of a file."""
+
+    def _encode(self, table: pa.Table) -> pa.Buffer:
+        return encode_rows(table)
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            size = self._stream.close()
+            self._shards.append(Shard(self._stream.path.name, self._rows, size))
+            self._stream, self._rows = None, 0
+
+    def _discard(self) -> None:
+        if self._stream is not None:
+            self._stream.abort()
+            self._stream = None
+
+
+class CsvShards(JsonlShards):
+    """Comma-separated values under a header; nested values as JSON text."""
+
+    _header: list[str] | None = None
+
+    def _write(self, table: pa.Table) -> None:
+        if self._header is None:
+            expected = self._selection.schema(self._expected).names
+            self._header = list(dict.fromkeys([*expected, *table.column_names]))
+        new = [name for name in table.column_names if name not in self._header]
+        if new:
+            raise SinkError(
+                f"column `{new[0]}` appears after the header was written, which CSV cannot hold",
+                hint="name the columns in advance with fields=[...], or write JSONL or Parquet",
+            )
+        there = set(table.column_names)
+        columns = [table.column(name) if name in there else pa.nulls(table.num_rows) for name in self._header]
+        super()._write(pa.table(columns, names=self._header))
+
+    def _begin(self, table: pa.Table) -> None:
+        assert self._stream is not None
+        self._stream.write(_csv(self._text(table.slice(0, 0)), header=True))
+
+    def _encode(self, table: pa.Table) -> pa.Buffer:
+        return _csv(self._text(table), header=False)
+
+    @staticmethod
+    def _text(table: pa.Table) -> pa.Table:
+        columns = []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+            values = json_values(array, name)
+            columns.append(json_text(values, name) if pa.types.is_nested(values.type) else values)
+        return pa.table(columns, names=table.column_names)
+
+
+def _csv(table: pa.Table, *, header: bool) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(table, out, pyarrow.csv.WriteOptions(include_header=header))
+    return out.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- typed files
+
+
+class TypedShards(Writer):
+    """Files with one schema each. A table that does not fit widens the schema, and what is written is rewritten."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stem: str,
+        suffix: str,
+        selection: Selection,
+        schema: pa.Schema,
+        target: int | None,
+        form: TypedFormat,
+    ) -> None:
+        super().__init__(folder, stem, suffix, selection, schema, target)
+        self._form = form
+        self._schema: pa.Schema | None = None
+        self._file: TypedFile | None = None
+        self._pending: list[pa.Table] = []
+        self._pending_bytes = 0
+        self._flushed_bytes = 0
+
+    def _write(self, table: pa.Table) -> None:
+        self._widen(plain(table.schema))
+        row_bytes = max(1.0, table.nbytes / table.num_rows)
+        start = 0
+        while start < table.num_rows:
+            room = max(1, int((self._group_bytes() - self._pending_bytes) / row_bytes) + 1)
+            part = table.slice(start, room)
+            start += part.num_rows
+            self._pending.append(part)
+            self._pending_bytes += part.nbytes
+            self._rows += part.num_rows
+            if self._pending_bytes >= self._group_bytes():
+                self._flush()
+
+    def _widen(self, schema: pa.Schema) -> None:
+        if not len(schema):
+            raise SinkError("the rows have no columns, and only JSONL can hold such rows")
+        if self._schema is None:
+            self._schema = _expect(plain(self._selection.schema(self._expected)), schema)
+            return
+        wider = merge_schemas([self._schema, schema])
+        if wider == self._schema:
+            return
+        self._schema = wider
+        if self._file is None:
+            return
+        self._file.close()
+        path = self._paths[-1]
+        narrow = path.with_name(f"{path.name}.narrow")
+        self._paths.append(narrow)
+        path.rename(narrow)
+        self._file = self._form.create(path, wider)
+        for group in self._form.groups(narrow):
+            self._file.write(conform(group, wider))
+        narrow.unlink()
+        self._paths.remove(narrow)
+
+    def _group_bytes(self) -> int:
+        """How much to hold before writing: a row group, or what is expected to fill the file up to its target."""
+        if self._target is None:
+            return GROUP_BYTES
+        done = self._file.size if self._file is not None else 0
+        written = done + sum(shard.size for shard in self._shards)
+        ratio = written / self._flushed_bytes if self._flushed_bytes else 1.0
+        return int(min(GROUP_BYTES, max(self._target - done, self._target // 8) / max(ratio, 0.01)))
+
+    def _flush(self) -> None:
+        assert self._schema is not None
+        if self._pending:
+            if self._file is None:
+                self._file = self._form.create(self._next_path(), self._schema)
+            self._file.write(pa.concat_tables([conform(part, self._schema) for part in self._pending]))
+            self._flushed_bytes += self._pending_bytes
+            self._pending, self._pending_bytes = [], 0
+        if self._target is not None and self._file is not None and self._file.size >= 0.9 * self._target:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._pending:
+            self._flush()
+        if self._file is not None:
+            assert self._schema is not None
+            size = self._file.close()
+            self._shards.append(Shard(self._paths[-1].name, self._rows, size, encode_schema(self._schema)))
+            self._file, self._rows = None, 0
+
+    def _discard(self) -> None:
+        self._pending = []
+        if self._file is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):  # that it cannot be finished is why it goes
+                self._file.close()
+            self._file = None
+
+
+def _expect(expected: pa.Schema, first: pa.Schema) -> pa.Schema:
+    """The schema to begin with: what the plan expects, except where the first rows show that it was wrong."""
+    types = {field.name: field.type for field in expected}
+    for field in first:
+        try:
+            known = types.get(field.name, pa.null())
+            types[field.name] = merge_types(known, field.type, field.name)
+        except SinkError:
+            types[field.name] = field.type
+    return pa.schema(types)
+
+
+def slices(table: pa.Table, num_bytes: int) -> Iterator[pa.Table]:
+    """The table in pieces of about so many bytes, each of at least one row."""
+    rows = max(1, int(table.num_rows * num_bytes / max(1, table.nbytes)))
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)

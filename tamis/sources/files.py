@@ -1,0 +1,374 @@
+"""Which files a source reads: paths, folders, globs, lists and manifests, local or behind any fsspec URL.
+
+    "crawl/*.jsonl.zst", "s3://bucket/raw/", "@files.txt"
+           |
+           |  list_files     one listing per folder, no request per file
+           v
+    File(path, size, stamp)  in the order of the arguments, each argument's files in string order
+           |
+           |  fingerprint    size, time or ETag, head and tail: what a partition's identity is made of
+           v
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeAlias
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from tamis.errors import SourceError, did_you_mean
+
+Paths: TypeAlias = str | Path | Sequence[str | Path]
+Options: TypeAlias = Mapping[str, Any] | None
+
+FORMATS = {
+    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "parquet": (".parquet",),
+    "csv": (".csv", ".tsv"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "text": (".txt", ".md"),
+}
+COMPRESSIBLE = ("jsonl", "csv", "text")
+CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+READERS = {
+    "jsonl": "JsonlReader",
+    "parquet": "ParquetReader",
+    "csv": "CsvReader",
+    "arrow": "ArrowReader",
+    "text": "TextReader",
+}
+_EDGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the input, as its listing described it."""
+
+    path: str
+    size: int
+    stamp: str
+    """Modification time in nanoseconds, or the ETag or its like of an object store."""
+
+
+# ---------------------------------------------------------------------------------------------------- names and formats
+
+
+def codec_of(path: str) -> str | None:
+    """The compression a file's name announces: gzip, zstd, bz2, xz, lz4 or None."""
+    return CODECS.get(_suffix(path))
+
+
+def format_of(path: str) -> str | None:
+    """The format a file's name announces, its compression suffix set aside."""
+    suffix = _suffix(path)
+    compressed = suffix in CODECS
+    if compressed:
+        suffix = _suffix(path[: -len(suffix)])
+    for name, suffixes in FORMATS.items():
+        if suffix in suffixes and (not compressed or name in COMPRESSIBLE):
+            return name
+    return None
+
+
+def detect_format(paths: Paths, storage_options: Options = None) -> str:
+    """The one format of the files that `paths` lead to: jsonl, parquet, csv, arrow or text."""
+    files = list_files(paths, None, storage_options)
+    found = sorted({format_of(file.path) or "" for file in files})
+    if found == [""] or not found:
+        kinds = _extensions(file.path for file in files)
+        raise SourceError(
+            f"the format of {_shown(paths)} cannot be told from the file names ({kinds})",
+            hint="known are " + ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes),
+        )
+    found = [name for name in found if name]
+    if len(found) > 1:
+        raise SourceError(
+            f"{_shown(paths)} holds files of several formats: {', '.join(found)}",
+            hint=f"name the files of one format with a glob, for example *{FORMATS[found[0]][0]}",
+        )
+    return found[0]
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path.replace(os.sep, "/")).suffix.lower()
+
+
+def _extensions(paths: Iterable[str]) -> str:
+    counts: dict[str, int] = {}
+    for path in paths:
+        name = PurePosixPath(path).name
+        kind = "".join(PurePosixPath(name).suffixes[-2:]) or "no extension"
+        counts[kind] = counts.get(kind, 0) + 1
+    shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:6]
+    return ", ".join(f"{count} x {kind}" for kind, count in shown) or "no files"
+
+
+def _shown(paths: Paths) -> str:
+    if isinstance(paths, (str, Path)):
+        return str(paths)
+    shown = ", ".join(map(str, paths[:3]))
+    return shown + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- listing
+
+
+def list_files(paths: Paths, format: str | None, storage_options: Options = None) -> list[File]:
+    """The files of `format` that `paths` lead to; a file that is named is taken whatever its extension.
+
+    Names that begin with `_` or `.` are passed over in folders and globs, so that the output of a run, which keeps
+    its own records in `_tamis/`, can be read back.
+    """
+    arguments = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    if not arguments:
+        raise SourceError("the source was given no path", hint='file_paths="crawl/*.jsonl", or a list of paths')
+    files: list[File] = []
+    for argument in arguments:
+        files.extend(_expand(str(argument), format, storage_options))
+    seen: set[str] = set()
+    for file in files:
+        if file.path in seen:
+            raise SourceError(
+                f"{file.path} is named twice", hint="each row would be read twice; let each file match one path only"
+            )
+        seen.add(file.path)
+    return files
+
+
+def _expand(argument: str, format: str | None, options: Options) -> list[File]:
+    if argument.startswith("@"):
+        return _manifest(argument[1:], format, options)
+    try:
+        found, is_folder = _expand_local(argument) if is_local(argument) else _expand_remote(argument, options)
+    except PermissionError as error:
+        where = error.filename or argument
+        raise _not_allowed(str(where)) from error
+    except NotADirectoryError as error:
+        raise SourceError(f"{argument} goes through something that is not a folder") from error
+    if is_folder:
+        fitting = [file for file in found if format_of(file.path)] if format is None else _of_format(found, format)
+        if not fitting:
+            raise _nothing_fits(argument, found, format)
+        found = fitting
+    return sorted(found, key=lambda file: file.path)
+
+
+def _of_format(files: list[File], format: str) -> list[File]:
+    return [file for file in files if format_of(file.path) == format]
+
+
+def _nothing_fits(argument: str, found: list[File], format: str | None) -> SourceError:
+    wanted = ", ".join(FORMATS[format]) if format else "a known format"
+    others = sorted({format_of(file.path) or "" for file in found} - {""})
+    if not found:
+        hint = "the folder is empty; names that begin with _ or . are passed over"
+    elif others:
+        hint = f"read it with {' or '.join(READERS[name] for name in others)}"
+    else:
+        hint = 'a file with another extension can be named or matched by a glob: file_paths="folder/*.dump"'
+    kinds = _extensions(file.path for file in found)
+    return SourceError(f"{argument} has no files of {wanted} (there: {kinds})", hint=hint)
+
+
+def _manifest(path: str, format: str | None, options: Options) -> list[File]:
+    try:
+        with open_file(path, options) as file:
+            lines = file.read().decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"the list of paths {path} is not UTF-8 text") from error
+    folder = path.rpartition("/")[0] if not is_local(path) else str(Path(local_path(path)).parent)
+    files: list[File] = []
+    for line in lines:
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        absolute = "://" in name or Path(name).is_absolute()
+        files.extend(_expand(name if absolute else f"{folder}/{name}", format, options))
+    if not files:
+        raise SourceError(f"the list of paths {path} names no file", hint="one path per line; # begins a comment")
+    return files
+
+
+# -- local folders: one scandir per folder, the size and time of a file from its directory entry
+
+
+def is_local(path: str) -> bool:
+    return "://" not in path or path.startswith(("file://", "local://"))
+
+
+def local_path(path: str) -> str:
+    return re.sub(r"^(file|local)://", "", path)
+
+
+def _expand_local(argument: str) -> tuple[list[File], bool]:
+    path = local_path(argument)
+    if os.path.isdir(path):  # noqa: PTH112  a string in, strings out: twenty thousand Path objects are slow
+        return list(_walk(path)), True
+    if os.path.exists(path):  # noqa: PTH110
+        status = os.stat(path)  # noqa: PTH116
+        return [File(path, status.st_size, str(status.st_mtime_ns))], False
+    if not is_glob(path):
+        raise _missing(path)
+    root = _glob_root(path)
+    if not os.path.isdir(root or "."):  # noqa: PTH112
+        raise _missing(root)
+    matches = glob_matcher(path)
+    found = [file for file in _walk(root or ".", deep="**" in path or path.count("/", len(root)) > 1) if matches(file.path)]
+    if not found:
+        raise SourceError(f"no file matches {argument}", hint="* stays within a folder, ** crosses folders")
+    return found, False
+
+
+def _walk(folder: str, deep: bool = True) -> Iterator[File]:
+    prefix = "" if folder == "." else folder.rstrip("/") + "/"
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(("_", ".")):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            else:
+                status = entry.stat()
+                yield File(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+    if deep:
+        for name in folders:
+            yield from _walk(prefix + name)
+
+
+def _not_allowed(path: str) -> SourceError:
+    return SourceError(f"{path} may not be read: permission denied", hint="check its owner and mode, or your credentials")
+
+
+def _missing(path: str) -> SourceError:
+    """The error for a path that is not there, with what is there instead."""
+    parent = Path(path).parent
+    if not parent.is_dir():
+        return SourceError(f"there is no {path}", hint=f"the folder {parent} does not exist either")
+    near = did_you_mean(Path(path).name, (entry.name for entry in parent.iterdir()))
+    return SourceError(f"there is no {path}", hint=near or f"the folder {parent} is there; check the name")
+
+
+# -- globs
+
+
+def is_glob(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
+def _glob_root(pattern: str) -> str:
+    parts = pattern.split("/")
+    for index, part in enumerate(parts):
+        if is_glob(part):
+            return "/".join(parts[:index]) or ("/" if pattern.startswith("/") else "")
+    return pattern
+
+
+def glob_matcher(pattern: str) -> re.Pattern[str].match:  # type: ignore[valid-type,name-defined]
+    """A function that tells whether a path matches: `*` and `?` within a folder, `**` across folders."""
+    parts = []
+    for part in pattern.split("/"):
+        if part == "**":
+            parts.append("(?:[^/]+/)*")
+        else:
+            text = fnmatch.translate(part).removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z")
+            parts.append(text.replace(".*", "[^/]*") + "/")
+    return re.compile("".join(parts).removesuffix("/") + r"\Z", re.DOTALL).match
+
+
+# -- object stores and other file systems
+
+
+def _expand_remote(argument: str, options: Options) -> tuple[list[File], bool]:
+    system, path = _system(argument, options)
+    if is_glob(path):
+        details = system.glob(path, detail=True)
+        found = [info for info in details.values() if info["type"] == "file"]
+        root = _glob_root(path)
+        if not found:
+            raise SourceError(f"no file matches {argument}", hint="* stays within a folder, ** crosses folders")
+        return [_remote_file(system, info) for info in found if _visible(info["name"], root)], False
+    try:
+        info = system.info(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no {argument}", hint="check the bucket and the name") from error
+    if info["type"] == "file":
+        return [_remote_file(system, info)], False
+    details = system.find(path, detail=True)
+    found = [info for info in details.values() if info["type"] == "file" and not info["name"].endswith("/")]
+    return [_remote_file(system, info) for info in found if _visible(info["name"], path)], True
+
+
+def _visible(name: str, root: str) -> bool:
+    inside = name[len(root) :] if name.startswith(root) else name
+    return not any(part.startswith(("_", ".")) for part in inside.split("/") if part)
+
+
+def _remote_file(system: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> File:
+    stamp = next((str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), "")
+    return File(system.unstrip_protocol(info["name"]), int(info["size"] or 0), stamp)
+
+
+def _system(path: str, options: Options) -> tuple[fsspec.AbstractFileSystem, str]:
+    try:
+        return url_to_fs(path, **dict(options or {}))
+    except (ValueError, ImportError) as error:
+        protocol = path.partition("://")[0]
+        raise SourceError(
+            f"{path} cannot be opened: {error}", hint=f"is the package for {protocol}:// installed? pip install 'tamis[s3]' for S3"
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------- opening and fingerprints
+
+
+def open_file(path: str, storage_options: Options = None) -> IO[bytes]:
+    """A file for reading bytes; a local one is opened plainly, without a layer between."""
+    try:
+        if is_local(path):
+            return io.FileIO(local_path(path))  # type: ignore[return-value]
+        system, name = _system(path, storage_options)
+        return system.open(name, "rb")
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no {path}", hint="was it moved or deleted after the files were listed?") from error
+    except PermissionError as error:
+        raise _not_allowed(path) from error
+
+
+def read_exactly(file: IO[bytes], size: int) -> bytes:
+    """`size` bytes, fewer only at the end of the file."""
+    data = file.read(size)
+    if len(data) == size or not data:
+        return data
+    parts, missing = [data], size - len(data)
+    while missing and (data := file.read(missing)):
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
+
+
+def fingerprint(file: File) -> list[object]:
+    """What changes when the content of a file does. Of a local file the first and last 4 KB are read."""
+    if not is_local(file.path):
+        return [file.path, file.size, file.stamp]
+    try:
+        handle = os.open(local_path(file.path), os.O_RDONLY)
+    except PermissionError as error:
+        raise _not_allowed(file.path) from error
+    try:
+        edges = os.pread(handle, 2 * _EDGE_BYTES if file.size <= 2 * _EDGE_BYTES else _EDGE_BYTES, 0)
+        if file.size > 2 * _EDGE_BYTES:
+            edges += os.pread(handle, _EDGE_BYTES, file.size - _EDGE_BYTES)
+    finally:
+        os.close(handle)
+    return [file.path, file.size, file.stamp, hashlib.blake2b(edges, digest_size=10).hexdigest()]
+

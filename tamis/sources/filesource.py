@@ -1,0 +1,190 @@
+"""What the readers of files have in common: parameters, names of columns, partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from tamis.errors import ParameterError, SourceError
+from tamis.operator import Layout, Piece, Reading, Source
+from tamis.parameters import format_bytes, parse_bytes
+from tamis.sources import partitions as division
+from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
+from tamis.sources.files import File, codec_of, is_local, list_files, open_file
+from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
+from tamis.sources.schemas import missing_column
+
+WHOLE = -1
+"""As the stop of a piece: to the end of the file, wherever that is."""
+NEVER = 2**62
+"""As a blocksize: no file is split."""
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """A source that reads files."""
+
+    file_paths: str | Path | Sequence[str | Path]
+    files_per_partition: int | None = None
+    blocksize: int | str | None = None
+    fields: Sequence[str] | None = None
+    columns: Mapping[str, str] | None = None
+    limit: int | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    format = "jsonl"
+
+    def check(self) -> None:
+        if self.files_per_partition is not None and self.blocksize is not None:
+            raise ParameterError(
+                f"`{self.name}` was given both `files_per_partition` and `blocksize`",
+                hint="blocksize bounds bytes and splits large files; files_per_partition counts files; choose one",
+            )
+        for name in ("files_per_partition", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ParameterError(f"`{name}` of `{self.name}` must be at least 1, got {value}")
+        if self.blocksize is not None:
+            parse_bytes(self.blocksize)
+        names = list((self.columns or {}).values())
+        if len(set(names)) < len(names):
+            raise ParameterError(f"`columns` of `{self.name}` gives one column of the files two names")
+
+    # ------------------------------------------------------------------------------------------------------ columns
+
+    def in_file(self, name: str) -> str:
+        """What the files call the column that the pipeline calls `name`."""
+        return (self.columns or {}).get(name, name)
+
+    def renamed(self, table: pa.Table) -> pa.Table:
+        """The table with its columns called what the pipeline calls them."""
+        if not self.columns:
+            return table
+        names = {there: here for here, there in self.columns.items()}
+        # A column of that name which the sample did not show steps aside rather than vanish.
+        return table.rename_columns(
+            [names.get(name) or (f"{name}_in_file" if name in self.columns else name) for name in table.column_names]
+        )
+
+    def seen_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The schema of the files as the pipeline sees it: renamed, and cut to `fields`."""
+        reader, names = type(self).__name__, {there: here for here, there in (self.columns or {}).items()}
+        if not len(schema):  # no rows at all: nothing to check names against
+            return pa.schema([(name, pa.null()) for name in self.fields or self.columns or ()])
+        for here, there in (self.columns or {}).items():
+            if there not in schema.names:
+                raise missing_column(reader, "columns", there, schema.names)
+            if here in schema.names and here not in names:
+                raise SourceError(
+                    f"`columns` of {reader} calls `{there}` `{here}`, and the files have a column `{here}` too",
+                    hint=f'name that one too: columns={{"{here}": "{there}", "other_{here}": "{here}"}}',
+                )
+        result = pa.schema([spec.with_name(names.get(spec.name, spec.name)) for spec in schema])
+        for name in self.fields or ():
+            if name not in result.names:
+                raise missing_column(reader, "fields", name, result.names)
+        return result if self.fields is None else pa.schema([spec for spec in result if spec.name in self.fields])
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The schema of the dataset under the names that the files use."""
+        return pa.schema([spec.with_name(self.in_file(spec.name)) for spec in schema])
+
+    def wanted(self, reading: Reading) -> list[str] | None:
+        """The columns to read, under the names that the files use; None for all there are."""
+        asked = reading.columns if reading.columns is not None else self.fields
+        if asked is None:
+            return None
+        return [self.in_file(name) for name in asked if self.fields is None or name in self.fields]
+
+    # --------------------------------------------------------------------------------------------------- partitions
+
+    def block_bytes(self, default: int) -> int:
+        return parse_bytes(self.blocksize) if self.blocksize is not None else default
+
+    def list_files(self) -> list[File]:
+        return list_files(self.file_paths, self.format, self.storage_options)
+
+    def count_rows(self, piece: Piece, most: int) -> int:
+        """How many rows a piece has, counted no further than `most`."""
+        raise NotImplementedError
+
+    def divided(
+        self, files: list[File], pieces: list[Piece], schema: pa.Schema, blocksize: int, reasons: Mapping[str, str]
+    ) -> Layout:
+        if self.limit is not None:
+            pieces = division.first_rows(pieces, self.limit, self.count_rows)
+        if self.files_per_partition is not None:
+            groups = division.group(pieces, self.files_per_partition)
+        else:
+            groups = division.pack(pieces, blocksize)
+        num_bytes = sum(file.size for file in files)
+        why = division.explain(
+            len(files),
+            num_bytes,
+            len(groups),
+            blocksize=blocksize,
+            given=self.blocksize is not None,
+            files_per_partition=self.files_per_partition,
+        )
+        why += f", cut at the first {self.limit:,} rows" if self.limit is not None else ""
+        partitions = division.partitions_of(groups, files)
+        return Layout(self.seen_schema(schema), partitions, {"partitions": why, **reasons}, len(files), num_bytes)
+
+
+@dataclass(frozen=True)
+class ByteSource(FileSource):
+    """A source of files that are read as a stream of bytes, and may be compressed."""
+
+    def pieces(self, files: list[File], blocksize: int, ratio: float | None) -> tuple[list[Piece], dict[str, str]]:
+        """Byte ranges of the files, and why they are as they are. `ratio` is what a sample of the files expands by."""
+        pieces: list[Piece] = []
+        single = 0
+        codecs = {codec for file in files if (codec := codec_of(file.path))}
+        for file in files:
+            codec = codec_of(file.path)
+            if codec is None:
+                pieces += division.split_bytes(file, blocksize)
+                continue
+            factor = ratio or TYPICAL_RATIO[codec]
+            starts = [0]
+            if file.size * factor > blocksize:
+                step = max(1, int(blocksize / factor))
+                with open_file(file.path, self.storage_options) as opened:
+                    starts = entries(opened, codec, file.size, step, exact=is_local(file.path))
+                single += len(starts) == 1
+            for start, stop in zip(starts, [*starts[1:], file.size], strict=True):
+                pieces.append(Piece(file.path, start, stop, int((stop - start) * factor)))
+        reasons = {}
+        if codecs:
+            names = " and ".join(sorted(codecs))
+            how = f"expands {ratio:.1f} times, by a sample" if ratio else "is taken to expand as web text does"
+            reasons["compression"] = f"{names} {how}; blocksize counts decompressed bytes"
+        if single:
+            reasons["unsplit"] = (
+                f"{single:,} compressed file{'s are' if single > 1 else ' is'} one frame larger than blocksize "
+                f"{format_bytes(blocksize)}, which cannot be entered in the middle"
+            )
+        return pieces, reasons
+
+    def chunks(self, file: IO[bytes], piece: Piece, chunk_bytes: int) -> Chunks:
+        codec = codec_of(piece.path)
+        if codec is None:
+            return plain_chunks(file, piece.path, piece.start, piece.stop, chunk_bytes)
+        return decoded_chunks(file, piece.path, codec, piece.start, piece.stop)
+
+    def texts(self, piece: Piece, batch_bytes: int, max_line_bytes: int) -> Iterator[Text | Unread]:
+        """The lines that belong to a piece."""
+        if piece.start == piece.stop:
+            return
+        with open_file(piece.path, self.storage_options) as file:
+            yield from whole_lines(
+                self.chunks(file, piece, batch_bytes),
+                skip_first=piece.start > 0,
+                owns_stop=codec_of(piece.path) is not None,
+                batch_bytes=batch_bytes,
+                max_line_bytes=max_line_bytes,
+            )

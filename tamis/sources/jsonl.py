@@ -1,0 +1,432 @@
+"""JSON lines to Arrow tables, with the rows that cannot be read set apart, one by one.
+
+    Lines --> what no parser should see (bytes that are not UTF-8, NUL, a line that is not an object)   --> bad rows
+          --> pyarrow.json with the dataset's types spelled out, so that a date stays a string
+                 "... in row N"          line N is bad; on from N + 1
+                 "couldn't parse: 1.5"   an integer column holds fractions: it becomes double
+                 too few or many rows    several objects on a line: line by line
+          --> integers that a double cannot hold                                                        --> bad rows
+
+Everything but the common case is slow and exact; the common case is one call of pyarrow per block.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from json.decoder import scanstring
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from tamis.sources.lines import Lines
+
+JSON = "json"
+"""The declared type of a column whose values are kept as JSON text."""
+_ROW = re.compile(r" in row (\d+)$")
+_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+)")
+_TWICE = re.compile(r"Column\(/?(.*?)\) was specified twice")
+_KINDS = {"number": "a number", "string": "a string", "boolean": "true or false", "object": "an object", "array": "a list"}
+_ONE_BY_ONE_AFTER = 64
+_SPACE = re.compile(r"[ \t\r]*")
+
+
+@dataclass
+class JsonlParser:
+    """Parses the blocks of one dataset. What a block teaches about types is remembered for the next."""
+
+    schema: pa.Schema
+    """The types the dataset is known to have, under the names in the file."""
+    declared: Mapping[str, str] = field(default_factory=dict)
+    """Types the user asked for; a value that does not fit is a bad row, never a reason to change the type."""
+    wanted: Sequence[str] | None = None
+    max_line_bytes: int = 2**31 - 2
+
+    def __post_init__(self) -> None:
+        self._as_json = [name for name, kind in self.declared.items() if kind == JSON and self._wants(name)]
+        self._as_string = [name for name, kind in self.declared.items() if kind == "string" and self._wants(name)]
+        self._strict = {
+            name: pa.string() if kind == JSON else pa.type_for_alias(kind) for name, kind in self.declared.items()
+        }
+        self._explicit: dict[str, pa.DataType] = {}
+        self._open = self.wanted is None
+        for spec in self.schema:
+            if not self._wants(spec.name):
+                continue
+            known = self._strict.get(spec.name) or without_nulls(spec.type)
+            if known is not None:
+                self._explicit[spec.name] = known
+            # Asked to ignore what is not declared, pyarrow also drops new fields within an object and columns whose
+            # type is not known yet; then everything is parsed and the unwanted columns are dropped afterwards.
+            self._open |= known is None or known != spec.type or _has_fields(known)
+        for name, kind in self._strict.items():
+            if self._wants(name):
+                self._explicit.setdefault(name, kind)
+
+    def _wants(self, name: str) -> bool:
+        return self.wanted is None or name in self.wanted
+
+    def parse(self, lines: Lines, bad: Callable[[int, str], None]) -> tuple[pa.Table, np.ndarray]:
+        """The rows as a table and the number of the line of each; `bad(line, error)` is told of the others."""
+        keep = self._plausible(lines, bad)
+        while True:
+            table, failed = self._parse(lines, keep, bad)
+            if table is not None:
+                lost = self._lost_integers(lines, keep, table)
+                if not lost:
+                    return self._shaped(table, len(keep)), keep
+                for row, error in lost.items():
+                    bad(int(keep[row]), error)
+                failed = set(lost)
+            keep = np.delete(keep, sorted(failed))
+
+    # ---------------------------------------------------------------------------------------------- before the parser
+
+    def _plausible(self, lines: Lines, bad: Callable[[int, str], None]) -> np.ndarray:
+        """The lines that may be an object. That each begins with { and ends with } also makes sure that no object
+        spans lines: outside of strings `}` is never followed by `{` but at the top level."""
+        data, starts, ends = lines.text.data, lines.starts, lines.ends
+        view = np.frombuffer(data, np.uint8)
+        suspect = np.zeros(len(lines), dtype=np.bool_)
+        if len(lines):
+            last = view[ends - 1]
+            last = np.where(last == 13, view[ends - 2], last)
+            suspect |= (view[starts] != 123) | (last != 125) | (ends - starts > self.max_line_bytes)
+            if data.find(b"\0", lines.text.begin, lines.text.end) >= 0 or not is_utf8(data, lines.text.begin, lines.text.end):
+                suspect[:] = True
+        errors: dict[int, str] = {}
+        for row in np.flatnonzero(suspect):
+            if error := self._implausible(lines.line(row)):
+                errors[int(row)] = error
+        for row, error in errors.items():
+            bad(row, error)
+        return np.delete(np.arange(len(lines)), list(errors))
+
+    def _implausible(self, line: bytes) -> str | None:
+        if len(line) > self.max_line_bytes:
+            return f"the line is {len(line):,} bytes long, more than max_line_bytes={self.max_line_bytes:,}"
+        if b"\0" in line:
+            return f"a NUL byte at byte {line.index(0)} of the line; JSON writes it as \\u0000"
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"not UTF-8: {error.reason} at byte {error.start} of the line"
+        text = line.strip()
+        if not text.startswith(b"{"):
+            kind = {91: "a list", 34: "a string"}.get(text[0], "something else")
+            return f"a line must hold a JSON object {{...}}, this one holds {kind}"
+        return None if text.endswith(b"}") else "the line does not end with }: a JSON object cut short?"
+
+    # ---------------------------------------------------------------------------------------------- around the parser
+
+    def _parse(
+        self, lines: Lines, keep: np.ndarray, bad: Callable[[int, str], None]
+    ) -> tuple[pa.Table | None, set[int]]:
+        """The table of all `keep` lines, or the rows among them that must go before there can be one."""
+        before = dict(self._explicit)
+        try:
+            table = self._read(lines, keep)
+        except pa.ArrowInvalid as error:
+            failed = self._search(lines, keep, str(error))
+            if not failed and before == self._explicit:  # nothing learnt: give up a row rather than turn in circles
+                failed = {len(keep) - 1: self._in_words(str(error))}
+        else:
+            if table.num_rows == len(keep):
+                return table, set()
+            failed = self._one_by_one(lines, keep, 0)
+        for row, reason in failed.items():
+            bad(int(keep[row]), reason)
+        return None, set(failed)
+
+    def _search(self, lines: Lines, keep: np.ndarray, error: str) -> dict[int, str]:
+        """Which rows the parser cannot take, following it from one error to the next."""
+        failed: dict[int, str] = {}
+        begin = 0
+        while True:
+            match = _ROW.search(error)
+            if match is None:
+                if "Failed to convert JSON" in error:
+                    return failed or self._unconverted(lines, keep)
+                return failed | self._one_by_one(lines, keep, begin)
+            row = begin + int(match[1])
+            if row >= len(keep) or not (not self._reads(lines, keep[row : row + 1]) or _CHANGED.search(error)):
+                return failed | self._one_by_one(lines, keep, begin)
+            failed[row] = self._in_words(error)
+            begin = row + 1
+            if len(failed) % _ONE_BY_ONE_AFTER == 0 and begin < 2 * len(failed):
+                return failed | self._one_by_one(lines, keep, begin)
+            if begin >= len(keep):
+                return failed
+            try:
+                self._read(lines, keep[begin:])
+            except pa.ArrowInvalid as following:
+                error = str(following)
+            else:
+                return failed
+
+    def _one_by_one(self, lines: Lines, keep: np.ndarray, begin: int) -> dict[int, str]:
+        failed = {}
+        for row in range(begin, len(keep)):
+            try:
+                found = self._read(lines, keep[row : row + 1]).num_rows
+            except pa.ArrowInvalid as error:
+                if "Failed to convert JSON" not in str(error) or not self._is_loose(lines, keep[row : row + 1]):
+                    failed[row] = self._in_words(str(error))
+            else:
+                if found != 1:
+                    failed[row] = f"a line must hold one JSON object, this one holds {found}"
+        return failed
+
+    def _is_loose(self, lines: Lines, keep: np.ndarray) -> bool:
+        """Whether the lines are fine once integer columns may hold fractions."""
+        return self._reads(lines, keep, self._loose())
+
+    def _reads(self, lines: Lines, keep: np.ndarray, types: dict[str, pa.DataType] | None = None) -> bool:
+        try:
+            return self._read(lines, keep, types).num_rows == len(keep)
+        except pa.ArrowInvalid:
+            return False
+
+    def _loose(self) -> dict[str, pa.DataType]:
+        return {name: kind if name in self._strict else with_doubles(kind) for name, kind in self._explicit.items()}
+
+    def _unconverted(self, lines: Lines, keep: np.ndarray) -> dict[int, str]:
+        """Fractions in an integer column make it double from here on; an integer beyond 64 bits or a value that a
+        declared type cannot hold is a bad row."""
+        loose = self._loose()
+        try:
+            table = self._read(lines, keep, loose)
+        except pa.ArrowInvalid:
+            failed: dict[int, str] = {}
+            self._bisect(lines, keep, 0, len(keep), loose, failed)
+            return failed
+        lost = self._lost_integers(lines, keep, table)
+        if lost:
+            return lost
+        for name, kind in list(self._explicit.items()):
+            # The message does not name the column: it is the one that cannot be read unless it may be double.
+            if kind != loose[name] and not self._reads(lines, keep, {**loose, name: kind}):
+                self._explicit[name] = loose[name]
+        return {}
+
+    def _bisect(
+        self, lines: Lines, keep: np.ndarray, begin: int, end: int, types: dict[str, pa.DataType], failed: dict[int, str]
+    ) -> None:
+        try:
+            self._read(lines, keep[begin:end], types)
+        except pa.ArrowInvalid as error:
+            if end - begin == 1:
+                failed[begin] = self._in_words(str(error))
+                return
+            middle = (begin + end) // 2
+            self._bisect(lines, keep, begin, middle, types, failed)
+            self._bisect(lines, keep, middle, end, types, failed)
+
+    # ----------------------------------------------------------------------------------------------------- the parser
+
+    def _read(self, lines: Lines, keep: np.ndarray, types: dict[str, pa.DataType] | None = None) -> pa.Table:
+        if not len(keep):
+            explicit = types or self._explicit
+            return pa.schema(list(explicit.items())).empty_table()
+        if self._as_json:
+            return self._read_buffer(self._quoted(lines, keep, always=self._as_json), types)
+        try:
+            return self._read_buffer(_buffer(lines, keep), types)
+        except pa.ArrowInvalid as error:
+            match = _CHANGED.search(str(error))
+            if match is None or match[1] not in self._as_string:
+                raise
+            return self._read_buffer(self._quoted(lines, keep, always=[]), types)
+
+    def _read_buffer(self, buffer: pa.Buffer, types: dict[str, pa.DataType] | None) -> pa.Table:
+        while True:
+            explicit = self._explicit if types is None else types
+            table = pj.read_json(
+                pa.BufferReader(buffer),
+                read_options=pj.ReadOptions(use_threads=False, block_size=buffer.size + 1),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=pa.schema(list(explicit.items())),
+                    unexpected_field_behavior="infer" if self._open else "ignore",
+                ),
+            )
+            # pyarrow takes strings such as 2020-01-01 for times; what was written as a string stays one.
+            dates = {spec.name: as_strings(spec.type) for spec in table.schema if spec.name not in self._strict}
+            dates = {name: kind for name, kind in dates.items() if kind != table.schema.field(name).type}
+            if not dates:
+                return table
+            for name, kind in dates.items():
+                for target in (self._explicit,) if types is None else (self._explicit, types):
+                    target[name] = without_nulls(kind) or pa.string()
+
+    def _quoted(self, lines: Lines, keep: np.ndarray, always: Sequence[str]) -> pa.Buffer:
+        """The lines with the values of some columns replaced by their own text as a JSON string."""
+        parts = []
+        for index in keep:
+            line = lines.line(index)
+            try:
+                parts.append(quote_values(line.decode("utf-8"), always, self._as_string).encode("utf-8"))
+            except ValueError:
+                parts.append(line)  # pyarrow will say what is wrong with it
+        return pa.py_buffer(b"\n".join(parts))
+
+    # ----------------------------------------------------------------------------------------------- after the parser
+
+    def _lost_integers(self, lines: Lines, keep: np.ndarray, table: pa.Table) -> dict[int, str]:
+        """Rows with an integer beyond 64 bits, which the parser silently made a double of."""
+        lost: dict[int, str] = {}
+        for name in table.column_names:
+            if name in self._strict or not _is_huge(table.column(name)):
+                continue
+            rows = np.arange(len(keep))
+            if pa.types.is_floating(table.schema.field(name).type):
+                rows = rows[np.abs(np.nan_to_num(table.column(name).to_numpy())) >= 2.0**63]
+            for row in rows:
+                if (value := _huge_integer(json.loads(lines.line(keep[row])).get(name))) is not None:
+                    lost[int(row)] = (
+                        f"column `{name}` holds the integer {value}, which 64 bits cannot hold "
+                        f'(types={{"{name}": "string"}} keeps its digits)'
+                    )
+        return lost
+
+    def _shaped(self, table: pa.Table, num_rows: int) -> pa.Table:
+        """The columns wanted, those of the schema first and in its order."""
+        known = [spec.name for spec in self.schema if self._wants(spec.name)]
+        new = [name for name in table.column_names if name not in known and self._wants(name)]
+        columns = {}
+        for name in known + new:
+            there = name in table.column_names
+            columns[name] = table.column(name) if there else pa.nulls(num_rows, self.schema.field(name).type)
+        return pa.table(columns) if columns else pa.table({"": pa.nulls(num_rows)}).select([])
+
+    def _in_words(self, error: str) -> str:
+        text = _ROW.sub("", error.removeprefix("JSON parse error: "))
+        if match := _CHANGED.search(text):
+            path, expected, found = match.groups()
+            name = path.partition("/")[0]
+            kind = self._explicit.get(name)
+            what = f"{kind} in this dataset" if kind is not None else f"{_KINDS.get(expected, expected)} before"
+            inside = f" at {path}" if path != name else ""
+            return (
+                f"column `{name}` is {what}, this row holds {_KINDS.get(found, found)}{inside} "
+                f'(types={{"{name}": "string"}} or "json" keeps both)'
+            )
+        if match := _TWICE.search(text):
+            return f"the key `{match[1]}` is there twice"
+        return f"not JSON: {text}"
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def is_utf8(data: bytes, begin: int, end: int) -> bool:
+    """Whether the bytes are UTF-8, at several gigabytes a second."""
+    offsets = pa.py_buffer(np.array([begin, end], dtype=np.int64))
+    whole = pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])
+    try:
+        whole.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _buffer(lines: Lines, keep: np.ndarray) -> pa.Buffer:
+    text = lines.text
+    if lines.clean and len(keep) == len(lines):
+        return pa.py_buffer(text.data).slice(text.begin, len(text))
+    if keep[-1] - keep[0] + 1 == len(keep) and lines.clean:
+        begin, end = int(lines.starts[keep[0]]), int(lines.ends[keep[-1]])
+        return pa.py_buffer(text.data).slice(begin, end - begin)
+    view = memoryview(text.data)
+    starts, ends = lines.starts[keep], lines.ends[keep]
+    return pa.py_buffer(b"\n".join([view[start:end] for start, end in zip(starts, ends, strict=True)]))
+
+
+def quote_values(line: str, always: Sequence[str], unless_string: Sequence[str]) -> str:
+    """The line with the values of top-level keys turned into JSON strings of their own text; null stays null.
+
+    >>> quote_values('{"a": 1.10, "b": "x", "c": null}', ["a", "b", "c"], [])
+    '{"a": "1.10", "b": "\\\\"x\\\\"", "c": null}'
+    """
+    decode = json.JSONDecoder().raw_decode
+    parts, done = [], 0
+    at = _space(line, 0) + 1
+    at = _space(line, at)
+    while line[at] != "}":
+        key, at = scanstring(line, at + 1)
+        at = _space(line, _space(line, at) + 1)
+        value, end = decode(line, at)
+        if value is not None and (key in always or (key in unless_string and not isinstance(value, str))):
+            parts += [line[done:at], json.dumps(line[at:end], ensure_ascii=False)]
+            done = end
+        at = _space(line, end)
+        if line[at] == ",":
+            at = _space(line, at + 1)
+    return "".join([*parts, line[done:]])
+
+
+def _space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None
+    if match.end() >= len(text):
+        raise ValueError("the line ends within an object")
+    return match.end()
+
+
+def _map_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType | None:
+    """The type with each leaf changed; a leaf changed to None is left out, and so is what holds nothing else."""
+    if pa.types.is_struct(kind):
+        fields = [(spec.name, _map_leaves(spec.type, change)) for spec in kind]
+        return pa.struct([(name, inner) for name, inner in fields if inner is not None])
+    if pa.types.is_list(kind):
+        inner = _map_leaves(kind.value_type, change)
+        return None if inner is None else pa.list_(inner)
+    return change(kind)
+
+
+def without_nulls(kind: pa.DataType) -> pa.DataType | None:
+    """What is known of a type: fields that were null wherever they were seen are left to be learnt."""
+    return _map_leaves(kind, lambda leaf: None if pa.types.is_null(leaf) else leaf)
+
+
+def as_strings(kind: pa.DataType) -> pa.DataType:
+    return _map_leaves(kind, lambda leaf: pa.string() if pa.types.is_temporal(leaf) else leaf) or kind
+
+
+def with_doubles(kind: pa.DataType) -> pa.DataType:
+    return _map_leaves(kind, lambda leaf: pa.float64() if pa.types.is_integer(leaf) else leaf) or kind
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _has_fields(kind.value_type))
+
+
+def _leaves(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:
+    """The flat arrays of numbers within a column."""
+    if isinstance(column, pa.ChunkedArray):
+        return [leaf for chunk in column.chunks for leaf in _leaves(chunk)]
+    if pa.types.is_struct(column.type):
+        return [leaf for inner in column.flatten() for leaf in _leaves(inner)]
+    if pa.types.is_list(column.type):
+        return _leaves(column.flatten())
+    return [column]
+
+
+def _is_huge(column: pa.ChunkedArray) -> bool:
+    for leaf in _leaves(column):
+        if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
+            values = np.abs(leaf.to_numpy(zero_copy_only=False))
+            if np.any(values[np.isfinite(values)] >= 2.0**63):
+                return True
+    return False
+
+
+def _huge_integer(value: object) -> int | None:
+    """An integer somewhere in a JSON value that 64 bits cannot hold."""
+    if isinstance(value, int):
+        return value if not -(2**63) <= value < 2**63 else None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for item in inner if (found := _huge_integer(item)) is not None), None)
+

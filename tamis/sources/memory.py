@@ -1,0 +1,149 @@
+"""Rows that are in memory already: Python dicts, Arrow tables, pandas and Polars frames, Hugging Face datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Origin, table_from_rows
+from tamis.errors import ParameterError, SourceError
+from tamis.operator import Layout, Partition, Piece, Reading, Source, digest, operator
+from tamis.parameters import format_bytes
+from tamis.sources.schemas import plain
+
+
+@operator()
+class Rows(Source):
+    """Rows from memory: a list of dicts, an Arrow table, a pandas or Polars frame, a Hugging Face dataset.
+
+    They are held as one Arrow table, which travels to each worker; for more than fits comfortably in memory, write
+    files and read those.
+
+    >>> [batch.rows() for batch in Rows([{"text": "a"}, {"text": "b"}]).batches()]
+    [[{'text': 'a'}, {'text': 'b'}]]
+    """
+
+    rows: object
+    rows_per_partition: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "rows", as_table(self.rows))
+        for name in ("rows_per_partition", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ParameterError(f"`{name}` of `rows` must be at least 1, got {value}")
+
+    @property
+    def table(self) -> pa.Table:
+        assert isinstance(self.rows, pa.Table)
+        return self.rows if self.limit is None else self.rows.slice(0, self.limit)
+
+    def parameters(self) -> dict[str, Any]:
+        return {**super().parameters(), "rows": self.table.to_pylist()}
+
+    def identity(self) -> dict[str, Any]:
+        values = {"rows": content_hash(self.table), "rows_per_partition": self.rows_per_partition, "limit": self.limit}
+        return {"step": self.name, "version": self.version, "parameters": values}
+
+    def layout(self, blocksize: int) -> Layout:
+        table = self.table
+        count, num_bytes = table.num_rows, table.nbytes
+        step = self.rows_per_partition or max(1, int(count * blocksize / num_bytes) if num_bytes > blocksize else count)
+        partitions = []
+        for index, start in enumerate(range(0, count, step)):
+            part = table.slice(start, min(step, count - start))
+            piece = Piece("rows", start, start + part.num_rows, part.nbytes)
+            partitions.append(Partition(index, (piece,), digest([content_hash(part), start])))
+        why = f"rows_per_partition {step}" if self.rows_per_partition else f"blocksize {format_bytes(blocksize)} (default)"
+        reason = f"{why}: {count:,} rows of {format_bytes(num_bytes)} become {len(partitions):,} partitions"
+        return Layout(table.schema, tuple(partitions), {"partitions": reason}, num_files=0, num_bytes=num_bytes)
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        table = self.table
+        if reading.columns is not None:
+            table = table.select([name for name in table.column_names if name in reading.columns])
+        per_row = max(1.0, table.nbytes / max(1, table.num_rows))
+        step = max(1, int(reading.batch_bytes / per_row))
+        for piece in partition.pieces:
+            for start in range(piece.start, piece.stop, step):
+                stop = min(piece.stop, start + step)
+                yield Batch(
+                    table.slice(start, stop - start).combine_chunks(), Origin.of(piece.path, np.arange(start, stop))
+                )
+
+    def batches(self, batch_bytes: int = 2**24) -> Iterator[Batch]:
+        """All rows, without a pipeline: for tests and a look at the data."""
+        layout = self.layout(2**62)
+        for partition in layout.partitions:
+            yield from self.read(partition, Reading(None, layout.schema, batch_bytes, lambda failure: None))
+
+
+def as_table(rows: object) -> pa.Table:
+    """Whatever holds rows, as an Arrow table of plain columns. Foreign classes are known by name, not by import."""
+    if isinstance(rows, pa.Table):
+        return plain(rows)
+    if isinstance(rows, pa.RecordBatch):
+        return plain(pa.Table.from_batches([rows]))
+    home = type(rows).__module__.partition(".")[0]
+    if home == "pandas" and isinstance(rows, sys.modules["pandas"].DataFrame):
+        return plain(pa.Table.from_pandas(rows, preserve_index=False))
+    if home == "polars" and isinstance(rows, sys.modules["polars"].LazyFrame):
+        return plain(rows.collect().to_arrow())
+    if home == "polars" and isinstance(rows, sys.modules["polars"].DataFrame):
+        return plain(rows.to_arrow())
+    if home == "datasets" and isinstance(rows, sys.modules["datasets"].Dataset):
+        # `with_format` applies the selection that filter() and shuffle() leave as a list of row numbers.
+        return plain(rows.with_format("arrow")[:])
+    if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
+        return _from_dicts(rows)
+    raise ParameterError(
+        f"`rows` of `rows` must hold rows, got {type(rows).__name__}",
+        hint="a list of dicts, an Arrow table, a pandas or Polars frame, or a Hugging Face dataset",
+    )
+
+
+def _from_dicts(rows: Sequence[object]) -> pa.Table:
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ParameterError(f"row {index} is not a dict but {row!r:.80}", hint='Rows([{"text": "a"}, ...])')
+    try:
+        return table_from_rows(rows)  # type: ignore[arg-type]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise SourceError(f"the rows do not make a table: {error}", hint="a column must hold values of one kind") from error
+
+
+def content_hash(table: pa.Table) -> str:
+    """A hash of the rows, the same whatever chunks they are in."""
+    sink = _Hash()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.hash.hexdigest()
+
+
+class _Hash:
+    """A file that only hashes what is written to it."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.closed = False
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True

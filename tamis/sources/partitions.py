@@ -1,0 +1,94 @@
+"""Dividing files into partitions: small neighbours packed together, large files split.
+
+    File, estimated size --> Piece, Piece, ... --> Partition (blocksize bytes, or files_per_partition files)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tamis.operator import Partition, Piece, digest
+from tamis.parameters import format_bytes
+from tamis.sources.files import File, fingerprint
+
+SAMPLED_FILES = 16
+SAMPLE_BYTES = 1_000_000
+
+
+def sampled(files: Sequence[File], count: int = SAMPLED_FILES) -> list[File]:
+    """The first file and others spread evenly over the list, those that are empty passed over."""
+    full = [file for file in files if file.size]
+    if len(full) <= count:
+        return full
+    return [full[index * (len(full) - 1) // (count - 1)] for index in range(count)]
+
+
+def pack(pieces: Iterable[Piece], blocksize: int) -> list[tuple[Piece, ...]]:
+    """Neighbours together as long as they fit."""
+    groups: list[tuple[Piece, ...]] = []
+    current: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if current and size + piece.size > blocksize:
+            groups.append(tuple(current))
+            current, size = [], 0
+        current.append(piece)
+        size += piece.size
+    if current:
+        groups.append(tuple(current))
+    return groups
+
+
+def group(pieces: Sequence[Piece], files_per_partition: int) -> list[tuple[Piece, ...]]:
+    return [tuple(pieces[i : i + files_per_partition]) for i in range(0, len(pieces), files_per_partition)]
+
+
+def split_bytes(file: File, blocksize: int) -> list[Piece]:
+    """Byte ranges of equal size; where lines begin is for the reader to find."""
+    count = max(1, -(-file.size // blocksize))
+    bounds = [file.size * index // count for index in range(count + 1)]
+    return [
+        Piece(file.path, start, stop, stop - start)
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        if stop > start or count == 1
+    ]
+
+
+def first_rows(pieces: Iterable[Piece], limit: int, count: Callable[[Piece, int], int]) -> list[Piece]:
+    """The pieces that hold the first `limit` rows; `count(piece, most)` counts no further than it must."""
+    result: list[Piece] = []
+    left = limit
+    for piece in pieces:
+        if left <= 0:
+            break
+        rows = count(piece, left)
+        result.append(Piece(piece.path, piece.start, piece.stop, piece.size, left if rows >= left else None))
+        left -= rows
+    return result
+
+
+def partitions_of(groups: Iterable[tuple[Piece, ...]], files: Sequence[File]) -> tuple[Partition, ...]:
+    """Partitions with identities; each file is looked at once however many pieces it has."""
+    by_path = {file.path: file for file in files}
+    marks: dict[str, list[object]] = {}
+    result = []
+    for index, pieces in enumerate(groups):
+        parts = []
+        for piece in pieces:
+            mark = marks.get(piece.path)
+            if mark is None:
+                mark = marks[piece.path] = fingerprint(by_path[piece.path])
+            parts.append([mark, piece.start, piece.stop, piece.limit])
+        result.append(Partition(index, pieces, digest(parts)))
+    return tuple(result)
+
+
+def explain(
+    files: int, num_bytes: int, partitions: int, *, blocksize: int, given: bool, files_per_partition: int | None
+) -> str:
+    """How the partitions came about, in a sentence."""
+    what = f"{files:,} file{'s' * (files != 1)} of {format_bytes(num_bytes)}"
+    result = f"become{'s' * (files == 1)} {partitions:,} partition{'s' * (partitions != 1)}"
+    if files_per_partition is not None:
+        return f"files_per_partition {files_per_partition}: {what} {result}"
+    return f"blocksize {format_bytes(blocksize)}{'' if given else ' (default)'}: {what} {result}"

@@ -1,0 +1,102 @@
+"""Columns across files: one schema for all of them, and each table brought to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from tamis.errors import SourceError, did_you_mean
+
+
+def unify(schemas: Sequence[tuple[str, pa.Schema]], reader: str) -> pa.Schema:
+    """One schema for all files, or an error that names the column and the two files that do not agree."""
+    result = pa.schema([])
+    homes: dict[str, str] = {}
+    for path, schema in schemas:
+        try:
+            result = pa.unify_schemas([result, schema], promote_options="permissive")
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            for spec in schema:
+                known = result.field(spec.name).type if spec.name in result.names else None
+                if known is not None and not _agree(known, spec.type):
+                    raise SourceError(
+                        f"column `{spec.name}` is {known} in {homes[spec.name]} and {spec.type} in {path}",
+                        hint=f'say which it is: {reader}(..., types={{"{spec.name}": "string"}})'
+                        if reader in ("JsonlReader", "CsvReader")
+                        else "read the files that differ with a source of their own",
+                    ) from error
+            raise SourceError(f"the columns of {path} do not go with those of the files before: {error}") from error
+        for name in schema.names:
+            homes.setdefault(name, path)
+    return result
+
+
+def _agree(one: pa.DataType, other: pa.DataType) -> bool:
+    try:
+        pa.unify_schemas([pa.schema([("x", one)]), pa.schema([("x", other)])], promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return False
+    return True
+
+
+def missing_column(reader: str, parameter: str, name: str, there: Sequence[str]) -> SourceError:
+    """The error for a column the user named and the data does not have."""
+    near = did_you_mean(name, there)
+    hint = near or f"columns there: {', '.join(there[:20]) or 'none'}"
+    if reader == "JsonlReader":
+        hint += f'; if it is rare, declare it: types={{"{name}": "string"}}'
+    return SourceError(f"`{parameter}` of {reader} names column `{name}`, which the files do not have", hint=hint)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without encodings that operators need not know: dictionaries, views, extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([spec.with_type(plain_type(spec.type)) for spec in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
+    return kind
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(spec.name, plain_type(spec.type)) for spec in schema])
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table in plain types and without foreign metadata."""
+    schema = plain_schema(table.schema)
+    if not len(schema):
+        return table.replace_schema_metadata(None)
+    return table.replace_schema_metadata(None) if table.schema.types == schema.types else table.cast(schema)
+
+
+def conform(table: pa.Table, schema: pa.Schema, wanted: Sequence[str] | None) -> pa.Table:
+    """The table with the columns of the dataset in its order and types; what is missing is null, what is new is kept."""
+    known = [spec for spec in schema if wanted is None or spec.name in wanted]
+    new = [name for name in table.column_names if name not in schema.names and (wanted is None or name in wanted)]
+    columns = {}
+    for spec in known:
+        if spec.name not in table.column_names:
+            columns[spec.name] = pa.nulls(table.num_rows, spec.type)
+            continue
+        column = table.column(spec.name)
+        if column.type != spec.type and not pa.types.is_null(spec.type):
+            try:
+                column = column.cast(spec.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise ValueError(
+                    f"column `{spec.name}` is {spec.type} in this dataset and {column.type} in this file ({error})"
+                ) from error
+        columns[spec.name] = column
+    columns.update({name: table.column(name) for name in new})
+    return pa.table(columns) if columns else table.select([])

@@ -1,0 +1,280 @@
+"""Sources of rows in files; here those made of lines, JSON and text, and the way to find the reader of a file.
+
+    layout   in the driver: list the files, sample their columns, divide them into partitions
+    read     in a worker: a partition's rows as batches; a row that cannot be read is told to `reading.fail`
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Failure, Origin
+from tamis.errors import ParameterError, SourceError
+from tamis.operator import Layout, Partition, Piece, Reading, operator
+from tamis.parameters import parse_bytes
+from tamis.sources import partitions as division
+from tamis.sources.columnar import ArrowReader, ParquetReader
+from tamis.sources.delimited import CsvReader, check_types
+from tamis.sources.files import File, Paths, codec_of, detect_format, open_file
+from tamis.sources.filesource import NEVER, ByteSource, FileSource
+from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
+from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Lines, Text, Unread, join_texts, limited
+from tamis.sources.schemas import unify
+
+__all__ = ["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader", "reader_for"]
+
+_LONGEST_LINE = 2**31 - 2
+"""pyarrow counts the bytes of a block of JSON in 32 bits."""
+
+
+@dataclass(frozen=True)
+class _LineSource(ByteSource):
+    """A source whose rows are lines; blank lines are none."""
+
+    @property
+    def _max_line(self) -> int:
+        return _LONGEST_LINE
+
+    def count_rows(self, piece: Piece, most: int) -> int:
+        count = 0
+        for text in self.texts(piece, division.SAMPLE_BYTES, self._max_line):
+            count += len(Lines.of(text)) if isinstance(text, Text) else text.is_row
+            if count >= most:
+                break
+        return count
+
+    def _lines(self, partition: Partition, reading: Reading) -> Iterator[Lines]:
+        """The lines of a partition, those of small files together; what is no line is told to `reading.fail`."""
+
+        def texts() -> Iterator[Text | Unread]:
+            for piece in partition.pieces:
+                yield from limited(self.texts(piece, reading.batch_bytes, self._max_line), piece.limit)
+
+        for text in join_texts(texts(), reading.batch_bytes):
+            if isinstance(text, Unread):
+                reading.fail(Failure(f"{text.place}:{text.position}", self.name, text.error, text.row))
+            else:
+                yield Lines.of(text)
+
+    def _fail(self, reading: Reading, lines: Lines, line: int, error: str) -> None:
+        row = lines.line(line)[:KEPT_OF_BAD_ROW]
+        reading.fail(Failure(lines.address(line), self.name, error, row))
+
+    def _sample(self, file: File) -> tuple[Lines | None, float | None]:
+        """The first lines of a file, and what its bytes expand by."""
+        whole = Piece(file.path, 0, file.size)
+        expanded = 0
+        with open_file(file.path, self.storage_options) as opened:
+
+            def counted() -> Iterator[Any]:
+                nonlocal expanded
+                for chunk in self.chunks(opened, whole, division.SAMPLE_BYTES):
+                    expanded += chunk.size if isinstance(chunk, Chunk) else 0
+                    yield chunk
+
+            from tamis.sources.lines import whole_lines
+
+            texts = whole_lines(
+                counted(),
+                skip_first=False,
+                owns_stop=False,
+                batch_bytes=division.SAMPLE_BYTES,
+                max_line_bytes=self._max_line,
+            )
+            text = next((text for text in texts if isinstance(text, Text)), None)
+            ratio = expanded / max(1, opened.tell()) if codec_of(file.path) else None
+        return (Lines.of(text) if text is not None else None), ratio
+
+    def _samples(self, files: Sequence[File]) -> tuple[list[tuple[str, Lines]], float | None]:
+        found, ratios = [], []
+        for file in division.sampled(files):
+            lines, ratio = self._sample(file)
+            if lines is not None:
+                found.append((file.path, lines))
+            if ratio:
+                ratios.append(ratio)
+        return found, sum(ratios) / len(ratios) if ratios else None
+
+
+@operator()
+class JsonlReader(_LineSource):
+    """Rows of JSON lines files, plain or compressed (.gz, .zst, .bz2, .xz, .lz4).
+
+    Reads paths, folders, globs, lists and `@lists.txt`, local or on any fsspec file system. Large files are split:
+    plain ones anywhere, compressed ones between frames. Types come from a sample of the files and may be declared:
+    `types={"id": "string", "meta": "json"}` keeps the digits of large numbers and the text of irregular objects.
+    A line that is not a JSON object, is not UTF-8 or does not fit its column's type fails alone; strings are never
+    taken for dates. A column that holds integers and fractions is double, which keeps integers up to 2**53 exactly.
+
+    >>> JsonlReader("crawl/*.jsonl.zst", blocksize="256MB", columns={"text": "content"}).name
+    'jsonl_reader'
+    """
+
+    types: Mapping[str, str] | None = None
+    max_line_bytes: int | str = "1GB"
+
+    format = "jsonl"
+
+    def check(self) -> None:
+        super().check()
+        check_types(self.name, self.types, (JSON,))
+        if parse_bytes(self.max_line_bytes) > _LONGEST_LINE:
+            raise ParameterError(f"`max_line_bytes` of `{self.name}` can be at most {_LONGEST_LINE}")
+
+    @property
+    def _max_line(self) -> int:
+        return min(parse_bytes(self.max_line_bytes), _LONGEST_LINE)
+
+    def layout(self, blocksize: int) -> Layout:
+        size = self.block_bytes(blocksize)
+        files = self.list_files()
+        samples, ratio = self._samples(files)
+        schema = unify([(path, self._schema(path, lines)) for path, lines in samples], type(self).__name__)
+        pieces, reasons = self.pieces(files, size if self.files_per_partition is None else NEVER, ratio)
+        return self.divided(files, pieces, schema, size, reasons)
+
+    def _schema(self, path: str, lines: Lines) -> pa.Schema:
+        errors: list[str] = []
+        table, kept = self._parser(pa.schema([]), None).parse(lines, lambda line, error: errors.append(error))
+        if len(lines) and not len(kept) and lines.line(0).lstrip()[:1] == b"[":
+            raise SourceError(
+                f"{path} is not JSON lines: it begins with a list ([)",
+                hint="write one object a line, for example with jq -c '.[]'",
+            )
+        # The parser puts columns it was told about first; here they stand in the order in which the file has them.
+        order: dict[str, None] = {}
+        for line in kept[:100]:
+            order.update(dict.fromkeys(json.loads(lines.line(line))))
+        names = [name for name in order if name in table.column_names]
+        return pa.schema([table.schema.field(name) for name in dict.fromkeys([*names, *table.column_names])])
+
+    def _parser(self, schema: pa.Schema, wanted: Sequence[str] | None) -> JsonlParser:
+        types = {self.in_file(name): kind for name, kind in (self.types or {}).items()}
+        return JsonlParser(schema, types, wanted, self._max_line)
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        parser = self._parser(self.file_schema(reading.schema), self.wanted(reading))
+        for lines in self._lines(partition, reading):
+
+            def bad(line: int, error: str, lines: Lines = lines) -> None:
+                self._fail(reading, lines, line, error)
+
+            table, kept = parser.parse(lines, bad)
+            if len(kept):
+                kept_lines = lines if len(kept) == len(lines) else lines.select(kept)
+                yield Batch(self.renamed(table), kept_lines.origin())
+
+
+@operator()
+class TextReader(_LineSource):
+    """Rows of plain text: one per line that is not blank, or with `unit="file"` one per file, with its `path`.
+
+    Files must be UTF-8; a line, or a file, that is not fails alone.
+
+    >>> TextReader("books/", unit="file").name
+    'text_reader'
+    """
+
+    unit: Literal["line", "file"] = "line"
+
+    format = "text"
+
+    def layout(self, blocksize: int) -> Layout:
+        size = self.block_bytes(blocksize)
+        files = self.list_files()
+        _, ratio = self._samples(files)
+        whole = self.unit == "file" or self.files_per_partition is not None
+        pieces, reasons = self.pieces(files, NEVER if whole else size, ratio)
+        schema = pa.schema([("text", pa.string())] + ([("path", pa.string())] if self.unit == "file" else []))
+        return self.divided(files, pieces, schema, size, reasons)
+
+    def count_rows(self, piece: Piece, most: int) -> int:
+        return 1 if self.unit == "file" else super().count_rows(piece, most)
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        if self.unit == "file":
+            yield from self._read_files(partition, reading)
+            return
+        wanted = self.wanted(reading)
+        for lines in self._lines(partition, reading):
+            values = [lines.line(index) for index in range(len(lines))]
+            kept = np.arange(len(values))
+            if not is_utf8(lines.text.data, lines.text.begin, lines.text.end):
+                errors = {index: error for index, value in enumerate(values) if (error := not_utf8(value))}
+                for index, error in errors.items():
+                    self._fail(reading, lines, index, error)
+                kept = np.delete(kept, list(errors))
+            if len(kept):
+                texts = pa.array([values[index].rstrip(b"\r") for index in kept], pa.string())
+                yield Batch(self._shaped({"text": texts}, wanted), lines.select(kept).origin())
+
+    def _read_files(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        wanted = self.wanted(reading)
+        rows: list[tuple[str, str]] = []
+        size = 0
+        for piece, last in zip(partition.pieces, [*[False] * (len(partition.pieces) - 1), True], strict=True):
+            text = self._whole(piece, reading)
+            if text is not None:
+                rows.append((text, piece.path))
+                size += len(text)
+            if rows and (last or size >= reading.batch_bytes):
+                columns = {"text": pa.array([row[0] for row in rows]), "path": pa.array([row[1] for row in rows])}
+                places = tuple(path for _, path in rows)
+                origin = Origin(places, np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int64))
+                yield Batch(self._shaped(columns, wanted), origin)
+                rows, size = [], 0
+
+    def _whole(self, piece: Piece, reading: Reading) -> str | None:
+        """The text of a file, or None where it was reported as failed."""
+        parts: list[bytes] = []
+        error = None
+        with open_file(piece.path, self.storage_options) as file:
+            for chunk in self.chunks(file, piece, 2**20):
+                if isinstance(chunk, Chunk):
+                    parts.append(chunk.data[: chunk.size])
+                else:
+                    error = chunk.error if isinstance(chunk, Unread) else None
+                    break
+        data = b"".join(parts)
+        if len(data) > _LONGEST_LINE:
+            error = f"the file is {len(data):,} bytes long; a text can have at most {_LONGEST_LINE:,}"
+        error = error or not_utf8(data)
+        if error is None:
+            return data.decode("utf-8-sig")
+        reading.fail(Failure(f"{piece.path}:0", self.name, error, data[:KEPT_OF_BAD_ROW]))
+        return None
+
+    def _shaped(self, columns: dict[str, pa.Array], wanted: Sequence[str] | None) -> pa.Table:
+        table = pa.table(columns)
+        return self.renamed(table if wanted is None else table.select([n for n in table.column_names if n in wanted]))
+
+
+def not_utf8(data: bytes) -> str | None:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    return None
+
+
+_READERS: dict[str, type[FileSource]] = {
+    "jsonl": JsonlReader,
+    "parquet": ParquetReader,
+    "csv": CsvReader,
+    "arrow": ArrowReader,
+    "text": TextReader,
+}
+
+
+def reader_for(paths: Paths, **parameters: Any) -> FileSource:
+    """The reader of whatever format the files have, by their names."""
+    options = parameters.get("storage_options")
+    return _READERS[detect_format(paths, options)](paths, **parameters)

@@ -1,0 +1,153 @@
+"""An output folder, on a local disk or in an object store, with the few things a run needs of it.
+
+A file appears under its name at once or not at all: on a local disk it is written elsewhere, synced and renamed; an object
+store shows an object only when its upload is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tamis.errors import SinkError, TamisError
+from tamis.operator import digest
+
+INTERNAL = "_tamis"
+"""The one name in an output folder that is not data: ledger, report, failed and rejected rows."""
+
+
+class Store:
+    """A folder of named files. Names are relative, with `/` between parts, and never climb out."""
+
+    def __init__(self, root: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.root = root
+        self.storage_options = dict(storage_options or {})
+        self.local = "://" not in root or root.startswith("file://")
+        if self.local:
+            self.path = Path(root.removeprefix("file://")).absolute()
+        else:
+            import fsspec
+
+            self._fs, self._prefix = fsspec.core.url_to_fs(root.rstrip("/"), **self.storage_options)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Store, (self.root, self.storage_options))
+
+    def scratch(self) -> Path:
+        """A local folder for unfinished files, the same for every run over this output."""
+        if self.local:
+            return self.path / INTERNAL / "tmp"
+        return Path(tempfile.gettempdir()) / f"tamis-{digest(self.root)}"
+
+    def make(self) -> None:
+        """Create the folder and its scratch space, or say why that cannot be."""
+        try:
+            self.scratch().mkdir(parents=True, exist_ok=True)
+            if self.local and not os.access(self.path, os.W_OK):
+                raise PermissionError(13, "permission denied")
+        except OSError as error:
+            raise SinkError(
+                f"cannot write to {self.root}: {error.strerror}", hint="choose another --output or mend its permissions"
+            ) from error
+
+    def names(self, under: str = "") -> list[str]:
+        """The files and folders directly in the folder, sorted; [] if it is not there."""
+        if self.local:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return sorted(os.listdir(self._local(under)))
+            return []
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._remote(under), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted({item.rstrip("/").rpartition("/")[2] for item in found} - {""})
+
+    def size(self, name: str) -> int | None:
+        """Bytes in a file, or None if there is no such file."""
+        try:
+            return os.stat(self._local(name)).st_size if self.local else int(self._fs.size(self._remote(name)))
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self._local(name).read_bytes() if self.local else self._fs.cat_file(self._remote(name))
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a small file in place, whole."""
+        if not self.local:
+            self._fs.pipe_file(self._remote(name), data)
+            return
+        temporary = self.scratch() / f"{digest(name)}.{os.getpid()}"
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.publish(temporary, name)
+
+    def publish(self, file: Path, name: str) -> None:
+        """Move a finished local file to its place."""
+        if not self.local:
+            self._fs.put_file(str(file), self._remote(name))
+            file.unlink()
+            return
+        target = self._local(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+        sync_folder(target.parent)
+
+    def rename(self, old: str, new: str) -> None:
+        if self.local:
+            self._local(old).replace(self._local(new))
+        else:
+            self._fs.mv(self._remote(old), self._remote(new))
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy a file to a local path."""
+        if self.local:
+            shutil.copyfile(self._local(name), target)
+        else:
+            self._fs.get_file(self._remote(name), str(target))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder with everything in it; nothing happens if it is not there."""
+        if not self.local:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm(self._remote(name), recursive=True)
+            return
+        path = self._local(name)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _local(self, name: str) -> Path:
+        return self.path / safe_name(name)
+
+    def _remote(self, name: str) -> str:
+        return f"{self._prefix}/{safe_name(name)}".rstrip("/")
+
+
+def safe_name(name: str) -> str:
+    """`name` if it stays below the folder it is meant for."""
+    if name.startswith(("/", "\\")) or ".." in Path(name).parts or "\0" in name:
+        raise TamisError(f"{name!r} would leave the output folder")
+    return name
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

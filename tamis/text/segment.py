@@ -1,0 +1,130 @@
+"""The text column as kernels see it, and the facts about it that operators share.
+
+    text column --buffers--> bytes, offsets --kernel--> facts: arrays with one entry per row, memoised on the batch
+
+`word_stats` and `ngram_stats` depend on how words are told apart; each way has its own function, found by name in
+`WORD_STATS` and `NGRAM_STATS`, so that operators that agree on the way share the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Column, Facts
+from tamis.errors import OperatorError
+from tamis.kernels import words as kernel
+from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
+from tamis.kernels.unicode_tables import KINDS, POINTS
+
+Words: TypeAlias = Literal["auto", "whitespace", "unicode", "characters"]
+"""How words are told apart.
+
+auto        by whitespace; in scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan and their
+            kin) each letter with what follows it up to the next letter is a word
+whitespace  by whitespace, as Python's str.split()
+unicode     UAX #29 word boundaries; punctuation alone is not a word
+characters  each letter or digit of any script, with what follows it up to the next one
+"""
+
+MODES: dict[str, int] = {
+    "auto": kernel.AUTO,
+    "whitespace": kernel.WHITESPACE,
+    "unicode": kernel.UNICODE,
+    "characters": kernel.CHARACTERS,
+}
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+"""The eight words of Rae et al. 2021, appendix A."""
+
+
+def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes and the int64 offsets of a string column, read-only; a null is an empty row."""
+    if isinstance(column, pa.DictionaryArray) or pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.string())
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise OperatorError(f"a text column holds strings, this one holds {column.type}", hint="name another column=")
+    if column.null_count:
+        column = column.fill_null("")
+    _, spans, text = column.buffers()
+    kind = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    data = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
+    if spans is None or not len(column):
+        offsets = np.zeros(len(column) + 1, np.int64)
+    else:
+        offsets = np.frombuffer(spans, kind)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    data.flags.writeable = offsets.flags.writeable = False  # one specialisation of each kernel
+    return data, offsets
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole row by row; 0 / 0 is 0."""
+    return np.divide(part, whole, out=np.zeros(len(part), np.float64), where=np.asarray(whole) != 0)
+
+
+def word_table(words: Iterable[str]) -> tuple[np.ndarray, int, int]:
+    """The hash table of a list of words as `measure_words` wants it, and the shortest and longest size in bytes."""
+    listed = sorted({word.lower().encode() for word in words} - {b""})
+    data, offsets = buffers(pa.array([word.decode() for word in listed], pa.string()))
+    hashes = np.zeros(len(listed), np.uint64)
+    kernel.hash_words(data, offsets, hashes)
+    keys = np.zeros(1 << max(4, (2 * len(listed)).bit_length()), np.uint64)
+    kernel.fill_table(keys, hashes)
+    sizes = [len(word) for word in listed] or [1]
+    return keys, min(sizes), max(sizes) if listed else 0
+
+
+class WordStats:
+    """Facts about the words of a column, one array per name in `kernels.words.WORD_FIELDS`."""
+
+    def __init__(self, words: Words, listed: tuple[str, ...] = STOP_WORDS) -> None:
+        self.mode, self.listed = MODES[words], listed
+        self.__module__ = __name__
+        self.__qualname__ = f"word_stats.{words}" + ("" if listed == STOP_WORDS else f".{'|'.join(listed)}")
+
+    def __call__(self, column: Column) -> Facts:
+        data, offsets = buffers(column)
+        out = np.zeros((len(kernel.WORD_FIELDS), len(column)), np.int64)
+        keys, shortest, longest = word_table(self.listed)
+        kernel.measure_words(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, keys, shortest, longest, out)
+        return dict(zip(kernel.WORD_FIELDS, out, strict=True))
+
+
+class NgramStats:
+    """Facts about repeated word n-grams, one array of (rows, 9) per name in `kernels.repetition.NGRAM_FIELDS`."""
+
+    def __init__(self, words: Words) -> None:
+        self.mode = MODES[words]
+        self.__module__ = __name__
+        self.__qualname__ = f"ngram_stats.{words}"
+
+    def __call__(self, column: Column) -> Facts:
+        data, offsets = buffers(column)
+        out = np.zeros((len(NGRAM_FIELDS), len(column), NUM_LENGTHS), np.int64)
+        measure_ngrams(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, out)
+        return dict(zip(NGRAM_FIELDS, out, strict=True))
+
+
+NGRAM_STATS: dict[str, Callable[[Column], Facts]] = {words: NgramStats(words) for words in MODES}  # type: ignore[arg-type]
+WORD_STATS: dict[str, Callable[[Column], Facts]] = {words: WordStats(words) for words in MODES}  # type: ignore[arg-type]
+word_stats = WORD_STATS["auto"]
+
+
+def split_words(text: str, words: Words = "auto") -> list[str]:
+    """The words of one text, as the kernels see them: for looking at what a choice of `words` does.
+
+    >>> split_words("the cat's 3.5 lives", "unicode"), split_words("我喜欢 Python。")
+    (['the', "cat's", '3.5', 'lives'], ['我', '喜', '欢', 'Python。'])
+    """
+    data, offsets = buffers(pa.array([text], pa.large_string()))
+    none = np.zeros(0, np.int64)
+    count = kernel.find_words(data, offsets, MODES[words], POINTS, KINDS, kernel.PACKS, none, none)
+    starts, stops = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    kernel.find_words(data, offsets, MODES[words], POINTS, KINDS, kernel.PACKS, starts, stops)
+    raw = data.tobytes()
+    return [raw[starts[i] : stops[i]].decode() for i in range(count)]

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import tamis
+from tamis.cli import app, complete_operator, complete_recipe, main
+
+LONG, SHORT = "one two three four five", "one two"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with some input to stand in."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for name in ("a", "b"):
+        rows = [{"text": LONG, "id": f"{name}{n}"} for n in range(3)] + [{"text": SHORT, "id": f"{name}9"}]
+        Path(f"in/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture
+def tell(capsys):
+    """Run a command line; exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tamis", *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+RUN = ("run", "length", "--input", "in", "--output", "out", "--set", "word_count.min_words=3", "--executor", "inline")
+
+
+# -------------------------------------------------------------------------------------------------------- what there is
+
+
+def test_the_commands_and_options_are_these():
+    command = typer.main.get_command(app)
+    flags = {
+        name: sorted(option for parameter in each.params for option in parameter.opts if option.startswith("-"))
+        for name, each in command.commands.items()
+    }
+    assert flags == {
+        "run": [
+            "--device", "--executor", "--fresh", "--input", "--json", "--memory", "--on-error", "--output", "--quiet",
+            "--rejects", "--set", "--workers",
+        ],
+        "check": ["--input", "--output", "--set"],
+        "explain": ["--input", "--json", "--memory", "--output", "--set", "--workers"],
+        "ops": ["--json"],
+        "recipes": ["--json"],
+        "report": ["--failed", "--json", "--rejects"],
+    }  # fmt: skip
+    assert sorted(option for parameter in command.params for option in parameter.opts) == [
+        "--install-completion",
+        "--show-completion",
+        "--version",
+    ]
+
+
+def test_the_command_line_starts_without_heavy_packages():
+    code = (
+        "import sys, tamis.cli; tamis.cli.main(['--help']); "
+        "print([name for name in ('pyarrow', 'numpy', 'numba', 'yaml', 'rich', 'fsspec') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "Usage: tamis" in result.stdout
+
+
+def test_version(tell):
+    assert tell("--version") == (0, f"tamis {tamis.__version__}\n", "")
+
+
+def test_no_command_shows_the_help(tell):
+    code, out, _ = tell()
+    assert code == 0
+    assert "Usage: tamis" in out
+
+
+def test_names_are_completed():
+    assert complete_recipe("le") == ["length"]
+    assert complete_recipe("x") == []
+    assert "word_count" in complete_operator("word")
+
+
+def test_python_m_tamis_is_the_same_command():
+    assert shell("--version").stdout == f"tamis {tamis.__version__}\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def test_a_run_tells_its_account_and_where_the_results_are(here, tell):
+    code, out, err = tell(*RUN)
+    assert code == 0
+    assert out == ""
+    assert "words < 3" in err
+    assert "results are in out" in err
+    assert sum(len(file.read_text().splitlines()) for file in Path("out").glob("*.jsonl")) == 6
+
+
+def test_a_run_in_worker_processes(here):
+    result = shell(
+        "run", "length", "--input", "in", "--output", "out", "--set", "1.limit=1", "--workers", "2", "--json"
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["read"] == report["kept"] + sum(report["dropped"].values())
+    assert "2 workers" in result.stderr or "1 worker" in result.stderr
+
+
+def test_json_is_the_report_and_nothing_else(here, tell):
+    code, out, err = tell(*RUN, "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["read"], report["kept"], report["dropped"], report["failed"]) == (8, 6, {"words < 3": 2}, 0)
+    assert "results are in" not in err
+
+
+def test_quiet_says_nothing(here, tell):
+    assert tell(*RUN, "--quiet") == (0, "", "")
+
+
+def test_a_finished_output_is_left_alone(here, tell):
+    tell(*RUN)
+    before = {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")}
+    code, _, err = tell(*RUN)
+    assert code == 0
+    assert "nothing to do: out is finished" in err
+    assert {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")} == before
+
+
+def test_fresh_begins_again(here, tell):
+    tell(*RUN)
+    code, out, _ = tell(*RUN, "--fresh", "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "finished"
+
+
+def test_a_recipe_file_with_both_ends_needs_no_options(here, tell):
+    Path("r.yaml").write_text(
+        "rejects: true\nsteps:\n- jsonl_reader: {file_paths: in}\n"
+        "- word_count: {min_words: 3}\n- parquet_writer: {path: out}\n"
+    )
+    code, _, err = tell("run", "r.yaml", "--executor", "inline")
+    assert code == 0, err
+    assert list(Path("out").glob("*.parquet"))
+    assert tell("report", "out", "--rejects", "1")[1].count("words < 3") == 2
+
+
+def test_failed_rows_are_told_with_their_place_and_most_frequent_errors(here, tell):
+    with Path("in/a.jsonl").open("a") as file:
+        file.write('{"text": broken\n{"text": broken\n')
+    code, _, err = tell(*RUN, "--on-error", "isolate")
+    assert code == 0
+    assert "2 rows failed; see out/_tamis/failed/" in err
+    listed = err.partition("_tamis/failed/\n")[2].splitlines()
+    assert listed[0].split()[0] in ("1", "2")
+    assert tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2].startswith("2 rows failed")
+
+
+def test_an_interrupted_run_tells_how_to_go_on(here, tell, monkeypatch):
+    from tamis.errors import Interrupted
+    from tamis.pipeline import Pipeline
+
+    def stopped(self, **options):
+        raise Interrupted("stopped: 1 of 2 partitions are committed", hint="run the same command again to go on")
+
+    monkeypatch.setattr(Pipeline, "run", stopped)
+    code, _, err = tell(*RUN)
+    assert code == 130
+    assert "1 of 2 partitions are committed" in err
+    assert "run the same command again" in err
+
+
+SLOW = """
+import sys
+from tamis.operator import Map, operator
+
+@operator(reads="text", writes="seen")
+class Signalling(Map):
+    '''Asks the run to stop, as Ctrl-C does, at its first batch.'''
+
+    def apply(self, batch):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"seen": batch["text"]}
+
+from tamis.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_goes_on(here):
+    Path("slow.py").write_text(SLOW)
+    Path("r.yaml").write_text(
+        "steps:\n- jsonl_reader: {file_paths: in, files_per_partition: 1}\n- signalling\n- jsonl_writer: {path: out}\n"
+    )
+    command = [sys.executable, "slow.py", "run", "r.yaml", "--executor", "inline"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tamis.__file__).parents[1])}
+    first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert first.returncode == 128 + signal.SIGINT, first.stderr
+    assert "finishing the shards in progress; press Ctrl-C again to abandon them" in first.stderr
+    assert "1 of 2 partitions are committed" in first.stderr
+    assert "run the same command again" in first.stderr
+    second = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert "Traceback" not in second.stderr
+    assert json.loads((here / "out/_tamis/report.json").read_text())["read"] == 8
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "hint"),
+    [
+        (("runn",), "No such command 'runn'", "`tamis --help`"),
+        (("run",), "Missing argument", "`tamis run --help`"),
+        (("run", "length", "--inptu", "x"), "No such option", "`tamis run --help`"),
+        (("run", "length", "--device", "tpu"), "tpu", "`tamis run --help`"),
+        (("run", "lenght"), "there is no recipe `lenght`", "did you mean `length`?"),
+        (("run", "no/such.yaml"), "no/such.yaml does not exist", "tamis recipes"),
+        (("run", "length"), "the recipe `length` names no input", "--input"),
+        (("run", "length", "--input", "in"), "the recipe `length` names no output", "--output"),
+        (("run", "length", "--input", "nowhere", "--output", "out"), "nowhere", ""),
+        (("run", "length", "--input", "in", "--output", "in"), "is the folder of the input", "folder of its own"),
+        (("run", "length", "--input", "in", "--output", "in/out"), "lies inside the input", "folder of its own"),
+        ((*RUN, "--memory", "lots"), "'lots' is not a size", "256MB"),
+        ((*RUN, "--workers", "many"), "--workers must be a positive number or auto, got 'many'", ""),
+        ((*RUN, "--workers", "0"), "--workers must be a positive number", ""),
+        ((*RUN, "--executor", "rya"), "there is no executor 'rya'", "local"),
+        ((*RUN, "--set", "word_cuont.min_words=3"), "there is no step `word_cuont`", "did you mean `word_count`?"),
+        ((*RUN, "--set", "word_count.min_words=few"), "step 2, `word_count`: `min_words`", ""),
+        (("check", "length", "--input", "in"), "names no output", "--output"),
+        (("explain", "length"), "names no input", "--input"),
+        (("ops", "word_cuont"), "there is no operator `word_cuont`", "did you mean `word_count`?"),
+        (("recipes", "lenght"), "there is no recipe `lenght`", "did you mean `length`?"),
+        (("report", "in"), "there is no report in in", "output folder"),
+        (("report", "in/a.jsonl"), "there is no report in in/a.jsonl", "output folder"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(here, tell, arguments, says, hint):
+    code, out, err = tell(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert says in err
+    assert hint in err.partition("\n\nhint: ")[2]
+    assert "Traceback" not in err
+    assert not Path("out").exists()
+
+
+def test_a_bug_keeps_its_traceback(here, monkeypatch):
+    from tamis.pipeline import Pipeline
+
+    def broken(self, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Pipeline, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(list(RUN))
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+    nobody, pipe = os.pipe()
+    os.close(nobody)
+    command = [sys.executable, "-m", "tamis", "recipes", "--json"]
+    result = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(pipe)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_a_broken_pipe_inside_a_run_is_not_taken_for_a_closed_stdout(here, monkeypatch):
+    from tamis.pipeline import Pipeline
+
+    def broken(self, **options):
+        raise BrokenPipeError(32, "broken pipe")
+
+    monkeypatch.setattr(Pipeline, "run", broken)
+    with pytest.raises(RuntimeError, match="a pipe inside the run broke"):
+        main(list(RUN))
+
+
+# ------------------------------------------------------------------------------------------ check, explain and listings
+
+
+def test_check_counts_the_steps_and_writes_nothing(here, tell):
+    code, out, err = tell("check", "length", "--input", "in", "--output", "out")
+    assert (code, err) == (0, "")
+    assert out == "ok: 3 steps: 1 jsonl_reader, 2 word_count, 3 jsonl_writer\n"
+    assert not Path("out").exists()
+
+
+def test_check_finds_a_column_that_is_not_there(here, tell):
+    code, _, err = tell("check", "length", "--input", "in", "--output", "out", "--set", "word_count.column=body")
+    assert code == 2
+    assert "`body`" in err
+
+
+def test_explain_is_words_or_data(here, tell):
+    arguments = ("explain", "length", "--input", "in", "--output", "out", "--memory", "2GB", "--workers", "1")
+    code, out, err = tell(*arguments)
+    assert (code, err) == (0, "")
+    assert "word_count" in out
+    data = json.loads(tell(*arguments, "--json")[1])
+    assert data["memory_bytes"] == 2 * 10**9
+    assert data["workers"] == 1
+
+
+def test_settings_of_the_recipe_hold_unless_the_command_line_says_otherwise(here, tell):
+    Path("r.yaml").write_text("memory: 3GB\nworkers: 1\nsteps: [word_count]")
+    arguments = ("explain", "r.yaml", "--input", "in", "--output", "out", "--json")
+    assert json.loads(tell(*arguments)[1])["memory_bytes"] == 3 * 10**9
+    assert json.loads(tell(*arguments, "--memory", "2GB")[1])["memory_bytes"] == 2 * 10**9
+
+
+def test_ops_lists_operators(tell):
+    code, out, _ = tell("ops")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("word_count "))
+    assert line.split()[1] == "filter"
+    listed = json.loads(tell("ops", "--json")[1])
+    assert "word_count" in [each["name"] for each in listed]
+
+
+def test_ops_shows_one_operator_in_full(tell):
+    _, out, _ = tell("ops", "word_count")
+    assert out.startswith("word_count (filter)")
+    assert "reads: text" in out
+    assert any(line.split() == ["min_words", "int", "50"] for line in out.splitlines())
+    assert json.loads(tell("ops", "word_count", "--json")[1])["parameters"]
+
+
+def test_recipes_lists_and_prints(tell):
+    assert "length" in tell("recipes")[1]
+    _, out, _ = tell("recipes", "length")
+    assert "steps:\n  - word_count" in out
+    assert json.loads(tell("recipes", "--json")[1])[0].keys() == {"name", "description", "steps"}
+    assert json.loads(tell("recipes", "length", "--json")[1])["steps"] == [{"word_count": {}}]
+
+
+def test_report_shows_the_account_by_step(here, tell):
+    tell(*RUN, "--rejects")
+    code, out, err = tell("report", "out")
+    assert (code, err) == (0, "")
+    header = next(line for line in out.splitlines() if line.startswith("step "))
+    assert header.split() == ["step", "rows", "in", "rows", "out", "dropped", "failed", "seconds", "share", "MB/s"]
+    assert next(line for line in out.splitlines() if line.startswith("word_count ")).split()[1:4] == ["8", "6", "2"]
+    data = json.loads(tell("report", "out", "--json", "--rejects", "5", "--failed", "5")[1])
+    assert data["kept"] == 6
+    assert [row["text"] for row in data["rows"]["rejects"]] == [SHORT, SHORT]
+    assert data["rows"]["failed"] == []
+
+
+def test_report_shows_failed_rows_with_their_addresses(here, tell):
+    Path("in/c.jsonl").write_text('{"text": "good enough for this"}\n{"text": broken\n')
+    tell(*RUN, "--on-error", "isolate")
+    _, out, _ = tell("report", "out", "--failed", "1", "--rejects", "1")
+    assert "c.jsonl:" in out
+    assert "rejects: none is stored" in out

@@ -1,0 +1,84 @@
+"""Imports point one way; this test reads them."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import tamis
+
+PACKAGE = Path(tamis.__file__).parent
+
+LAYERS = [
+    {"cli", "__main__", "dashboard", "console", "progress"},
+    {"workflows", "recipes"},
+    {"pipeline"},
+    {"executors.drive"},
+    {"plan"},
+    {"executors"},
+    {"memory", "ledger"},
+    {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling"},
+    {"store", "report", "events"},
+    {"operator"},
+    {"kernels", "models"},
+    {"batch"},
+    {"parameters"},
+    {"errors"},
+]
+"""From the top down: a module imports only from its own layer or from below."""
+
+EXCEPTIONS = {
+    ("sources", "store"),
+    ("plan", "executors.worker"),
+    ("executors.inline", "executors.local"),
+}
+
+
+def layer_of(module: str) -> int:
+    for number, names in enumerate(LAYERS):
+        if module in names or any(module.startswith(f"{name}.") and "." in name for name in names):
+            return number
+    for number, names in enumerate(LAYERS):
+        if module.partition(".")[0] in names:
+            return number
+    raise AssertionError(f"tamis.{module} belongs to no layer; put it into LAYERS")
+
+
+def top_level_imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tamis."):
+            found.add(node.module.removeprefix("tamis."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "tamis":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("tamis.") for alias in node.names if alias.name.startswith("tamis.")}
+    return found
+
+
+def test_imports_point_one_way():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if module == "__init__":
+            continue
+        for imported in top_level_imports(path):
+            pair = (module, imported)
+            if layer_of(imported) < layer_of(module) and pair not in EXCEPTIONS:
+                wrong.append(f"tamis.{module} imports tamis.{imported}")
+    assert not wrong
+
+
+def test_the_tree_is_two_levels_deep():
+    assert not [str(path) for path in PACKAGE.rglob("*.py") if len(path.relative_to(PACKAGE).parts) > 2]
+
+
+def test_no_drawers_for_odds_and_ends():
+    drawers = {"utils", "util", "base", "common", "helpers", "misc"}
+    assert not [str(path) for path in PACKAGE.rglob("*.py") if path.stem in drawers]
+
+
+def test_importing_tamis_loads_nothing_heavy():
+    code = "import sys, tamis; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pyarrow", "numba", "numpy", "rich", "typer", "fsspec", "yaml"} & set(loaded)

@@ -1,0 +1,132 @@
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tamis.errors import ParameterError, RecipeError
+from tamis.operator import (
+    Filter,
+    Function,
+    Rule,
+    as_operator,
+    at_least,
+    at_most,
+    between,
+    build_operator,
+    find_operator,
+    one_of,
+    operator,
+    registered,
+    snake_case,
+)
+from tamis.text.quality import WordCount
+
+
+@operator(reads="text", writes="length")
+class LengthForTests(Filter):
+    """Keep texts of a length."""
+
+    min_length: int = 1
+    max_length: float = 10
+    column: str | None = None
+
+    def score(self, batch):
+        return {"length": pa.compute.utf8_length(batch["text"])}
+
+    def rules(self):
+        return [between("length", self.min_length, self.max_length)]
+
+
+def reasons(rule: Rule, values: pa.Array) -> list[str | None]:
+    found: list[str | None] = [None] * len(values)
+    for reason, broken in rule.verdicts(values):
+        for row in np.flatnonzero(broken):
+            found[row] = reason
+    return found
+
+
+def test_bounds_are_inclusive_and_name_themselves():
+    assert reasons(between("words", 3, 5), pa.array([2, 3, 5, 6])) == ["words < 3", None, None, "words > 5"]
+    assert reasons(at_least("share", 0.5), pa.array([0.4, 0.5])) == ["share < 0.5", None]
+    assert reasons(at_most("share", 0.5), pa.array([0.5, 0.6])) == [None, "share > 0.5"]
+
+
+def test_a_missing_score_is_a_reason_of_its_own():
+    assert reasons(at_least("words", 1), pa.array([None, 1])) == ["words is missing", None]
+    assert reasons(at_least("share", 0.0), pa.array([float("nan"), 1.0])) == ["share is not a number", None]
+
+
+def test_labels_outside_the_allowed_ones_are_named():
+    assert reasons(one_of("language", ["en", "fr"]), pa.array(["en", "de", None])) == [
+        None,
+        "language not in en, fr",
+        "language is missing",
+    ]
+
+
+def test_the_recipe_name_is_the_class_name_in_snake_case():
+    assert registered()["word_count"] is WordCount
+    assert snake_case("HTMLText") == "html_text"
+
+
+def test_an_unknown_operator_gets_the_nearest_name():
+    with pytest.raises(RecipeError, match="did you mean `word_count`"):
+        find_operator("word_cuont")
+
+
+def test_an_unknown_parameter_gets_the_nearest_name():
+    with pytest.raises(ParameterError, match="did you mean `min_length`"):
+        build_operator("length_for_tests", {"min_lenght": 3})
+
+
+def test_a_missing_parameter_is_named():
+    with pytest.raises(ParameterError, match="`jsonl_reader` needs `file_paths`"):
+        build_operator("jsonl_reader", {})
+
+
+@pytest.mark.parametrize("value", ["3", 3.5, None, True])
+def test_a_parameter_of_the_wrong_type_is_refused(value):
+    with pytest.raises(ParameterError, match="`min_length` of `length_for_tests` must be int"):
+        LengthForTests(min_length=value)
+
+
+def test_bounds_the_wrong_way_round_are_refused():
+    with pytest.raises(ParameterError, match="`min_length` of `length_for_tests` is 5, more than `max_length`"):
+        LengthForTests(min_length=5, max_length=4)
+
+
+def test_operators_are_values():
+    assert LengthForTests(min_length=2) == LengthForTests(min_length=2)
+    assert pickle.loads(pickle.dumps(LengthForTests(min_length=2))) == LengthForTests(min_length=2)
+    assert LengthForTests(min_length=2).parameters() == {"min_length": 2}
+
+
+def test_another_column_can_take_the_place_of_the_declared_one():
+    step = LengthForTests(column="prompt", score_only=True)
+    assert step.real_names() == {"text": "prompt"}
+    assert step.writes() == ("prompt_length",)
+
+
+def test_the_identity_of_a_function_is_its_code_and_what_it_closes_over():
+    def longer_than(limit):
+        return as_operator(lambda row: len(row["text"]) > limit)
+
+    assert longer_than(3).identity() == longer_than(3).identity()
+    assert longer_than(3).identity() != longer_than(4).identity()
+
+
+def test_a_class_instead_of_a_step_is_told_apart():
+    with pytest.raises(ParameterError, match=r"write LengthForTests\(\)"):
+        as_operator(LengthForTests)
+
+
+def test_functions_are_batch_wise_by_their_annotation():
+    from tamis.batch import Batch
+
+    def by_batch(batch: Batch):
+        return batch
+
+    assert isinstance(as_operator(by_batch), Function)
+    assert as_operator(by_batch).batch_wise
+    assert not as_operator(lambda row: True).batch_wise

@@ -1,0 +1,417 @@
+"""The engine from end to end, on real files and real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tamis import Batch, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
+from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, WorkerError
+from tamis.events import PartitionCommitted, RunFinished, RunStarted, WorkerDied
+from tamis.operator import Expand, Filter, Map, at_least, operator
+from tamis.report import Report
+from tamis.sampling import Sample
+from tamis.text.quality import WordCount
+
+EXECUTORS = ["inline", "local"]
+
+
+def write_jsonl(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_jsonl(folder):
+    return [json.loads(line) for file in sorted(folder.glob("part-*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def numbered(count):
+    return [{"id": number, "text": "word " * (number % 7)} for number in range(count)]
+
+
+@operator(reads="text", writes="shout")
+class ShoutForTests(Map):
+    """Upper case."""
+
+    def apply(self, batch):
+        return {"shout": pa.compute.utf8_upper(batch["text"])}
+
+
+@operator(reads="text")
+class WordsForTests(Expand):
+    """One row per word."""
+
+    def expand(self, batch):
+        words = [text.split() for text in batch["text"].to_pylist()]
+        parents = np.repeat(np.arange(len(words)), [len(found) for found in words])
+        return pa.table({"word": pa.array([word for found in words for word in found], pa.string())}), parents
+
+
+@operator(reads="text", writes="length")
+class BreaksOnForTests(Filter):
+    """Raises on one text."""
+
+    bad: str = "bad"
+
+    def score(self, batch):
+        if self.bad in batch["text"].to_pylist():
+            raise ValueError(f"cannot score {self.bad}")
+        return {"length": pa.compute.utf8_length(batch["text"])}
+
+    def rules(self):
+        return [at_least("length", 1)]
+
+
+@operator(reads="text")
+class TooManyForTests(Map):
+    """Breaks its contract."""
+
+    def apply(self, batch):
+        return {"x": pa.array([1] * (len(batch) + 1))}
+
+
+def test_a_filter_says_why_it_dropped():
+    rows = [{"text": "too short"}, {"text": "just about long enough"}]
+    report = Pipeline(Rows(rows), WordCount(min_words=3)).run()
+    assert report.dropped == {"words < 3": 1}
+    assert (report.read, report.kept, report.failed) == (2, 1, 0)
+    assert report.balances
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_files_in_files_out(tmp_path, executor):
+    write_jsonl(tmp_path / "in" / "a.jsonl", numbered(20))
+    write_jsonl(tmp_path / "in" / "b.jsonl", numbered(5))
+    steps = [JsonlReader(tmp_path / "in", files_per_partition=1), WordCount(min_words=2), JsonlWriter(tmp_path / "out")]
+    report = Pipeline(*steps).run(executor=executor)
+    kept = [row for row in numbered(20) + numbered(5) if row["id"] % 7 >= 2]
+    assert read_jsonl(tmp_path / "out") == kept
+    assert report.as_dict() == Report.load(tmp_path / "out").as_dict()
+    assert report.kept == len(kept)
+    assert {"read", "kept", "dropped", "failed", "seconds", "peak_memory_bytes", "operators"} <= set(report.as_dict())
+    assert report.peak_memory_bytes > 0 or executor == "inline"
+
+
+def test_a_list_of_steps_and_sequential_are_the_same_pipeline():
+    steps = [Rows(numbered(3)), WordCount(min_words=1)]
+    assert Sequential(steps).run().kept == Pipeline(*steps).run().kept == 2
+
+
+def test_the_manifest_records_the_recipe_and_the_reasons(tmp_path):
+    Pipeline(Rows(numbered(3)), WordCount(min_words=1), JsonlWriter(tmp_path)).run(memory="1GB", workers=1)
+    manifest = json.loads((tmp_path / "_tamis" / "manifest.json").read_text())
+    assert manifest["recipe"]["steps"][1]["word_count"]["min_words"] == 1
+    assert manifest["reasons"]["memory"] == "1.0 GB: as asked"
+    assert manifest["memory"]["workers"] == 1
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_a_dict_adds_columns(self, executor):
+        table = Pipeline(Rows(numbered(3)), lambda row: {"double": 2 * row["id"]}).collect(executor=executor)
+        assert table.column("double").to_pylist() == [0, 2, 4]
+
+    def test_a_bool_keeps_or_drops(self):
+        def odd(row):
+            return row["id"] % 2 == 1
+
+        assert Pipeline(Rows(numbered(5)), odd).run().dropped == {"not odd": 3}
+
+    def test_a_list_makes_rows(self):
+        report = Pipeline(Rows(numbered(4)), lambda row: [{"copy": n} for n in range(row["id"])]).run()
+        assert (report.read, report.created, report.kept) == (4, 3, 6)
+        assert report.dropped == {"lambda: nothing left": 1}
+        assert report.balances
+
+    def test_a_batch_wise_function_gets_the_batch(self):
+        def longest(batch: Batch) -> dict:
+            return {"length": pa.compute.utf8_length(batch["text"])}
+
+        assert Pipeline(Rows(numbered(3)), longest).collect().column("length").to_pylist() == [0, 5, 10]
+
+    def test_types_survive_a_row_wise_function(self):
+        table = pa.table({"small": pa.array([1, None], pa.int32()), "text": ["a", "b"]})
+        result = Pipeline(Rows(table), lambda row: {"n": 1}).collect()
+        assert result.schema.field("small").type == pa.int32()
+
+    def test_none_is_an_error_not_a_drop(self):
+        report = Pipeline(Rows(numbered(3)), lambda row: None).run()
+        assert (report.kept, report.failed) == (0, 3)
+
+    def test_a_script_without_a_main_guard_runs_once(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent("""
+            from tamis import Pipeline, Rows
+            print("started")
+            LIMIT = 2
+            def small(row):
+                return row["n"] < LIMIT
+            print(Pipeline(Rows([{"n": n} for n in range(5)]), small).run().kept)
+            """)
+        )
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["started", "2"]
+
+
+class TestColumns:
+    def test_an_unknown_column_is_told_before_data_moves(self, tmp_path):
+        write_jsonl(tmp_path / "a.jsonl", [{"content": "x", "url": "u"}])
+        with pytest.raises(ColumnError) as caught:
+            Pipeline(JsonlReader(tmp_path), WordCount(), JsonlWriter(tmp_path / "out")).run()
+        assert "step 2 of 3, `word_count`, reads column `text`, which no earlier step provides" in str(caught.value)
+        assert "columns here: content, url" in str(caught.value)
+        assert 'hint: name it at the source: columns={"text": "content"}' in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+    def test_columns_are_renamed_at_the_source_and_back_at_the_sink(self, tmp_path):
+        write_jsonl(tmp_path / "in" / "a.jsonl", [{"content": "one two"}])
+        Pipeline(
+            JsonlReader(tmp_path / "in", columns={"text": "content"}),
+            WordCount(min_words=2),
+            JsonlWriter(tmp_path / "out", columns={"text": "content"}),
+        ).run()
+        assert read_jsonl(tmp_path / "out") == [{"content": "one two"}]
+
+    def test_another_text_column_can_be_named(self):
+        rows = [{"prompt": "one two", "text": "x"}]
+        assert Pipeline(Rows(rows), WordCount(min_words=2, column="prompt")).run().kept == 1
+
+    def test_only_what_is_needed_is_read(self, tmp_path):
+        write_jsonl(tmp_path / "in" / "a.jsonl", [{"id": 1, "text": "a b", "big": "x" * 1000}])
+        plan = Pipeline(
+            JsonlReader(tmp_path / "in"), WordCount(min_words=1), JsonlWriter(tmp_path / "out", fields=["id"])
+        ).explain()
+        assert plan.as_dict()["columns"] == ["id", "text"]
+
+    def test_scores_become_columns_when_asked_for(self):
+        table = Pipeline(Rows([{"text": "a b"}, {"text": ""}]), WordCount(score_only=True)).collect()
+        assert table.column("words").to_pylist() == [2, 0]
+
+
+class TestExpand:
+    def test_created_rows_are_counted_and_empty_ones_dropped(self):
+        report = Pipeline(Rows([{"text": "a b c"}, {"text": ""}]), WordsForTests()).run()
+        assert (report.read, report.created, report.kept) == (2, 2, 3)
+        assert report.dropped == {"words_for_tests: nothing left": 1}
+        assert report.balances
+
+    def test_other_columns_are_repeated(self):
+        table = Pipeline(Rows([{"text": "a b", "id": 7}]), WordsForTests()).collect()
+        assert table.select(["id", "word"]).to_pylist() == [{"id": 7, "word": "a"}, {"id": 7, "word": "b"}]
+
+
+class TestFates:
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_a_row_that_breaks_a_step_stands_alone_in_failed(self, tmp_path, executor):
+        rows = [{"text": f"text {n}"} for n in range(100)]
+        rows[37]["text"] = "bad"
+        report = Pipeline(Rows(rows), BreaksOnForTests(), ShoutForTests(), JsonlWriter(tmp_path)).run(
+            executor=executor, on_error="isolate"
+        )
+        assert (report.kept, report.failed) == (99, 1)
+        (failed,) = [json.loads(line) for line in _failed(tmp_path)]
+        assert failed["address"] == "rows:37"
+        assert failed["step"] == "breaks_on_for_tests"
+        assert failed["error"].startswith("ValueError: cannot score bad")
+        assert failed["row"] == {"text": "bad"}
+
+    def test_inline_raises_where_it_happens(self):
+        with pytest.raises(ValueError, match="cannot score bad"):
+            Pipeline(Rows([{"text": "bad"}]), BreaksOnForTests()).run(executor="inline")
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_rejects_hold_every_dropped_row_with_its_reason(self, tmp_path, executor):
+        Pipeline(Rows(numbered(14)), WordCount(min_words=2), Sample(rows=3), JsonlWriter(tmp_path)).run(
+            executor=executor, rejects=True
+        )
+        rejected = pa.concat_tables(
+            [pq.read_table(file) for file in sorted((tmp_path / "_tamis" / "rejects").iterdir())]
+        ).to_pylist()
+        assert sorted(row["_reason"] for row in rejected) == ["not in the sample"] * 7 + ["words < 2"] * 4
+        assert {row["_address"] for row in rejected if row["_step"] == "word_count"} == {"rows:0", "rows:1", "rows:7", "rows:8"}
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_an_operator_that_breaks_its_contract_stops_the_run(self, executor):
+        with pytest.raises(OperatorError, match="returned 4 values of `x` for 3 rows"):
+            Pipeline(Rows(numbered(3)), TooManyForTests()).run(executor=executor)
+
+    def test_a_row_that_kills_workers_ends_in_failed(self, tmp_path):
+        def kill_on_13(row):
+            if row["id"] == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return True
+
+        deaths = []
+        report = Pipeline(Rows(numbered(40)), kill_on_13, JsonlWriter(tmp_path)).run(
+            on_event=lambda event: deaths.append(event) if isinstance(event, WorkerDied) else None
+        )
+        assert (report.read, report.kept, report.failed) == (40, 39, 1)
+        (failed,) = [json.loads(line) for line in _failed(tmp_path)]
+        assert failed["row"]["id"] == 13
+        assert "killed by signal 9 (SIGKILL) in `kill_on_13`" in failed["error"]
+        assert [row["id"] for row in read_jsonl(tmp_path)] == [n for n in range(40) if n != 13]
+        assert len(deaths) == 4  # twice the batch, twice the row
+
+    def test_a_worker_killed_once_is_replaced_and_nothing_is_blamed(self, tmp_path):
+        def kill_once(row):
+            flag = tmp_path / "killed"
+            if row["id"] == 5 and not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return True
+
+        report = Pipeline(Rows(numbered(20)), kill_once, JsonlWriter(tmp_path / "out")).run()
+        assert (report.kept, report.failed) == (20, 0)
+
+    def test_workers_that_die_before_any_row_end_the_run(self, tmp_path):
+        class Deadly(Rows):
+            def read(self, partition, reading):
+                os.kill(os.getpid(), signal.SIGKILL)
+                yield
+
+        with pytest.raises(WorkerError, match="workers died 4 times"):
+            Pipeline(Deadly(numbered(3)), JsonlWriter(tmp_path)).run()
+
+
+def _failed(output):
+    return [line for file in sorted((output / "_tamis" / "failed").iterdir()) for line in file.read_text().splitlines()]
+
+
+class TestGather:
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    @pytest.mark.parametrize("before", [False, True])
+    def test_a_sample_has_its_size_and_does_not_depend_on_partitions(self, executor, before):
+        kept = set()
+        for size in (7, 40, 1000):
+            steps = [Rows(numbered(300), rows_per_partition=size), *([WordCount(min_words=2)] if before else []), Sample(rows=20)]
+            table = Pipeline(*steps, ShoutForTests()).collect(executor=executor)
+            assert table.num_rows == 20
+            kept.add(tuple(table.column("id").to_pylist()))
+        assert len(kept) == 1
+
+    def test_two_gathers_make_three_stages(self):
+        pipeline = Pipeline(Rows(numbered(100), rows_per_partition=9), Sample(rows=50), WordCount(min_words=3), Sample(rows=5))
+        assert [stage["end"] for stage in pipeline.explain().as_dict()["stages"]] == ["sample", "sample", None]
+        report = pipeline.run()
+        assert report.kept == 5
+        assert report.balances
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    def test_rows_that_fail_before_the_decision_are_counted_once(self, tmp_path, executor):
+        path = write_jsonl(tmp_path / "a.jsonl", numbered(50))
+        path.write_text(path.read_text() + "{broken\n")
+
+        class Picky(Sample):
+            def observe(self, batch):
+                if 13 in batch["id"].to_pylist():
+                    raise ValueError("unlucky")
+                return super().observe(batch)
+
+            def reads(self):
+                return ("id",)
+
+        report = Pipeline(JsonlReader(path), Picky(rows=1000), JsonlWriter(tmp_path / "out")).run(
+            executor=executor, on_error="isolate"
+        )
+        assert (report.read, report.kept, report.failed) == (51, 49, 2)
+        assert 13 not in [row["id"] for row in read_jsonl(tmp_path / "out")]
+
+
+class TestOutput:
+    def test_a_folder_with_other_data_is_refused(self, tmp_path):
+        (tmp_path / "precious.txt").write_text("mine")
+        with pytest.raises(SinkError, match=r"is not empty and was not written by tamis \(precious.txt\)"):
+            Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run()
+        assert [path.name for path in tmp_path.iterdir() if path.name != "_tamis"] == ["precious.txt"]
+
+    def test_overwriting_replaces_data_of_the_same_format_only(self, tmp_path):
+        (tmp_path / "old.jsonl").write_text("{}\n")
+        (tmp_path / "notes.txt").write_text("mine")
+        Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path, mode="overwrite")).run()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["_tamis", "notes.txt", "part-000000.jsonl"]
+
+    def test_mode_error_refuses_an_earlier_output(self, tmp_path):
+        Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run()
+        with pytest.raises(SinkError, match="holds the output of an earlier run"):
+            Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path, mode="error")).run()
+
+    def test_shards_agree_on_columns_and_types_in_the_end(self, tmp_path):
+        write_jsonl(tmp_path / "in" / "a.jsonl", [{"n": 1, "seen": None}] * 3)
+        write_jsonl(tmp_path / "in" / "b.jsonl", [{"n": 2}] * 3)
+        late = write_jsonl(tmp_path / "in" / "c.jsonl", [{"n": 3}] * 200_000)
+        with late.open("a") as file:
+            file.write('{"n": 4.5, "seen": "yes", "new": {"a": [1]}}\n')
+        Pipeline(JsonlReader(tmp_path / "in", files_per_partition=1), ParquetWriter(tmp_path / "out")).run()
+        schemas = {str(pq.read_schema(file)) for file in (tmp_path / "out").glob("*.parquet")}
+        assert len(schemas) == 1
+        table = Pipeline(ParquetReader(tmp_path / "out")).collect()
+        assert table.num_rows == 200_007
+        assert table.slice(200_006).to_pylist() == [{"n": 4.5, "seen": "yes", "new": {"a": [1]}}]
+
+    def test_target_shard_size_splits_a_partition(self, tmp_path):
+        rows = [{"id": n, "text": f"{n} " * 50} for n in range(20_000)]
+        Pipeline(Rows(rows), JsonlWriter(tmp_path, target_shard_size="500kB")).run()
+        names = sorted(path.name for path in tmp_path.glob("part-*"))
+        assert len(names) > 3
+        assert names[0] == "part-000000-0000.jsonl"
+        assert [row["id"] for row in read_jsonl(tmp_path)] == list(range(20_000))
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("steps", "message"),
+        [
+            ([], "a pipeline needs at least a source"),
+            ([WordCount()], "the first step must be a source"),
+            ([Rows([]), Rows([])], "is a second source"),
+            ([Rows([]), JsonlWriter("x"), WordCount()], "is a sink but not the last step"),
+            ([Rows([]), 17], "17 is not a step"),
+        ],
+    )
+    def test_steps_in_impossible_places_are_refused(self, steps, message):
+        with pytest.raises(ParameterError, match=message):
+            Pipeline(*steps).check()
+
+    def test_no_rows_is_fine(self, tmp_path):
+        report = Pipeline(Rows([]), WordCount(), JsonlWriter(tmp_path / "out")).run()
+        assert (report.read, report.kept) == (0, 0)
+
+    def test_a_cheap_filter_behind_a_dear_one_gets_a_hint(self):
+        @operator(reads="text", writes="dear")
+        class DearForTests(Filter):
+            """Slow."""
+
+            cost = 100.0
+
+            def score(self, batch):
+                return {"dear": np.ones(len(batch))}
+
+            def rules(self):
+                return [at_least("dear", 0)]
+
+        hints = Pipeline(Rows(numbered(3)), DearForTests(), WordCount()).explain().as_dict()["hints"]
+        assert hints == ["`word_count` is cheap: before `dear_for_tests` it would spare that step the rows it drops"]
+
+    def test_unknown_executors_and_devices_are_refused(self):
+        with pytest.raises(ParameterError, match="there is no executor 'spark'"):
+            Pipeline(Rows([])).run(executor="spark")
+        with pytest.raises(ParameterError, match="none of these steps runs on a GPU"):
+            Pipeline(Rows([])).run(device="gpu")
+
+
+def test_events_tell_the_story_in_order():
+    seen = []
+    Pipeline(Rows(numbered(30), rows_per_partition=10)).run(on_event=seen.append)
+    kinds = [type(event) for event in seen]
+    assert kinds[0] is RunStarted
+    assert kinds[-1] is RunFinished
+    assert kinds.count(PartitionCommitted) == 3
