@@ -1,17 +1,17 @@
 """Every error a user can meet, and the one way an optional package is asked for.
 
-    TamisError                 has a hint: what to do about it
-    ├── ParameterError         an operator was given a value it cannot take
-    ├── RecipeError            a recipe that cannot be understood
-    ├── ColumnError            a step reads a column that is not there
-    ├── SourceError            the input cannot be listed, opened or understood
-    ├── SinkError              the output cannot be written, or holds something else
-    ├── LedgerError            the record of what is done is damaged or in use
-    ├── OperatorError          a step broke its contract (wrong number of rows, ...)
-    ├── BudgetError            the work cannot fit the memory or disk it was given
-    ├── WorkerError            workers keep dying and it is not the fault of one row
-    ├── MissingExtra           an optional package is not installed
-    └── Interrupted            the user asked the run to stop; it can be resumed
+TamisError                 has a hint: what to do about it
+├── ParameterError         an operator was given a value it cannot take
+├── RecipeError            a recipe that cannot be understood
+├── ColumnError            a step reads a column that is not there
+├── SourceError            the input cannot be listed, opened or understood
+├── SinkError              the output cannot be written, or holds something else
+├── LedgerError            the record of what is done is damaged or in use
+├── OperatorError          a step broke its contract (wrong number of rows, ...)
+├── BudgetError            the work cannot fit the memory or disk it was given
+├── WorkerError            workers keep dying and it is not the fault of one row
+├── MissingExtra           an optional package is not installed
+└── Interrupted            the user asked the run to stop; it can be resumed
 """
 
 from __future__ import annotations

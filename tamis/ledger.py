@@ -159,6 +159,11 @@ class Ledger:
         elif kind == "finished":
             self.finished = record
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no run has written to this folder before, as far as can be told."""
+        return self.plan is None and not self.commits and not self.damaged
+
     def drop(self, stale: Iterable[Commit]) -> None:
         """Forget commits whose input or settings changed."""
         self.append({"kind": "drop", "stage": commit.stage, "key": commit.key} for commit in list(stale))

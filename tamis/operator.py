@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, dataclass_transform
 
@@ -78,6 +78,10 @@ class Operator:
 
     def writes(self) -> tuple[str, ...]:
         return self.declared_writes
+
+    def optional_reads(self) -> tuple[str, ...]:
+        """Columns this step is handed too where the data has them."""
+        return ()
 
     def real_names(self) -> dict[str, str]:
         """For each column read, its name in the data: `column=` takes the place of the first."""
@@ -230,6 +234,7 @@ class Gather(Operator):
         observe   per batch, in the workers: what must be known of each row (written to disk)
         resolve   once, in the driver, over all observations: which rows go, and why
         apply     done by the engine: a filter by row
+        rewrite   if `resolve` left something to do to the rows that stay: new columns for them
 
     What is heavy in `resolve` is handed to the workers with `work.map`.
     """
@@ -242,6 +247,10 @@ class Gather(Operator):
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         """Read the observations and call `decide(partition, drop, reason)` once for each partition."""
+        raise NotImplementedError
+
+    def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
+        """New columns for rows that stay, from the payload `decide` was given for them."""
         raise NotImplementedError
 
 
@@ -262,7 +271,13 @@ class Observations(Protocol):
 class Decide(Protocol):
     """Writes the fates of one partition's rows, one entry per row; can be pickled and called in a worker."""
 
-    def __call__(self, partition: int, drop: np.ndarray, reason: str | Sequence[str | None] | pa.Array) -> None: ...
+    def __call__(
+        self,
+        partition: int,
+        drop: np.ndarray,
+        reason: str | Sequence[str | None] | pa.Array,
+        payload: pa.Array | None = None,
+    ) -> None: ...
 
 
 class Work(Protocol):
@@ -284,6 +299,10 @@ class Work(Protocol):
 
     def publish(self, name: str, file: Path) -> None:
         """Move a finished file to `_tamis/<name>` in the output folder."""
+        ...
+
+    def withdraw(self, name: str) -> None:
+        """Remove `_tamis/<name>`, a file or a folder that an earlier run published."""
         ...
 
 
@@ -473,7 +492,7 @@ def operator(
     """
 
     def decorate(cls: _T) -> _T:
-        made = dataclass(frozen=True)(cls)
+        made: Any = dataclass(frozen=True)(cls)
         made.declared_reads = (reads,) if isinstance(reads, str) else tuple(reads)
         made.declared_writes = (writes,) if isinstance(writes, str) else tuple(writes)
         made.version = version
@@ -490,12 +509,8 @@ def operator(
 
 
 @functools.cache
-def _load_everything() -> None:
-    """Import the modules that hold operators: ours, and those other packages announce."""
-    from importlib import import_module
-
-    for module in OPERATOR_MODULES:
-        import_module(module)
+def _load_plugins() -> None:
+    """Import what other packages announce under the entry point group `tamis.operators`."""
     for entry in metadata.entry_points(group="tamis.operators"):
         entry.load()
 
@@ -511,17 +526,24 @@ OPERATOR_MODULES = (
 
 def registered() -> dict[str, type[Operator]]:
     """Every operator by its recipe name, other packages' (entry point group `tamis.operators`) included."""
-    _load_everything()
+    for module in OPERATOR_MODULES:
+        import_module(module)
+    _load_plugins()
     return dict(sorted(_registry.items()))
 
 
 def find_operator(name: str) -> type[Operator]:
     """The operator a recipe calls `name`, or an error with the nearest name."""
-    known = registered()
-    if name not in known:
-        hint = did_you_mean(name, known) or "`tamis ops` lists them"
-        raise RecipeError(f"there is no operator `{name}`", hint=hint)
-    return known[name]
+    for module in OPERATOR_MODULES:  # one by one, since some bring compiled kernels along
+        if name in _registry:
+            break
+        import_module(module)
+    else:
+        known = registered()
+        if name not in known:
+            hint = did_you_mean(name, known) or "`tamis ops` lists them"
+            raise RecipeError(f"there is no operator `{name}`", hint=hint)
+    return _registry[name]
 
 
 def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
@@ -535,9 +557,7 @@ def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
     missing = [
         key
         for key, spec in fields.items()
-        if spec.default is dataclasses.MISSING
-        and spec.default_factory is dataclasses.MISSING
-        and key not in parameters
+        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and key not in parameters
     ]
     if missing:
         raise ParameterError(f"`{name}` needs `{missing[0]}`", hint=f"- {name}: {{{missing[0]}: ...}}")

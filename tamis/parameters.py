@@ -81,7 +81,9 @@ def fits(value: object, annotation: object) -> bool:
         if isinstance(value, (str, bytes)) or not isinstance(value, origin):
             return False
         if issubclass(origin, Mapping) and len(args) == 2:
-            return all(fits(k, args[0]) and fits(v, args[1]) for k, v in typing.cast("Mapping[Any, Any]", value).items())
+            return all(
+                fits(k, args[0]) and fits(v, args[1]) for k, v in typing.cast("Mapping[Any, Any]", value).items()
+            )
         if issubclass(origin, Sequence) and args:
             return all(fits(item, args[0]) for item in typing.cast("Sequence[Any]", value))
         return True

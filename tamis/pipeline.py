@@ -105,12 +105,29 @@ class Pipeline:
             raise ParameterError("a pipeline with a sink writes its rows", hint="leave out the sink, or call run()")
         with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
             Pipeline(*self.steps, ArrowWriter(folder)).run(**options)
-            tables = [pa.ipc.open_file(pa.OSFile(str(file))).read_all() for file in sorted(Path(folder).glob("*.arrow"))]
+            tables = [
+                pa.ipc.open_file(pa.OSFile(str(file))).read_all() for file in sorted(Path(folder).glob("*.arrow"))
+            ]
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
     def _run(
-        self, stack: ExitStack, budget: Budget, executor: str, *, rejects: bool, fresh: bool, on_error: str, emit: Events
+        self,
+        stack: ExitStack,
+        budget: Budget,
+        executor: str,
+        *,
+        rejects: bool,
+        fresh: bool,
+        on_error: str,
+        emit: Events,
     ) -> Report:
+        memory, stop = TreeMemory(), Stop()
+        runner: InlineExecutor | LocalExecutor
+        if executor == "inline":
+            runner = stack.enter_context(InlineExecutor(emit, memory, stop))
+        else:  # before anything else: what workers are forked from starts while the plan is made
+            modules = {type(step).__module__ for step in self.steps} - {"__main__"}
+            runner = stack.enter_context(LocalExecutor(budget.workers, modules, emit, memory, stop))
         store = self._store(stack)
         make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error)
         plan = make_plan_for(None)  # mistakes are told before the output folder is touched
@@ -119,18 +136,12 @@ class Pipeline:
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        memory, stop = TreeMemory(), Stop()
         run = Run(plan, ledger, emit, memory, stop)
         left = run.settle()
         run.announce(left)
-        if ledger.finished is not None and not any(left):
+        if run.untouched and not any(left):
             return run.unchanged()
-        if executor == "inline":
-            return run.run(left, stack.enter_context(InlineExecutor(emit, memory, stop)))
-        workers = min(budget.workers, max(1, max(map(len, left))))
-        preload = {type(step).__module__ for step in self.steps} | {"tamis.executors.local"}
-        local = LocalExecutor(workers, preload - {"__main__"}, emit, memory, stop)
-        return run.run(left, stack.enter_context(local))
+        return run.run(left, runner)
 
     def _store(self, stack: ExitStack) -> Store:
         sink = self.sink

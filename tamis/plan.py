@@ -1,13 +1,14 @@
 """Steps to stages: check the columns, read only what is needed, fuse neighbours, cut at each Gather.
 
-    JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
-    |-- stage 0 -----------------------------------|                              read ... observe
-                                          resolve                                 all observations -> fates
-                                                   |-- stage 1 ----------------|  fates, rest, write
+JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
+|-- stage 0 -----------------------------------|                              read ... observe
+                                      resolve                                 all observations -> fates
+                                               |-- stage 1 ----------------|  fates, rest, write
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,9 @@ def shape_of(steps: Sequence[Operator]) -> Shape:
     middle = tuple(steps[1:-1] if sink else steps[1:])
     for number, step in enumerate(middle, start=2):
         if isinstance(step, Source):
-            raise ParameterError(f"step {number}, `{step.name}`, is a second source", hint="give one reader a list of paths")
+            raise ParameterError(
+                f"step {number}, `{step.name}`, is a second source", hint="give one reader a list of paths"
+            )
         if isinstance(step, Sink):
             raise ParameterError(f"step {number}, `{step.name}`, is a sink but not the last step")
     return Shape(source, middle, sink)
@@ -91,9 +94,7 @@ def check_columns(shape: Shape, layout: Layout) -> None:
         here.update(dict.fromkeys(name for name in step.writes() if name != ALL))
 
 
-def _missing_column(
-    name: str, number: int, total: int, step: Operator, here: list[str], layout: Layout
-) -> ColumnError:
+def _missing_column(name: str, number: int, total: int, step: Operator, here: list[str], layout: Layout) -> ColumnError:
     candidates = [column for column in here if column in layout.schema.names]
     like = next((c for c in ("content", "raw_content", "body", "document", "page_content") if c in candidates), None)
     example = like or (candidates[0] if candidates else "its name")
@@ -187,7 +188,7 @@ def _cut(
         # Rows that nothing was done to are read from the source again instead of being copied to disk.
         untouched = isinstance(source, type(shape.source)) and not operators and index == 0
         parts = [fingerprint, [op.identity() for op in operators], end.identity() if end else None]
-        fingerprint = digest([*parts, rejects is not None, on_error])
+        fingerprint = digest(parts)
         stages.append(
             Stage(
                 index=index,
@@ -226,7 +227,7 @@ def _columns_reason(columns: tuple[str, ...] | None) -> str:
 def order_hints(operators: Sequence[Operator]) -> list[str]:
     """Where a cheap filter stands behind a dear step that it does not depend on."""
     hints = []
-    for dear, cheap in zip(operators, operators[1:], strict=False):
+    for dear, cheap in itertools.pairwise(operators):
         free = isinstance(cheap, Filter) and not set(dear.writes()) & set(cheap.real_names().values())
         if free and not isinstance(dear, (Function, Gather)) and dear.cost >= 10 * cheap.cost:
             hints.append(f"`{cheap.name}` is cheap: before `{dear.name}` it would spare that step the rows it drops")
@@ -260,7 +261,9 @@ class Explanation:
             "files": plan.layout.num_files,
             "bytes": plan.layout.num_bytes,
             "columns": list(plan.stages[0].columns) if plan.stages[0].columns is not None else None,
-            "schema": {name: str(kind) for name, kind in zip(plan.layout.schema.names, plan.layout.schema.types, strict=True)},
+            "schema": {
+                name: str(kind) for name, kind in zip(plan.layout.schema.names, plan.layout.schema.types, strict=True)
+            },
             "memory_bytes": plan.budget.total_bytes,
             "workers": plan.budget.workers,
             "batch_bytes": plan.budget.batch_bytes,

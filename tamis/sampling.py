@@ -41,7 +41,9 @@ class Sample(Gather):
         smallest = np.empty(0, dtype=np.uint64)
         for facts in observed:
             lots = np.concatenate([smallest, _lots(facts)])
-            smallest = np.partition(lots, self.rows - 1)[: self.rows] if 0 < self.rows < len(lots) else lots[: self.rows]
+            smallest = (
+                np.partition(lots, self.rows - 1)[: self.rows] if 0 < self.rows < len(lots) else lots[: self.rows]
+            )
         room = self.rows
         limit = smallest.max() if len(smallest) else None
         for number, facts in enumerate(observed):

@@ -59,7 +59,7 @@ class Store:
         """The files and folders directly in the folder, sorted; [] if it is not there."""
         if self.local:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                return sorted(os.listdir(self._local(under)))
+                return sorted(path.name for path in self._local(under).iterdir())
             return []
         self._fs.invalidate_cache()
         try:
@@ -71,7 +71,7 @@ class Store:
     def size(self, name: str) -> int | None:
         """Bytes in a file, or None if there is no such file."""
         try:
-            return os.stat(self._local(name)).st_size if self.local else int(self._fs.size(self._remote(name)))
+            return self._local(name).stat().st_size if self.local else int(self._fs.size(self._remote(name)))
         except FileNotFoundError:
             return None
 

@@ -8,7 +8,8 @@ from tamis.parameters import fits, format_bytes, parse_bytes, type_name
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("256MB", 256_000_000), ("1GiB", 2**30), ("1.5 kb", 1500), ("12", 12), (7, 7), ("2T", 2 * 10**12)]
+    ("text", "size"),
+    [("256MB", 256_000_000), ("1GiB", 2**30), ("1.5 kb", 1500), ("12", 12), (7, 7), ("2T", 2 * 10**12)],
 )
 def test_sizes_in_words(text, size):
     assert parse_bytes(text) == size
@@ -20,7 +21,9 @@ def test_what_is_not_a_size_is_refused(text):
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e9, "2.0 GB"), (3e12, "3.0 TB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e9, "2.0 GB"), (3e12, "3.0 TB")]
+)
 def test_sizes_for_people(size, text):
     assert format_bytes(size) == text
 

@@ -237,7 +237,12 @@ class TestFates:
             [pq.read_table(file) for file in sorted((tmp_path / "_tamis" / "rejects").iterdir())]
         ).to_pylist()
         assert sorted(row["_reason"] for row in rejected) == ["not in the sample"] * 7 + ["words < 2"] * 4
-        assert {row["_address"] for row in rejected if row["_step"] == "word_count"} == {"rows:0", "rows:1", "rows:7", "rows:8"}
+        assert {row["_address"] for row in rejected if row["_step"] == "word_count"} == {
+            "rows:0",
+            "rows:1",
+            "rows:7",
+            "rows:8",
+        }
 
     @pytest.mark.parametrize("executor", EXECUTORS)
     def test_an_operator_that_breaks_its_contract_stops_the_run(self, executor):
@@ -292,14 +297,20 @@ class TestGather:
     def test_a_sample_has_its_size_and_does_not_depend_on_partitions(self, executor, before):
         kept = set()
         for size in (7, 40, 1000):
-            steps = [Rows(numbered(300), rows_per_partition=size), *([WordCount(min_words=2)] if before else []), Sample(rows=20)]
+            steps = [
+                Rows(numbered(300), rows_per_partition=size),
+                *([WordCount(min_words=2)] if before else []),
+                Sample(rows=20),
+            ]
             table = Pipeline(*steps, ShoutForTests()).collect(executor=executor)
             assert table.num_rows == 20
             kept.add(tuple(table.column("id").to_pylist()))
         assert len(kept) == 1
 
     def test_two_gathers_make_three_stages(self):
-        pipeline = Pipeline(Rows(numbered(100), rows_per_partition=9), Sample(rows=50), WordCount(min_words=3), Sample(rows=5))
+        pipeline = Pipeline(
+            Rows(numbered(100), rows_per_partition=9), Sample(rows=50), WordCount(min_words=3), Sample(rows=5)
+        )
         assert [stage["end"] for stage in pipeline.explain().as_dict()["stages"]] == ["sample", "sample", None]
         report = pipeline.run()
         assert report.kept == 5

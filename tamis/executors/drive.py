@@ -30,7 +30,16 @@ import pyarrow as pa
 
 import tamis
 from tamis.errors import Interrupted, SinkError
-from tamis.events import Events, MemorySampled, Note, PartitionCommitted, RunFinished, RunStarted, StageStarted, Stopping
+from tamis.events import (
+    Events,
+    MemorySampled,
+    Note,
+    PartitionCommitted,
+    RunFinished,
+    RunStarted,
+    StageStarted,
+    Stopping,
+)
 from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
@@ -59,21 +68,23 @@ class Executor(Protocol):
 def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
     """Refuse a folder that holds other data, or clear it if that was asked for; remove unfinished files."""
     mode = "overwrite" if fresh else getattr(sink, "mode", "resume")
-    if mode == "error" and ledger.plan is not None:
+    if mode == "error" and not ledger.is_new:
         raise SinkError(
-            f"{store.root} holds the output of an earlier run", hint='choose another path, or mode="resume" or "overwrite"'
+            f"{store.root} holds the output of an earlier run",
+            hint='choose another path, or mode="resume" or "overwrite"',
         )
     foreign = [name for name in store.names() if name != INTERNAL and not name.startswith(".")]
-    if ledger.plan is None and foreign and sink is not None:
+    if ledger.is_new and foreign and sink is not None:
         if mode != "overwrite":
+            shown = ", ".join(foreign[:3]) + (", ..." if foreign[3:] else "")
             raise SinkError(
-                f"{store.root} is not empty and was not written by tamis ({', '.join(foreign[:3])}{', ...' if foreign[3:] else ''})",
+                f"{store.root} is not empty and was not written by tamis ({shown})",
                 hint="choose an empty folder; --fresh replaces data files of the same format",
             )
         for name in foreign:
             if name.endswith(sink.suffix):
                 store.remove(name)
-    if mode == "overwrite" and ledger.plan is not None:
+    if mode == "overwrite" and not ledger.is_new:
         ledger.clear()
     owned = {shard.name for commit in ledger.commits.values() for shard in commit.shards}
     for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects"):
@@ -96,6 +107,8 @@ class Run:
         self.keys = self._keys()
         self.began = time.monotonic()
         self.notes: list[str] = []
+        self.untouched = ledger.finished is not None
+        """Whether the output is exactly what this run would write."""
 
     def _keys(self) -> list[dict[str, Partition]]:
         """Per stage, what each partition is made from; a stage behind a Gather depends on every partition before it."""
@@ -116,7 +129,7 @@ class Run:
         ]
 
     def _is_whole(self, stage: Stage, commit: Commit | None) -> bool:
-        if commit is None:
+        if commit is None or (stage.rejects is not None and not commit.extra["rejects"]):
             return False
         if isinstance(stage.end, Gather):
             return all((Path(stage.work) / name).exists() for name in commit.extra["files"])
@@ -139,6 +152,7 @@ class Run:
         current = {(stage.index, key) for stage in self.plan.stages for key in self.keys[stage.index]}
         stale = [commit for name, commit in self.ledger.commits.items() if name not in current]
         if stale:
+            self.untouched = False
             self.ledger.drop(stale)
             for shard in (shard for commit in stale for shard in commit.shards):
                 self.plan.store.remove(shard.name)
@@ -158,6 +172,7 @@ class Run:
                 moved.append((commit, partition.index))
         if not moved:
             return
+        self.untouched = False
         # Forget first, remember last: a crash between the two costs work, never a shard under a wrong name.
         self.ledger.drop(commit for commit, _ in moved)
         store, renamed = self.plan.store, []
@@ -177,15 +192,17 @@ class Run:
         """Why committed work is done again, in sentences."""
         notes = []
         if self.ledger.damaged:
-            notes.append(f"{self.ledger.damaged} damaged lines of the ledger are ignored; their partitions are done again")
+            notes.append(
+                f"{self.ledger.damaged} damaged lines of the ledger are ignored; their partitions are done again"
+            )
         before = self.ledger.plan
         if before is None or not self.ledger.commits:
             return notes
         notes += _step_changes(before["identity"], self.plan.identity)
         if before["version"] != tamis.__version__:
             notes.append(f"tamis {before['version']} wrote this output, this is {tamis.__version__}")
-        if before["rejects"] != (self.plan.stages[-1].rejects is not None):
-            notes.append("rejected rows are " + ("now" if before["rejects"] is False else "no longer") + " asked for")
+        if self.plan.stages[-1].rejects is not None and not before["rejects"]:
+            notes.append("rejected rows are asked for, which were not kept before")
         if before["blocksize"] != self.plan.blocksize:
             notes.append(f"blocksize was {before['blocksize']}, is {self.plan.blocksize}")
         was, now = set(before["files"]), set(self._files())
@@ -199,7 +216,9 @@ class Run:
                 ("gone", [n for n in gone if n not in changed]),
             ):
                 if names:
-                    notes.append(f"{len(names)} input parts {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
+                    notes.append(
+                        f"{len(names)} input parts {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}"
+                    )
         return notes
 
     def _files(self) -> list[str]:
@@ -337,13 +356,13 @@ class Run:
         }
 
     def _interrupted(self) -> Report:
-        report = self._finished("interrupted")
+        self._finished("interrupted")
         last = len(self.plan.stages) - 1
         done = sum(len(self._commits(number)) for number in range(last + 1))
         raise Interrupted(
             f"stopped: {done} of {len(self.partitions) * (last + 1)} partitions are committed",
             hint="run the same command again to go on",
-        ) from (None if report else None)
+        )
 
     def _finished(self, state: str) -> Report:
         accounts = []
@@ -362,7 +381,9 @@ class Run:
         report.notes = self.notes
         text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
         self.plan.store.write(f"{INTERNAL}/report.json", text.encode())
-        self.plan.store.write(f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode())
+        self.plan.store.write(
+            f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
+        )
         if state == "finished":
             self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
             shutil.rmtree(Path(self.plan.stages[0].work).parent, ignore_errors=True)
@@ -404,7 +425,7 @@ class Run:
             RunStarted(
                 output=self.plan.store.root if self.plan.sink else None,
                 stages=tuple(stage.name for stage in self.plan.stages),
-                workers=self.plan.budget.workers,
+                workers=min(self.plan.budget.workers, max(1, *map(len, left))),
                 budget_bytes=self.plan.budget.total_bytes,
                 partitions=total,
                 committed=total - todo,
@@ -413,8 +434,8 @@ class Run:
         )
 
 
-class _Stopped(Exception):  # noqa: N818 - not an error: the user asked to stop in the middle of a resolve
-    pass
+class _Stopped(Exception):
+    """Not an error: the user asked to stop in the middle of a resolve."""
 
 
 class _GatherWork:
@@ -448,6 +469,9 @@ class _GatherWork:
     def publish(self, name: str, file: Path) -> None:
         self._run.plan.store.publish(file, f"{INTERNAL}/{name}")
 
+    def withdraw(self, name: str) -> None:
+        self._run.plan.store.remove(f"{INTERNAL}/{name}")
+
 
 def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
     old_names, new_names = [step["step"] for step in before], [step["step"] for step in now]
@@ -458,8 +482,9 @@ def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> li
         for name in sorted(set(old.get("parameters", {})) | set(new.get("parameters", {}))):
             was, is_now = old.get("parameters", {}).get(name), new.get("parameters", {}).get(name)
             if was != is_now:
-                notes.append(f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}")
+                notes.append(
+                    f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}"
+                )
         if old.get("code") != new.get("code") or old.get("version") != new.get("version"):
             notes.append(f"step {number}, `{new['step']}`: its code changed")
     return notes
-

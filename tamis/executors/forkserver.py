@@ -95,7 +95,8 @@ def serve(descriptor: int, preload: Iterable[str]) -> None:
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
-    for module in preload:
+    # pyarrow imports pandas, where there is one, when it first converts an array: better once here than in each worker.
+    for module in (*preload, "tamis.executors.local", "pandas"):
         with contextlib.suppress(ImportError):  # a worker that needs it will tell the driver
             importlib.import_module(module)
     wake_read, wake_write = os.pipe()
@@ -103,9 +104,10 @@ def serve(descriptor: int, preload: Iterable[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     children: set[int] = set()
+    inbox: list[socket.socket | int] = [control, wake_read]
     try:
         while True:
-            ready, _, _ = select.select([control, wake_read], [], [])
+            ready, _, _ = select.select(inbox, [], [])
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 _report_ended(control, children)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
@@ -34,11 +35,13 @@ class InlineExecutor:
                 if self.stop.level:
                     return
                 self.emit(PartitionStarted(stage.index, task.partition.index, 0))
-                done(task, runner.run(task, lambda rows, size, task=task: self._progress(stage, task, rows, size)))
+                done(task, runner.run(task, partial(self._progress, stage, task)))
         finally:
             runner.close()
 
-    def map(self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]) -> None:
+    def map(
+        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+    ) -> None:
         for number, item in enumerate(items):
             if self.stop.level:
                 return

@@ -1,9 +1,9 @@
 """Worker processes on this machine. Only descriptions of work and accounts of it pass between processes, never rows.
 
-    driver                                worker
-      stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
-      progress, outcome   <-------------
-      reads the marker file of a worker that died: which rows, which step
+driver                                worker
+  stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
+  progress, outcome   <-------------
+  reads the marker file of a worker that died: which rows, which step
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class LocalExecutor:
                 else:
                     raise message[1]
 
-    def map(self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]) -> None:
+    def map(
+        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+    ) -> None:
         """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends."""
         pending = deque(range(len(items)))
         running: dict[int, int] = {}

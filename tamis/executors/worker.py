@@ -18,6 +18,7 @@ import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,24 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import Batch, Failure, as_array, table_from_rows
+from tamis.batch import Batch, Failure
 from tamis.errors import OperatorError, SinkError, TamisError
+from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
 from tamis.memory import spill
-from tamis.operator import (
-    ALL,
-    Expand,
-    Filter,
-    Function,
-    Gather,
-    Map,
-    Operator,
-    Partition,
-    Reading,
-    Shard,
-    ShardWriter,
-    Sink,
-    Source,
-)
+from tamis.operator import Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store
 
@@ -155,7 +143,7 @@ class _PartitionRun:
             self.account.operators.append(OperatorAccount(stage.end.name, stage.end.kind))
         self.ordinal = 0  # rows read so far
         self.fated = 0  # rows whose fate was looked up so far
-        self.fates: tuple[np.ndarray, pa.Array] | None = None
+        self.fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
         self.observed = 0  # rows handed to the Gather at the end so far
         self.failures: list[dict[str, Any]] = []
         self.rejects: ShardWriter | None = None
@@ -192,7 +180,8 @@ class _PartitionRun:
         if isinstance(end, Sink):
             self.sink = end.open(self.scratch, self.stem, self.stage.schema)
         elif isinstance(end, Gather):
-            self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts.arrow")
+            # Not compressed, so that a Gather can map the file and read single columns and rows of it.
+            self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts.arrow", compression=None)
             if self.stage.spills_rows:
                 self.spilled = spill.SpillWriter(self.scratch / f"{self.stem}.rows.arrow")
 
@@ -231,12 +220,14 @@ class _PartitionRun:
         if self.task.poison and len(batch):
             sick = np.isin(numbers, list(self.task.poison))
             for row in np.flatnonzero(sick):
-                self._fail_row(batch, int(row), min(1, len(self.account.operators) - 1), self.task.poison[int(numbers[row])])
+                self._fail_row(
+                    batch, int(row), min(1, len(self.account.operators) - 1), self.task.poison[int(numbers[row])]
+                )
             batch, numbers = batch.select(~sick), numbers[~sick]
         careful = self.task.careful
         if careful and first < careful[1] and first + size > careful[0]:
-            for row, number in enumerate(numbers):
-                self._run_rows(batch.select(slice(row, row + 1)), int(number), 1)
+            for number in range(len(batch)):
+                self._run_rows(batch.select(slice(number, number + 1)), int(numbers[number]), 1)
         else:
             self._run_rows(batch, first, size)
 
@@ -246,7 +237,7 @@ class _PartitionRun:
                 return
             self.step = self.first_operator + index
             self.marker(first, size, self.step)
-            batch = self._timed(self.step, batch, lambda part, op=op: self._apply(op, part))
+            batch = self._timed(self.step, batch, partial(apply_step, op))
         if len(batch):
             self.step = len(self.account.operators) - 1
             self.marker(first, size, self.step)
@@ -269,7 +260,7 @@ class _PartitionRun:
 
     def _finish(self) -> Outcome:
         shards: list[Shard] = []
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"rejects": self.stage.rejects is not None}
         store = self.stage.store
         if self.sink is not None:
             began = time.perf_counter()
@@ -285,7 +276,7 @@ class _PartitionRun:
             shards.append(self._publish_side(shard, "failed"))
         if self.facts is not None:
             gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
-            extra = {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
+            extra |= {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
         return Outcome(shards, self.account, extra)
 
     def _side_stem(self) -> str:
@@ -309,7 +300,7 @@ class _PartitionRun:
 
     # -------------------------------------------------------------------------------------------- one operator, one batch
 
-    def _timed(self, step: int, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch:
+    def _timed(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
         mine = self.account.operators[step]
         began = time.perf_counter()
         result = self._isolating(step, batch, apply)
@@ -319,13 +310,13 @@ class _PartitionRun:
         mine.num_bytes += batch.num_bytes
         return result
 
-    def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch:
+    def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
         """`apply(batch)`; if that fails, each half apart, down to the single row that is to blame."""
         try:
-            return apply(batch)
+            applied = apply(batch)
         except OperatorError:
             raise
-        except Exception as error:  # noqa: BLE001 - any error of an operator belongs to the row that caused it
+        except Exception as error:
             if self.stage.on_error == "raise" or _disk_full(error):
                 raise
             if len(batch) == 1:
@@ -333,6 +324,8 @@ class _PartitionRun:
                 text = f"{type(error).__name__}: {error}".strip()
                 self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
                 return batch.select(slice(0, 0))
+        else:
+            return self._settle(step, applied)
         middle = len(batch) // 2
         halves = [
             self._isolating(step, batch.select(slice(0, middle)), apply),
@@ -341,135 +334,40 @@ class _PartitionRun:
         halves = [half for half in halves if len(half)] or halves[:1]
         return halves[0] if len(halves) == 1 else Batch.concat(halves)
 
-    def _apply(self, op: Operator, batch: Batch) -> Batch:
-        if isinstance(op, Filter):
-            return self._filter(op, batch)
-        if isinstance(op, Map):
-            columns = {name: as_array(values) for name, values in op.apply(_view(op, batch)).items()}
-            _check_lengths(op, columns, len(batch))
-            return batch.with_columns(columns)
-        if isinstance(op, Expand):
-            return self._expand(op, batch)
-        if isinstance(op, Function):
-            return self._call_batch(op, batch) if op.batch_wise else self._call_rows(op, batch)
-        raise AssertionError(f"the worker does not know the kind of {op!r}")
-
-    def _filter(self, op: Filter, batch: Batch) -> Batch:
-        scores = {name: as_array(values) for name, values in op.score(_view(op, batch)).items()}
-        _check_lengths(op, scores, len(batch))
-        if op.score_only:
-            names = op.score_columns()
-            return batch.with_columns({names.get(name, name): values for name, values in scores.items()})
-        keep = np.ones(len(batch), dtype=np.bool_)
-        verdicts: list[tuple[str, np.ndarray]] = []
-        for rule in op.rules():
-            for reason, broken in rule.verdicts(scores[rule.score]):
-                broken &= keep  # the first rule a row breaks is its reason
-                if broken.any():
-                    verdicts.append((reason, broken))
-                    keep &= ~broken
-        return self._drop(batch, keep, verdicts)
-
-    def _drop(self, batch: Batch, keep: np.ndarray, verdicts: list[tuple[str, np.ndarray]], step: int | None = None) -> Batch:
-        if not verdicts:
-            return batch
-        mine = self.account.operators[self.step if step is None else step]
-        for reason, mask in verdicts if self.stage.rejects is not None else []:
-            self._reject(batch.select(mask), mine.name, reason)
-        for reason, mask in verdicts:
+    def _settle(self, step: int, applied: Applied) -> Batch:
+        """Enter into the account what a step did, and keep the rejected rows if that was asked for."""
+        mine = self.account.operators[step]
+        if self.stage.rejects is not None:
+            for reason, mask in applied.verdicts:
+                self._reject(applied.given.select(mask), mine.name, reason)
+        for reason, mask in applied.verdicts:
             mine.dropped[reason] = mine.dropped.get(reason, 0) + int(np.count_nonzero(mask))
-        return batch.select(keep)
+        mine.created += applied.created
+        return applied.batch
 
     def _reject(self, batch: Batch, step: str, reason: str) -> None:
         if self.rejects is None:
             assert self.stage.rejects is not None
             self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
-        addresses = [batch.origin.address(row) for row in range(len(batch))]
-        marks = {"reason": pa.array([reason] * len(batch)), "step": pa.array([step] * len(batch)), "address": addresses}
-        self.rejects.write(batch.with_columns({f"_{name}": as_array(values) for name, values in marks.items()}).table)
-
-    def _expand(self, op: Expand, batch: Batch) -> Batch:
-        table, parents = op.expand(_view(op, batch))
-        if len(parents) != table.num_rows:
-            raise OperatorError(f"`{op.name}` made {table.num_rows} rows but named the origin of {len(parents)}")
-        return self._grown(op.name, batch, parents, {n: as_array(table.column(n)) for n in table.column_names})
-
-    def _grown(self, name: str, batch: Batch, parents: np.ndarray, columns: dict[str, pa.Array]) -> Batch:
-        """`batch` with each row replaced by its children, childless rows dropped with a reason."""
-        children = np.bincount(parents, minlength=len(batch)) if len(parents) else np.zeros(len(batch), np.int64)
-        childless = children == 0
-        self.account.operators[self.step].created += int((children[~childless] - 1).sum())
-        grown = batch.select(np.asarray(parents, dtype=np.int64))
-        grown = Batch(grown.table, grown.origin).with_columns(columns)
-        if childless.any():
-            self._drop(batch, ~childless, [(f"{name}: nothing left", childless)])
-        return grown
-
-    def _call_batch(self, op: Function, batch: Batch) -> Batch:
-        result = op.function(batch)
-        if isinstance(result, Batch):
-            result = result.table
-        if isinstance(result, pa.Table):
-            result = {name: result.column(name) for name in result.column_names}
-        if isinstance(result, dict):
-            columns = {name: as_array(values) for name, values in result.items()}
-            _check_lengths(op, columns, len(batch))
-            return batch.with_columns(columns)
-        keep = as_array(result)
-        if not pa.types.is_boolean(keep.type) or len(keep) != len(batch):
-            raise OperatorError(
-                f"`{op.name}` returned {type(result).__name__}",
-                hint="a batch-wise function returns a mapping of columns, or one boolean per row",
-            )
-        mask = np.asarray(keep.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
-        return self._drop(batch, mask, [(op.reason or f"not {op.name}", ~mask)] if not mask.all() else [])
-
-    def _call_rows(self, op: Function, batch: Batch) -> Batch:
-        parents: list[int] = []
-        rows: list[dict[str, Any]] = []
-        keep = np.ones(len(batch), dtype=np.bool_)
-        changed = False
-        for number, row in enumerate(batch.rows()):
-            result = op.function(dict(row))
-            if result is True or result is False:
-                keep[number] = result
-                children = [row] if result else []
-            elif isinstance(result, dict):
-                changed = True
-                children = [row | result]
-            elif isinstance(result, list):
-                changed = True
-                children = [row | child for child in result]
-            else:
-                raise TypeError(
-                    f"{op.name} returned {type(result).__name__}; a row-wise function returns a dict, True, False or a list of dicts"
-                )
-            parents += [number] * len(children)
-            rows += children
-        if not changed:
-            return self._drop(batch, keep, [(op.reason or f"not {op.name}", ~keep)] if not keep.all() else [])
-        refused = ~keep
-        reason = op.reason or f"not {op.name}"
-        if refused.any():
-            kept_numbers = np.cumsum(keep) - 1
-            batch = self._drop(batch, keep, [(reason, refused)])
-            parents = [int(kept_numbers[parent]) for parent in parents]
-        table = _like(table_from_rows(rows), batch.table.schema)
-        return self._grown(op.name, batch, np.asarray(parents, dtype=np.int64), {n: table.column(n) for n in table.column_names})
+        rows = len(batch)
+        marks = {
+            "_reason": pa.array([reason] * rows),
+            "_step": pa.array([step] * rows),
+            "_address": pa.array([batch.origin.address(row) for row in range(rows)]),
+        }
+        self.rejects.write(batch.with_columns(marks).table)
 
     # ------------------------------------------------------------------------------------------------------- gathering
 
-    def _observe(self, batch: Batch) -> Batch:
+    def _observe(self, batch: Batch) -> Applied:
         gather = self.stage.end
         assert isinstance(gather, Gather)
         assert self.facts is not None
-        facts = {name: as_array(values) for name, values in gather.observe(_view(gather, batch)).items()}
-        _check_lengths(gather, facts, len(batch))
-        self.facts.write(pa.table(facts))
+        self.facts.write(facts_of(gather, gather.observe(view(gather, batch)), len(batch)))
         if self.spilled is not None:
             spill.write_rows(self.spilled, batch)
         self.observed += len(batch)
-        return batch
+        return Applied(batch, batch)
 
     def _apply_fates(self, batch: Batch, numbers: np.ndarray) -> tuple[Batch, np.ndarray]:
         """Drop what the Gather before this stage decided against; rows that failed there are known already."""
@@ -487,7 +385,7 @@ class _PartitionRun:
         began = time.perf_counter()
         here = slice(self.fated, self.fated + len(batch))
         self.fated += len(batch)
-        drop, reasons = self.fates[0][here], self.fates[1][here]
+        drop, reasons, payload = self.fates[0][here], self.fates[1][here], self.fates[2]
         verdicts = []
         if drop.any():
             for reason in dict.fromkeys(reasons.filter(pa.array(drop)).to_pylist()):
@@ -495,7 +393,9 @@ class _PartitionRun:
                 verdicts.append((str(reason), drop & same))
         mine = self.account.operators[1]
         mine.rows_in += len(batch)
-        batch, numbers = self._drop(batch, ~drop, verdicts, step=1), numbers[~drop]
+        batch, numbers = self._settle(1, dropped(batch, verdicts)), numbers[~drop]
+        if payload is not None and len(batch):
+            batch = rewritten(self.stage.fates_of, batch, payload[here].filter(pa.array(~drop)))
         mine.rows_out += len(batch)
         mine.seconds += time.perf_counter() - began
         return batch, numbers
@@ -510,11 +410,11 @@ class _PartitionRun:
 
     def _note_failure(self, failure: Failure) -> None:
         row: object = failure.row
-        if isinstance(row, bytes):
+        if isinstance(failure.row, bytes):
             try:
-                row = row.decode()
+                row = failure.row.decode()
             except UnicodeDecodeError:
-                row = {"base64": b64encode(row).decode()}
+                row = {"base64": b64encode(failure.row).decode()}
         entry = {"address": failure.address, "step": failure.step, "error": failure.error, "row": row}
         if failure.rows != 1:
             entry["rows"] = failure.rows
@@ -523,34 +423,3 @@ class _PartitionRun:
 
 def _disk_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _view(op: Operator, batch: Batch) -> Batch:
-    """What an operator is handed: the columns it declared, under the names it knows."""
-    names = op.real_names()
-    if ALL in names:
-        return batch
-    missing = [real for real in names.values() if real not in batch]
-    if missing:
-        # Rows of one file may lack a column that others have; to an operator that is a null, not an error.
-        batch = batch.with_columns({name: pa.nulls(len(batch), pa.string()) for name in missing})
-    return batch.view(names)
-
-
-def _check_lengths(op: Operator, columns: dict[str, pa.Array], rows: int) -> None:
-    for name, values in columns.items():
-        if len(values) != rows:
-            raise OperatorError(f"`{op.name}` returned {len(values)} values of `{name}` for {rows} rows")
-
-
-def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table`, made of Python rows, with the types its columns had before they became Python."""
-    for number, column in enumerate(table.schema):
-        known = schema.field(column.name).type if column.name in schema.names else None
-        if known is not None and known != column.type:
-            try:
-                table = table.set_column(number, column.name, table.column(column.name).cast(known))
-            except pa.ArrowInvalid:
-                continue  # the function changed the type on purpose
-    return table
-

@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from tamis.kernels.words import EDGES, chars_between, find_block, hash_span, mix
+from tamis.kernels.spans import grown, hash_span, mix, number_of
+from tamis.kernels.words import BLOCK, EDGES, chars_between, find_block
 
 SHORTEST, LONGEST = 2, 10
 NUM_LENGTHS = LONGEST - SHORTEST + 1
@@ -30,29 +31,17 @@ NGRAM_FIELDS = (
 
 
 @njit(nogil=True, cache=True)
-def _grown(array, size):
-    """An array of the same type with room for `size`, contents kept."""
-    result = np.empty(max(size, 2 * len(array)), array.dtype)
-    result[: len(array)] = array
-    return result
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def _number(slots, mask, hashes, members, key):
-    """The number of `key` in an open-addressing table of numbers (0 is empty), a new one if it is not there.
-
-    hashes[number] is the key of a number; members is the count of numbers given so far.
-    """
-    slot = np.int64(key & np.uint64(mask))
-    while True:
-        number = np.int64(slots[slot])
-        if number == 0:
-            slots[slot] = members + 1
-            hashes[members + 1] = key
-            return members + 1
-        if hashes[number] == key:
-            return number
-        slot = (slot + 1) & mask
+def _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words):
+    """Put down the words of the next block: their hashes, and the characters up to the end of each."""
+    found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
+    chars = upto[words]
+    for index in range(0, found, 2):
+        start, stop = edges[index], edges[index + 1]
+        keys[words] = hash_span(data, start, stop)
+        chars += chars_between(data, start, stop, counts[index], counts[index + 1])
+        words += 1
+        upto[words] = chars
+    return words, at
 
 
 @njit(nogil=True, cache=True)
@@ -69,7 +58,7 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
     later_chars     characters and inner spaces covered by occurrences after the first, each counted once
     """
     edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
-    keys = np.empty(4096, np.uint64)  # word hashes, then unused
+    keys = np.empty(4096, np.uint64)  # word hashes
     upto = np.empty(4097, np.int64)  # characters before each word
     gram = np.empty(4096, np.int32)  # number of the n-gram at each word
     place = np.empty(4096, np.int32)  # words where an n-gram that repeats begins
@@ -81,18 +70,12 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         words = 0
-        chars = upto[0] = 0
+        upto[0] = 0
         while at < end:
-            found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
-            if words + found // 2 >= len(keys):
-                keys = _grown(keys, words + found // 2)
-                upto = _grown(upto, len(keys) + 1)
-            for index in range(0, found, 2):
-                start, stop = edges[index], edges[index + 1]
-                keys[words] = hash_span(data, start, stop)
-                chars += chars_between(data, start, stop, counts[index], counts[index + 1], points, kinds)
-                words += 1
-                upto[words] = chars
+            if words + BLOCK >= len(keys):
+                keys = grown(keys, words + BLOCK + 1)
+                upto = grown(upto, len(keys) + 1)
+            words, at = _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words)
         if words < SHORTEST:
             continue
         if len(gram) < words:
@@ -108,7 +91,7 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
         slots[:size] = 0
         members = 0
         for word in range(words):
-            number = _number(slots, size - 1, names, members, keys[word])
+            number = number_of(slots, size - 1, names, members, keys[word])
             if number > members:
                 members = number
                 times[number] = 0
@@ -140,7 +123,7 @@ def _lengthen(gram, place, left, words, length, slots, names, times, first):
         word = np.int64(place[index])
         if index + 1 < left and place[index + 1] == word + 1:
             key = np.uint64(gram[word]) << np.uint64(32) | np.uint64(gram[word + 1])
-            number = _number(slots, size - 1, names, members, mix(np.uint64(0), key))
+            number = number_of(slots, size - 1, names, members, mix(np.uint64(0), key))
             if number > members:
                 members = number
                 times[number] = 0

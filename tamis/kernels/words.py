@@ -1,7 +1,7 @@
 """Words in UTF-8: where they begin and end, and what they are made of.
 
-Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1) and the property tables POINTS and KINDS of
-`unicode_tables`. Positions are bytes; lengths called `chars` are code points. A byte that does not decode
+Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1) and the property tables POINTS
+and KINDS of `unicode_tables`. Positions are bytes; lengths called `chars` are code points. A byte that does not decode
 counts as one character without properties, so that no input makes a kernel read outside its row.
 
     mode WHITESPACE   runs of non-spaces, as str.split()
@@ -9,21 +9,20 @@ counts as one character without properties, so that no input makes a kernel read
          CHARACTERS   the same, and each letter or digit of any script begins a word
          UNICODE      segments of UAX #29 that hold a letter or a digit
 """
-# mypy: disallow-untyped-defs=False, disallow-any-expr=False
+# mypy: disallow-untyped-defs=False
+# ruff: noqa: SIM109
 
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
+from tamis.kernels.spans import find_slot, hash_lowered
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     DIGIT,
     KINDS,
     LETTER,
-    MARK,
     MARKER,
     NUMBER,
     PICTOGRAPH,
@@ -80,99 +79,7 @@ PACKS = np.concatenate([_pack(KINDS[:128]), np.zeros(128, np.uint64), _pack(KIND
 """Packed counts of each byte (of ASCII), then of each class."""
 PACKS.flags.writeable = False
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
-_SPREAD = np.uint64(0xD6E8FEB86659FD93)  # an odd constant with well spread bits
-_HALF = np.uint64(32)
-_MASKS = np.array(
-    [(1 << 8 * min(size, 8)) - 1 for size in range(17)] + [(1 << 8 * max(size - 8, 0)) - 1 for size in range(17)],
-    np.uint64,
-)  # which bytes of the first and of the second eight belong to a span of 0 to 16
 _HISTOGRAM = 1024
-
-
-@intrinsic
-def load64(typingctx, data, at):
-    """Eight bytes of a uint8 array as one uint64, at any alignment; the caller stays inside the array."""
-
-    def generate(context, builder, signature, arguments):
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(data, types.int64), generate
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def mix(state, word):
-    """Fold a uint64 into a uint64 state; for one state, different words give different results."""
-    value = (state ^ word) * _MIX
-    value ^= value >> _HALF
-    value *= _SPREAD
-    return value ^ (value >> _HALF)
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def tail64(data, at, stop):
-    """The bytes of a span of at most 8, as a uint64."""
-    size = stop - at
-    if at + 8 <= len(data):
-        word = load64(data, at)
-        if size < 8:
-            word &= (np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)
-        return word
-    word = np.uint64(0)
-    for index in range(size):
-        word |= np.uint64(data[at + index]) << np.uint64(8 * index)
-    return word
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def hash_span(data, start, stop):
-    """A 64-bit hash of the bytes from start to stop; equal bytes, equal hash, in every process."""
-    size = stop - start
-    if size <= 16 and start + 16 <= len(data):  # most words, without a branch on their size
-        state = mix(np.uint64(size) * _SPREAD, load64(data, start) & _MASKS[size])
-        return mix(state, load64(data, start + 8) & _MASKS[size + 17])
-    return _hash_long(data, start, stop)
-
-
-@njit(nogil=True, cache=True)
-def _hash_long(data, start, stop):
-    state = np.uint64(stop - start) * _SPREAD
-    at = start
-    while at + 8 < stop:
-        state = mix(state, load64(data, at))
-        at += 8
-    state = mix(state, tail64(data, at, stop))
-    return mix(state, np.uint64(0)) if stop - start <= 8 else state
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def lower8(word):
-    """Eight bytes with A-Z read as a-z, other bytes as they are."""
-    low = word & np.uint64(0x7F7F7F7F7F7F7F7F)
-    above_at = low + np.uint64(0x3F3F3F3F3F3F3F3F)  # high bit where byte >= 'A'
-    above_z = low + np.uint64(0x2525252525252525)  # high bit where byte > 'Z'
-    upper = above_at & ~above_z & ~word & np.uint64(0x8080808080808080)
-    return word | (upper >> np.uint64(2))
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def hash_lowered(data, start, stop):
-    """A hash of a span with A-Z read as a-z."""
-    state = np.uint64(stop - start) * _SPREAD
-    at = start
-    while at + 8 < stop:
-        state = mix(state, lower8(load64(data, at)))
-        at += 8
-    return mix(state, lower8(tail64(data, at, stop)))
-
-
-@njit(nogil=True, cache=True)
-def hash_words(data, offsets, out):
-    """out[i] = the lowered hash of row i; uint64."""
-    for row in range(len(offsets) - 1):
-        out[row] = hash_lowered(data, offsets[row], offsets[row + 1])
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -355,7 +262,7 @@ def next_word(data, at, end, mode, points, kinds):
     return start, at, at - start - continuation, flags
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@njit(nogil=True, cache=True)
 def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts):
     """`find_block` for text split by spaces, without a branch per word as long as the bytes are ASCII.
 
@@ -376,7 +283,7 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
             counts[found] = total
             total += pack
             space = pack >> np.uint64(_SPACE_BIT)
-            found += space != outside
+            found += np.int64(space ^ outside)
             outside = space
             at += 1
             continue
@@ -443,7 +350,7 @@ def _find_other_block(data, at, end, mode, points, kinds, packs, edges, counts):
     return found, at
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def count_span(data, start, stop, points, kinds):
     """(characters, flags) of a span."""
     chars = 0
@@ -469,11 +376,14 @@ def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def chars_between(data, start, stop, low, high, points, kinds):
+def chars_between(data, start, stop, low, high):
     """The characters of a word from its packed counts, or counted again where those may have overflowed."""
     if stop - start < 1 << _FIELD:
         return np.int64((high - low) & np.uint64((1 << _FIELD) - 1))
-    return count_span(data, start, stop, points, kinds)[0]
+    chars = 0
+    for at in range(start, stop):
+        chars += (data[at] & 0xC0) != 0x80
+    return chars
 
 
 @njit(nogil=True, cache=True)
@@ -526,22 +436,6 @@ def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
     glyph = data[start] == 0xE2 and data[start + 1] == 0x80 and data[start + 2] == 0xA6
     arrow = data[start] == 45 and data[start + 1] == 0xC2 and data[start + 2] == 0xBB
     return dots or glyph or arrow
-
-
-@njit(nogil=True, cache=True, forceinline=True)
-def find_slot(keys, key):
-    """Where `key` is or belongs in an open-addressing table of uint64 whose length is a power of two; 0 is empty."""
-    mask = len(keys) - 1
-    slot = np.int64(key & np.uint64(mask))
-    while keys[slot] != 0 and keys[slot] != key:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@njit(nogil=True, cache=True)
-def fill_table(keys, hashes):
-    for key in hashes:
-        keys[find_slot(keys, key)] = key
 
 
 @njit(nogil=True, cache=True)

@@ -58,7 +58,9 @@ def make_budget(
     if memory is None:
         usable = usable_memory()
         total = int(usable * DEFAULT_SHARE)
-        reasons["memory"] = f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
+        reasons["memory"] = (
+            f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
+        )
     else:
         total = parse_bytes(memory)
         reasons["memory"] = f"{format_bytes(total)}: as asked"
@@ -91,7 +93,9 @@ def make_budget(
         if batch == DEFAULT_BATCH_BYTES
         else f"{format_bytes(batch)}: a {BATCH_COPIES}th of what a worker has left of its {format_bytes(share)}"
     )
-    reasons["blocksize"] = f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
+    reasons["blocksize"] = (
+        f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
+    )
     return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, reasons)
 
 

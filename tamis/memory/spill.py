@@ -1,9 +1,9 @@
 """Rows and observations on disk between the stages of a run, as Arrow IPC files.
 
-    stage 1:  ... -> observe -> part-000000.rows.arrow    the rows themselves, with their origins
-                             -> part-000000.facts.arrow   what Gather.observe found, one line per row
-    resolve:  all facts      -> part-000000.fates.arrow   which rows go, and why
-    stage 2:  rows + fates   -> ...
+stage 1:  ... -> observe -> part-000000.rows.arrow    the rows themselves, with their origins
+                         -> part-000000.facts.arrow   what Gather.observe found, one line per row
+resolve:  all facts      -> part-000000.fates.arrow   which rows go, and why
+stage 2:  rows + fates   -> ...
 """
 
 from __future__ import annotations
@@ -32,35 +32,30 @@ def stem(partition: int) -> str:
 class SpillWriter:
     """Appends tables to one Arrow file, made on the first write so that its columns are known."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, compression: str | None = "lz4") -> None:
         self.path = path
-        self.rows = 0
+        self.compression = compression
+        self.files: list[Path] = []
+        self._schema: pa.Schema | None = None
         self._writer: pa.RecordBatchFileWriter | None = None
-        self._batches: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
-        self.rows += table.num_rows
-        if self._writer is not None and table.schema != self._writer_schema:
-            # A later batch brought a column or a wider type: write it as a file of its own behind the first.
-            self._writer.close()
-            self._files.append(self._next_path())
-            self._writer = None
-        if self._writer is None:
-            self._files = getattr(self, "_files", [self.path])
-            self._writer_schema = table.schema
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            self._writer = pa.ipc.new_file(self._files[-1], table.schema, options=options)
+        if self._writer is None or table.schema != self._schema:
+            # A batch that brings a column or a wider type goes to a file of its own behind the first.
+            self.close()
+            number = len(self.files)
+            self.files.append(self.path.with_name(f"{self.path.name}.{number}") if number else self.path)
+            options = pa.ipc.IpcWriteOptions(compression=self.compression)
+            self._schema = table.schema
+            self._writer = pa.ipc.new_file(self.files[-1], table.schema, options=options)
         self._writer.write_table(table)
-
-    def _next_path(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.{len(self._files)}")
 
     def close(self) -> list[Path]:
         """The files written, in order; none if there were no rows."""
-        if self._writer is None:
-            return []
-        self._writer.close()
-        return self._files
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        return self.files
 
 
 def write_rows(writer: SpillWriter, batch: Batch) -> None:
@@ -153,13 +148,21 @@ class Fates:
         self.rows = dict(sorted(rows.items()))
         self.partitions = list(self.rows)
 
-    def __call__(self, partition: int, drop: np.ndarray, reason: str | Sequence[str | None] | pa.Array) -> None:
+    def __call__(
+        self,
+        partition: int,
+        drop: np.ndarray,
+        reason: str | Sequence[str | None] | pa.Array,
+        payload: pa.Array | None = None,
+    ) -> None:
         index = self.partitions[partition]
         if len(drop) != self.rows[index]:
             raise OperatorError(f"resolve() decided about {len(drop)} rows of a partition that has {self.rows[index]}")
         reasons = pa.array([reason] * len(drop), pa.string()) if isinstance(reason, str) else as_array(reason)
         path = self._path(index)
         table = pa.table({"drop": pa.array(np.asarray(drop, dtype=np.bool_)), "reason": reasons.cast(pa.string())})
+        if payload is not None:
+            table = table.append_column("payload", payload)
         temporary = path.with_suffix(".unfinished")
         with pa.ipc.new_file(temporary, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
             writer.write_table(table)
@@ -174,12 +177,13 @@ class Fates:
         return self.folder / f"{stem(index)}.fates.arrow"
 
 
-def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array]:
-    """(drop, reason) for each row of a partition, in the order in which they were observed."""
+def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array, pa.Array | None]:
+    """(drop, reason, payload) for each row of a partition, in the order in which they were observed."""
     with pa.memory_map(str(folder / f"{stem(partition)}.fates.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     drop = contiguous(table.column("drop")).to_numpy(zero_copy_only=False)
-    return drop, contiguous(table.column("reason"))
+    payload = contiguous(table.column("payload")) if "payload" in table.column_names else None
+    return drop, contiguous(table.column("reason")), payload
 
 
 def write_failures(path: Path, failures: Sequence[Mapping[str, Any]]) -> Shard:

@@ -36,7 +36,7 @@ _TRIAL_BYTES = 65_536
 _WINDOW_BYTES = 4_000_000
 
 
-class Damage(Exception):  # noqa: N818  it becomes a failure with an address, it is not raised at anyone
+class Damage(Exception):
     """The compressed data cannot be followed any further."""
 
     def __init__(self, message: str, *, all_given: bool = False) -> None:
@@ -162,7 +162,7 @@ class _Tap:
         self.closed = True
 
 
-# ---------------------------------------------------------------------------------------------------------- the decoders
+# ---------------------------------------------------------------------------------------------------- the decoders
 
 
 class _Input:
@@ -336,7 +336,7 @@ def _salvage(file: IO[bytes], codec: str, position: int, offset: int, read_until
         return
 
 
-# --------------------------------------------------------------------------------------------------- where to enter a file
+# ------------------------------------------------------------------------------------------ where to enter a file
 
 
 def entries(file: IO[bytes], codec: str, size: int, step: int, *, exact: bool) -> list[int]:

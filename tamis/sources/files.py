@@ -1,23 +1,22 @@
 """Which files a source reads: paths, folders, globs, lists and manifests, local or behind any fsspec URL.
 
-    "crawl/*.jsonl.zst", "s3://bucket/raw/", "@files.txt"
-           |
-           |  list_files     one listing per folder, no request per file
-           v
-    File(path, size, stamp)  in the order of the arguments, each argument's files in string order
-           |
-           |  fingerprint    size, time or ETag, head and tail: what a partition's identity is made of
-           v
+"crawl/*.jsonl.zst", "s3://bucket/raw/", "@files.txt"
+       |
+       |  list_files     one listing per folder, no request per file
+       v
+File(path, size, stamp)  in the order of the arguments, each argument's files in string order
+       |
+       |  fingerprint    size, time or ETag, head and tail: what a partition's identity is made of
+       v
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
@@ -136,11 +135,12 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
         files.extend(_expand(str(argument), format, storage_options))
     seen: set[str] = set()
     for file in files:
-        if file.path in seen:
+        name = os.path.abspath(file.path) if is_local(file.path) else file.path  # noqa: PTH100
+        if name in seen:
             raise SourceError(
                 f"{file.path} is named twice", hint="each row would be read twice; let each file match one path only"
             )
-        seen.add(file.path)
+        seen.add(name)
     return files
 
 
@@ -206,11 +206,12 @@ def is_local(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    return re.sub(r"^(file|local)://", "", path)
+    path = re.sub(r"^(file|local)://", "", path)
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111
 
 
 def _expand_local(argument: str) -> tuple[list[File], bool]:
-    path = local_path(argument)
+    path = re.sub(r"^(\./+)+(?=.)", "", local_path(argument))
     if os.path.isdir(path):  # noqa: PTH112  a string in, strings out: twenty thousand Path objects are slow
         return list(_walk(path)), True
     if os.path.exists(path):  # noqa: PTH110
@@ -222,7 +223,8 @@ def _expand_local(argument: str) -> tuple[list[File], bool]:
     if not os.path.isdir(root or "."):  # noqa: PTH112
         raise _missing(root)
     matches = glob_matcher(path)
-    found = [file for file in _walk(root or ".", deep="**" in path or path.count("/", len(root)) > 1) if matches(file.path)]
+    deep = "/" in path[len(root) :].strip("/") or "**" in path
+    found = [file for file in _walk(root or ".", deep) if matches(file.path)]
     if not found:
         raise SourceError(f"no file matches {argument}", hint="* stays within a folder, ** crosses folders")
     return found, False
@@ -246,7 +248,9 @@ def _walk(folder: str, deep: bool = True) -> Iterator[File]:
 
 
 def _not_allowed(path: str) -> SourceError:
-    return SourceError(f"{path} may not be read: permission denied", hint="check its owner and mode, or your credentials")
+    return SourceError(
+        f"{path} may not be read: permission denied", hint="check its owner and mode, or your credentials"
+    )
 
 
 def _missing(path: str) -> SourceError:
@@ -273,16 +277,28 @@ def _glob_root(pattern: str) -> str:
     return pattern
 
 
-def glob_matcher(pattern: str) -> re.Pattern[str].match:  # type: ignore[valid-type,name-defined]
+_GLOB_SIGN = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")
+
+
+def glob_matcher(pattern: str) -> Callable[[str], object]:
     """A function that tells whether a path matches: `*` and `?` within a folder, `**` across folders."""
-    parts = []
-    for part in pattern.split("/"):
+    parts = pattern.split("/")
+    text = ""
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
         if part == "**":
-            parts.append("(?:[^/]+/)*")
-        else:
-            text = fnmatch.translate(part).removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z")
-            parts.append(text.replace(".*", "[^/]*") + "/")
-    return re.compile("".join(parts).removesuffix("/") + r"\Z", re.DOTALL).match
+            text += ".+" if last else "(?:[^/]+/)*"
+            continue
+        done = 0
+        for sign in _GLOB_SIGN.finditer(part):
+            text += re.escape(part[done : sign.start()])
+            inner = sign[0][1:-1].replace("\\", "\\\\")
+            text += {"*": "[^/]*", "?": "[^/]"}.get(
+                sign[0]
+            ) or f"[{inner.replace('!', '^', 1) if inner[0] == '!' else inner}]"
+            done = sign.end()
+        text += re.escape(part[done:]) + ("" if last else "/")
+    return re.compile(text + r"\Z", re.DOTALL).match
 
 
 # -- object stores and other file systems
@@ -314,7 +330,9 @@ def _visible(name: str, root: str) -> bool:
 
 
 def _remote_file(system: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> File:
-    stamp = next((str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), "")
+    stamp = next(
+        (str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), ""
+    )
     return File(system.unstrip_protocol(info["name"]), int(info["size"] or 0), stamp)
 
 
@@ -324,7 +342,8 @@ def _system(path: str, options: Options) -> tuple[fsspec.AbstractFileSystem, str
     except (ValueError, ImportError) as error:
         protocol = path.partition("://")[0]
         raise SourceError(
-            f"{path} cannot be opened: {error}", hint=f"is the package for {protocol}:// installed? pip install 'tamis[s3]' for S3"
+            f"{path} cannot be opened: {error}",
+            hint=f"is the package for {protocol}:// installed? pip install 'tamis[s3]' for S3",
         ) from error
 
 
@@ -335,7 +354,7 @@ def open_file(path: str, storage_options: Options = None) -> IO[bytes]:
     """A file for reading bytes; a local one is opened plainly, without a layer between."""
     try:
         if is_local(path):
-            return io.FileIO(local_path(path))  # type: ignore[return-value]
+            return io.FileIO(local_path(path))
         system, name = _system(path, storage_options)
         return system.open(name, "rb")
     except FileNotFoundError as error:
@@ -371,4 +390,3 @@ def fingerprint(file: File) -> list[object]:
     finally:
         os.close(handle)
     return [file.path, file.size, file.stamp, hashlib.blake2b(edges, digest_size=10).hexdigest()]
-

@@ -16,7 +16,7 @@ from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
 from tamis.sources.files import File, codec_of, is_local, list_files, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
-from tamis.sources.schemas import missing_column
+from tamis.sources.schemas import cheapest_column, missing_column
 
 WHOLE = -1
 """As the stop of a piece: to the end of the file, wherever that is."""
@@ -98,7 +98,8 @@ class FileSource(Source):
         asked = reading.columns if reading.columns is not None else self.fields
         if asked is None:
             return None
-        return [self.in_file(name) for name in asked if self.fields is None or name in self.fields]
+        names = [name for name in asked if self.fields is None or name in self.fields]
+        return [self.in_file(name) for name in names or cheapest_column(reading.schema)]
 
     # --------------------------------------------------------------------------------------------------- partitions
 

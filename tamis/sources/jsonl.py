@@ -16,12 +16,21 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from json.decoder import scanstring
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
+from tamis.sources.jsontypes import (
+    as_strings,
+    has_fields,
+    huge_integer,
+    is_huge,
+    lacks_values,
+    mended,
+    with_doubles,
+    without_nulls,
+)
 from tamis.sources.lines import Lines
 
 JSON = "json"
@@ -29,7 +38,13 @@ JSON = "json"
 _ROW = re.compile(r" in row (\d+)$")
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/?(.*?)\) was specified twice")
-_KINDS = {"number": "a number", "string": "a string", "boolean": "true or false", "object": "an object", "array": "a list"}
+_KINDS = {
+    "number": "a number",
+    "string": "a string",
+    "boolean": "true or false",
+    "object": "an object",
+    "array": "a list",
+}
 _ONE_BY_ONE_AFTER = 64
 _SPACE = re.compile(r"[ \t\r]*")
 
@@ -61,7 +76,7 @@ class JsonlParser:
                 self._explicit[spec.name] = known
             # Asked to ignore what is not declared, pyarrow also drops new fields within an object and columns whose
             # type is not known yet; then everything is parsed and the unwanted columns are dropped afterwards.
-            self._open |= known is None or known != spec.type or _has_fields(known)
+            self._open |= known is None or known != spec.type or has_fields(known)
         for name, kind in self._strict.items():
             if self._wants(name):
                 self._explicit.setdefault(name, kind)
@@ -95,12 +110,14 @@ class JsonlParser:
             last = view[ends - 1]
             last = np.where(last == 13, view[ends - 2], last)
             suspect |= (view[starts] != 123) | (last != 125) | (ends - starts > self.max_line_bytes)
-            if data.find(b"\0", lines.text.begin, lines.text.end) >= 0 or not is_utf8(data, lines.text.begin, lines.text.end):
+            if data.find(b"\0", lines.text.begin, lines.text.end) >= 0 or not is_utf8(
+                data, lines.text.begin, lines.text.end
+            ):
                 suspect[:] = True
         errors: dict[int, str] = {}
-        for row in np.flatnonzero(suspect):
+        for row in np.flatnonzero(suspect).tolist():
             if error := self._implausible(lines.line(row)):
-                errors[int(row)] = error
+                errors[row] = error
         for row, error in errors.items():
             bad(row, error)
         return np.delete(np.arange(len(lines)), list(errors))
@@ -213,7 +230,13 @@ class JsonlParser:
         return {}
 
     def _bisect(
-        self, lines: Lines, keep: np.ndarray, begin: int, end: int, types: dict[str, pa.DataType], failed: dict[int, str]
+        self,
+        lines: Lines,
+        keep: np.ndarray,
+        begin: int,
+        end: int,
+        types: dict[str, pa.DataType],
+        failed: dict[int, str],
     ) -> None:
         try:
             self._read(lines, keep[begin:end], types)
@@ -252,14 +275,27 @@ class JsonlParser:
                     unexpected_field_behavior="infer" if self._open else "ignore",
                 ),
             )
-            # pyarrow takes strings such as 2020-01-01 for times; what was written as a string stays one.
-            dates = {spec.name: as_strings(spec.type) for spec in table.schema if spec.name not in self._strict}
-            dates = {name: kind for name, kind in dates.items() if kind != table.schema.field(name).type}
-            if not dates:
-                return table
-            for name, kind in dates.items():
-                for target in (self._explicit,) if types is None else (self._explicit, types):
-                    target[name] = without_nulls(kind) or pa.string()
+            learnt = self._misread(table, explicit)
+            if not learnt:
+                return mended(table)
+            for target in (self._explicit,) if types is None else (self._explicit, types):
+                target.update(learnt)
+
+    def _misread(self, table: pa.Table, explicit: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+        """Columns that inference got wrong, with the type to ask for instead.
+
+        pyarrow takes strings such as 2020-01-01 for times; what was written as a string stays one. And it loses nulls
+        at the beginning of lists (apache/arrow#51305) unless it is told the type.
+        """
+        learnt = {}
+        for spec, column in zip(table.schema, table.columns, strict=True):
+            kind = as_strings(spec.type)
+            if spec.name in self._strict or (kind == spec.type and not lacks_values(column)):
+                continue
+            known = without_nulls(kind)
+            if known is not None and known != explicit.get(spec.name):
+                learnt[spec.name] = known
+        return learnt
 
     def _quoted(self, lines: Lines, keep: np.ndarray, always: Sequence[str]) -> pa.Buffer:
         """The lines with the values of some columns replaced by their own text as a JSON string."""
@@ -278,13 +314,13 @@ class JsonlParser:
         """Rows with an integer beyond 64 bits, which the parser silently made a double of."""
         lost: dict[int, str] = {}
         for name in table.column_names:
-            if name in self._strict or not _is_huge(table.column(name)):
+            if name in self._strict or not is_huge(table.column(name)):
                 continue
             rows = np.arange(len(keep))
             if pa.types.is_floating(table.schema.field(name).type):
                 rows = rows[np.abs(np.nan_to_num(table.column(name).to_numpy())) >= 2.0**63]
             for row in rows:
-                if (value := _huge_integer(json.loads(lines.line(keep[row])).get(name))) is not None:
+                if (value := huge_integer(json.loads(lines.line(keep[row])).get(name))) is not None:
                     lost[int(row)] = (
                         f"column `{name}` holds the integer {value}, which 64 bits cannot hold "
                         f'(types={{"{name}": "string"}} keeps its digits)'
@@ -355,7 +391,7 @@ def quote_values(line: str, always: Sequence[str], unless_string: Sequence[str])
     at = _space(line, 0) + 1
     at = _space(line, at)
     while line[at] != "}":
-        key, at = scanstring(line, at + 1)
+        key, at = decode(line, at)
         at = _space(line, _space(line, at) + 1)
         value, end = decode(line, at)
         if value is not None and (key in always or (key in unless_string and not isinstance(value, str))):
@@ -373,60 +409,3 @@ def _space(text: str, at: int) -> int:
     if match.end() >= len(text):
         raise ValueError("the line ends within an object")
     return match.end()
-
-
-def _map_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType | None:
-    """The type with each leaf changed; a leaf changed to None is left out, and so is what holds nothing else."""
-    if pa.types.is_struct(kind):
-        fields = [(spec.name, _map_leaves(spec.type, change)) for spec in kind]
-        return pa.struct([(name, inner) for name, inner in fields if inner is not None])
-    if pa.types.is_list(kind):
-        inner = _map_leaves(kind.value_type, change)
-        return None if inner is None else pa.list_(inner)
-    return change(kind)
-
-
-def without_nulls(kind: pa.DataType) -> pa.DataType | None:
-    """What is known of a type: fields that were null wherever they were seen are left to be learnt."""
-    return _map_leaves(kind, lambda leaf: None if pa.types.is_null(leaf) else leaf)
-
-
-def as_strings(kind: pa.DataType) -> pa.DataType:
-    return _map_leaves(kind, lambda leaf: pa.string() if pa.types.is_temporal(leaf) else leaf) or kind
-
-
-def with_doubles(kind: pa.DataType) -> pa.DataType:
-    return _map_leaves(kind, lambda leaf: pa.float64() if pa.types.is_integer(leaf) else leaf) or kind
-
-
-def _has_fields(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _has_fields(kind.value_type))
-
-
-def _leaves(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:
-    """The flat arrays of numbers within a column."""
-    if isinstance(column, pa.ChunkedArray):
-        return [leaf for chunk in column.chunks for leaf in _leaves(chunk)]
-    if pa.types.is_struct(column.type):
-        return [leaf for inner in column.flatten() for leaf in _leaves(inner)]
-    if pa.types.is_list(column.type):
-        return _leaves(column.flatten())
-    return [column]
-
-
-def _is_huge(column: pa.ChunkedArray) -> bool:
-    for leaf in _leaves(column):
-        if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
-            values = np.abs(leaf.to_numpy(zero_copy_only=False))
-            if np.any(values[np.isfinite(values)] >= 2.0**63):
-                return True
-    return False
-
-
-def _huge_integer(value: object) -> int | None:
-    """An integer somewhere in a JSON value that 64 bits cannot hold."""
-    if isinstance(value, int):
-        return value if not -(2**63) <= value < 2**63 else None
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for item in inner if (found := _huge_integer(item)) is not None), None)
-

@@ -60,13 +60,22 @@ Chunks: TypeAlias = Iterable["Chunk | Stop | Unread"]
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """From byte `at` of a text on, bytes come from `place`, whose first byte would lie at `origin` (perhaps before)."""
+
+    at: int
+    origin: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
-    """Whole lines: the bytes [begin, end) of `data`. A frame is the offset in `data` of its first byte, and its place."""
+    """Whole lines, the bytes [begin, end) of `data`, and the frames they come from, in order."""
 
     data: bytes
     begin: int
     end: int
-    frames: tuple[tuple[int, str], ...]
+    frames: tuple[Frame, ...]
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -76,7 +85,7 @@ class Text:
 
 
 def plain_chunks(file: IO[bytes], path: str, start: int, stop: int, chunk_bytes: int) -> Iterator[Chunk | Stop]:
-    """The bytes of [start - 1, stop) and, behind a Stop, what follows; the byte before says if a line begins at start."""
+    """The bytes of [start - 1, stop), the first to see if a line begins at start, and behind a Stop what follows."""
     position = max(0, start - 1)
     seekable = is_local(path)
     file.seek(position)
@@ -188,7 +197,7 @@ class _Cutter:
             data = b"".join(memoryview(data)[start:end] for data, start, end in self.parts)
             start, end = 0, len(data)
         shift = self.block_start - start  # stream offset of data[0]
-        frames = tuple((offset - shift, place) for offset, place in self.frames)
+        frames = tuple(Frame(offset - shift, offset - shift, place) for offset, place in self.frames)
         skip = 3 if self.block_start == 0 == self.frames[0][0] and data.startswith(BOM, start) else 0
         yield Text(data, start + skip, end - rest, frames)
         self.parts = [(data, end - rest, end)] if rest else []
@@ -203,7 +212,9 @@ class _Cutter:
         offset, place = _since(self.frames, self.long_line)[0]
         size = end - self.long_line
         return Unread(
-            place, self.long_line - offset, f"the line is {size:,} bytes long, more than max_line_bytes={self.max_line_bytes:,}"
+            place,
+            self.long_line - offset,
+            f"the line is {size:,} bytes long, more than max_line_bytes={self.max_line_bytes:,}",
         )
 
 
@@ -234,10 +245,13 @@ def _joined(texts: list[Text]) -> Text:
     if len(texts) == 1:
         return texts[0]
     parts: list[bytes | memoryview] = []
-    frames: list[tuple[int, str]] = []
+    frames: list[Frame] = []
     size = 0
     for text in texts:
-        frames.extend((offset - text.begin + size, place) for offset, place in text.frames)
+        move = size - text.begin
+        for frame in text.frames:
+            if frame.at < text.end:
+                frames.append(Frame(max(frame.at, text.begin) + move, frame.origin + move, frame.place))
         parts.append(memoryview(text.data)[text.begin : text.end])
         size += len(text)
         if text.data[text.end - 1] != 10:
@@ -288,9 +302,10 @@ class Lines:
         return Lines(self.text, self.starts[index], self.ends[index])
 
     def origin(self) -> Origin:
-        offsets = np.array([offset for offset, _ in self.text.frames], dtype=np.int64)
-        place = np.searchsorted(offsets, self.starts, side="right") - 1
-        return Origin(tuple(place for _, place in self.text.frames), place.astype(np.int32), self.starts - offsets[place])
+        frames = self.text.frames
+        place = np.searchsorted(np.array([frame.at for frame in frames], dtype=np.int64), self.starts, side="right") - 1
+        origins = np.array([frame.origin for frame in frames], dtype=np.int64)
+        return Origin(tuple(frame.place for frame in frames), place.astype(np.int32), self.starts - origins[place])
 
     def address(self, index: int) -> str:
         return self.select(np.array([index])).origin().address(0)

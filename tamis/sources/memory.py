@@ -14,7 +14,7 @@ from tamis.batch import Batch, Origin, table_from_rows
 from tamis.errors import ParameterError, SourceError
 from tamis.operator import Layout, Partition, Piece, Reading, Source, digest, operator
 from tamis.parameters import format_bytes
-from tamis.sources.schemas import plain
+from tamis.sources.schemas import cheapest_column, plain
 
 
 @operator()
@@ -61,14 +61,19 @@ class Rows(Source):
             part = table.slice(start, min(step, count - start))
             piece = Piece("rows", start, start + part.num_rows, part.nbytes)
             partitions.append(Partition(index, (piece,), digest([content_hash(part), start])))
-        why = f"rows_per_partition {step}" if self.rows_per_partition else f"blocksize {format_bytes(blocksize)} (default)"
+        why = (
+            f"rows_per_partition {step}"
+            if self.rows_per_partition
+            else f"blocksize {format_bytes(blocksize)} (default)"
+        )
         reason = f"{why}: {count:,} rows of {format_bytes(num_bytes)} become {len(partitions):,} partitions"
         return Layout(table.schema, tuple(partitions), {"partitions": reason}, num_files=0, num_bytes=num_bytes)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         table = self.table
         if reading.columns is not None:
-            table = table.select([name for name in table.column_names if name in reading.columns])
+            wanted = [name for name in table.column_names if name in reading.columns]
+            table = table.select(wanted or cheapest_column(table.schema))
         per_row = max(1.0, table.nbytes / max(1, table.num_rows))
         step = max(1, int(reading.batch_bytes / per_row))
         for piece in partition.pieces:
@@ -116,14 +121,18 @@ def _from_dicts(rows: Sequence[object]) -> pa.Table:
     try:
         return table_from_rows(rows)  # type: ignore[arg-type]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise SourceError(f"the rows do not make a table: {error}", hint="a column must hold values of one kind") from error
+        raise SourceError(
+            f"the rows do not make a table: {error}", hint="a column must hold values of one kind"
+        ) from error
 
 
 def content_hash(table: pa.Table) -> str:
     """A hash of the rows, the same whatever chunks they are in."""
     sink = _Hash()
+    # Taking the rows copies them: a slice would be written with what its buffers hold beyond it.
+    alone = table.take(pa.array(np.arange(table.num_rows))).combine_chunks()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:
-        writer.write_table(table.combine_chunks())
+        writer.write_table(alone)
     return sink.hash.hexdigest()
 
 

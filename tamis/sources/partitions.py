@@ -1,10 +1,11 @@
 """Dividing files into partitions: small neighbours packed together, large files split.
 
-    File, estimated size --> Piece, Piece, ... --> Partition (blocksize bytes, or files_per_partition files)
+File, estimated size --> Piece, Piece, ... --> Partition (blocksize bytes, or files_per_partition files)
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from tamis.operator import Partition, Piece, digest
@@ -49,7 +50,7 @@ def split_bytes(file: File, blocksize: int) -> list[Piece]:
     bounds = [file.size * index // count for index in range(count + 1)]
     return [
         Piece(file.path, start, stop, stop - start)
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        for start, stop in itertools.pairwise(bounds)
         if stop > start or count == 1
     ]
 

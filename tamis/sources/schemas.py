@@ -80,8 +80,14 @@ def plain(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None) if table.schema.types == schema.types else table.cast(schema)
 
 
+def cheapest_column(schema: pa.Schema) -> list[str]:
+    """A column to read where none is wanted: a table without columns forgets how many rows it has."""
+    flat = [spec.name for spec in schema if pa.types.is_primitive(spec.type)]
+    return (flat or schema.names)[:1]
+
+
 def conform(table: pa.Table, schema: pa.Schema, wanted: Sequence[str] | None) -> pa.Table:
-    """The table with the columns of the dataset in its order and types; what is missing is null, what is new is kept."""
+    """The table with the columns of the dataset in its order and types; the missing are null, the new are kept."""
     known = [spec for spec in schema if wanted is None or spec.name in wanted]
     new = [name for name in table.column_names if name not in schema.names and (wanted is None or name in wanted)]
     columns = {}

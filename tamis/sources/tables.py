@@ -1,16 +1,14 @@
 """Sources of rows in files; here those made of lines, JSON and text, and the way to find the reader of a file.
 
-    layout   in the driver: list the files, sample their columns, divide them into partitions
-    read     in a worker: a partition's rows as batches; a row that cannot be read is told to `reading.fail`
+layout   in the driver: list the files, sample their columns, divide them into partitions
+read     in a worker: a partition's rows as batches; a row that cannot be read is told to `reading.fail`
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +24,7 @@ from tamis.sources.delimited import CsvReader, check_types
 from tamis.sources.files import File, Paths, codec_of, detect_format, open_file
 from tamis.sources.filesource import NEVER, ByteSource, FileSource
 from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
-from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Lines, Text, Unread, join_texts, limited
+from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Lines, Text, Unread, join_texts, limited, whole_lines
 from tamis.sources.schemas import unify
 
 __all__ = ["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader", "reader_for"]
@@ -79,8 +77,6 @@ class _LineSource(ByteSource):
                 for chunk in self.chunks(opened, whole, division.SAMPLE_BYTES):
                     expanded += chunk.size if isinstance(chunk, Chunk) else 0
                     yield chunk
-
-            from tamis.sources.lines import whole_lines
 
             texts = whole_lines(
                 counted(),
@@ -144,7 +140,8 @@ class JsonlReader(_LineSource):
     def _schema(self, path: str, lines: Lines) -> pa.Schema:
         errors: list[str] = []
         table, kept = self._parser(pa.schema([]), None).parse(lines, lambda line, error: errors.append(error))
-        if len(lines) and not len(kept) and lines.line(0).lstrip()[:1] == b"[":
+        first = lines.line(0).strip() if len(lines) else b""
+        if first == b"[" or (first.startswith(b"[") and not len(kept)):
             raise SourceError(
                 f"{path} is not JSON lines: it begins with a list ([)",
                 hint="write one object a line, for example with jq -c '.[]'",

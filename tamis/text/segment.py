@@ -17,7 +17,9 @@ import pyarrow as pa
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
 from tamis.kernels import words as kernel
+from tamis.kernels.lines import BYTE_PACKS, TEXT_FIELDS, measure_text
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
+from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
 
 Words: TypeAlias = Literal["auto", "whitespace", "unicode", "characters"]
@@ -72,9 +74,9 @@ def word_table(words: Iterable[str]) -> tuple[np.ndarray, int, int]:
     listed = sorted({word.lower().encode() for word in words} - {b""})
     data, offsets = buffers(pa.array([word.decode() for word in listed], pa.string()))
     hashes = np.zeros(len(listed), np.uint64)
-    kernel.hash_words(data, offsets, hashes)
+    hash_words(data, offsets, hashes)
     keys = np.zeros(1 << max(4, (2 * len(listed)).bit_length()), np.uint64)
-    kernel.fill_table(keys, hashes)
+    fill_table(keys, hashes)
     sizes = [len(word) for word in listed] or [1]
     return keys, min(sizes), max(sizes) if listed else 0
 
@@ -93,6 +95,14 @@ class WordStats:
         keys, shortest, longest = word_table(self.listed)
         kernel.measure_words(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, keys, shortest, longest, out)
         return dict(zip(kernel.WORD_FIELDS, out, strict=True))
+
+
+def text_stats(column: Column) -> Facts:
+    """Facts about characters, lines, sentences and paragraphs, one array per name in `kernels.lines.TEXT_FIELDS`."""
+    data, offsets = buffers(column)
+    out = np.zeros((len(TEXT_FIELDS), len(column)), np.int64)
+    measure_text(data, offsets, POINTS, KINDS, BYTE_PACKS, out)
+    return dict(zip(TEXT_FIELDS, out, strict=True))
 
 
 class NgramStats:

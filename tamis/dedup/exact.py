@@ -1,0 +1,335 @@
+"""Exact duplicates: rows, or paragraphs and lines, whose content is the same.
+
+    observe   128-bit digest per row (or per unit), 40 bytes of disk each
+    resolve   digests by range, each range within a worker's share: sort, group, order by the keep policy
+    apply     rows that go are filtered; units that go are cut out of their rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Column
+from tamis.dedup import units
+from tamis.dedup.index import Index, add_generation, write_part
+from tamis.dedup.keep import Keep, KeepPolicy
+from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
+from tamis.dedup.settle import GROUPS, NEAR_MISSES, PAIRS, Counts, Settling, check_disk, group_sizes, publish
+from tamis.dedup.shuffle import ShuffleWriter, gather_bucket, numbers, read_bucket, tells_disk, usable_bytes
+from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
+from tamis.errors import ParameterError
+from tamis.kernels.groups import in_table, repeated_keys
+from tamis.operator import Decide, Gather, Observations, Work, digest, operator
+
+RECORD_BYTES = 40
+"""A digest on its way: 16 bytes, the row, its order and source."""
+
+
+@operator(reads="text")
+class ExactDedup(Gather):
+    """Keep one of the rows whose `column` (text, URL, any key; or several columns) is the same.
+
+    Compares 128-bit digests, after leaving out of account what is asked for: letter case, the amount of white space, Unicode
+    composition. Rows whose key is null are not duplicates of each other. `keep` chooses who stays: the first in source order, the
+    longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (parts of paths, or values of
+    `prefer_column`), the best first, and goes before. With `unit="paragraph"` or `"line"`, repeats anywhere in the corpus are cut
+    out of the text, the first occurrence stays, and a document that would lose more than `max_removed` of its text is
+    dropped; units of fewer than `min_unit_bytes` are left alone.
+
+    `against` names an index of rows seen before, which stay; `update` adds the rows kept now. Why each row went is in
+    `_tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a"}, {"text": "b"}, {"text": "a"}]), ExactDedup()).collect()["text"].to_pylist()
+    ['a', 'b']
+    """
+
+    column: str | Sequence[str] = "text"
+    unit: Literal["document", "paragraph", "line"] = "document"
+    ignore_case: bool = False
+    ignore_whitespace: bool = False
+    unicode: Literal["NFC", "NFKC"] | None = None
+    keep: Keep = "first"
+    by: str | None = None
+    prefer: Sequence[str] | None = None
+    prefer_column: str | None = None
+    max_removed: float = 0.5
+    min_unit_bytes: int = 20
+    against: str | None = None
+    update: bool = False
+
+    def check(self) -> None:
+        self._policy.check()
+        if not self._columns:
+            raise ParameterError("`column` names no column")
+        if self.unit != "document":
+            if len(self._columns) > 1:
+                raise ParameterError(f'unit="{self.unit}" cuts one column of text, not {", ".join(self._columns)}')
+            if self.keep != "first" or self.prefer:
+                raise ParameterError(
+                    f'unit="{self.unit}" keeps the first occurrence', hint='leave `keep` at "first" and `prefer` out'
+                )
+            if not 0 <= self.max_removed <= 1:
+                raise ParameterError(f"`max_removed` is a share of the text, from 0 to 1, got {self.max_removed}")
+        if self.update and self.against is None:
+            raise ParameterError("`update` needs an index", hint='against="index/"')
+        if self.against is not None:
+            self._index(own="", create=self.update)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else tuple(self.column)
+
+    @property
+    def _policy(self) -> KeepPolicy:
+        return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column)
+
+    @property
+    def _normal(self) -> TextNormal:
+        return TextNormal(self.ignore_case, self.ignore_whitespace, self.unicode)
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._columns, *self._policy.columns()]))
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def real_names(self) -> dict[str, str]:
+        return {name: name for name in self.reads()}
+
+    def writes(self) -> tuple[str, ...]:
+        return () if self.unit == "document" else self._columns
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | index_identity(self.against, self.update)
+
+    def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
+        """Disk that a run over so many rows and bytes of text takes while it runs."""
+        records = num_rows if self.unit == "document" else max(num_rows, num_bytes // (60 if self.unit == "line" else 300))
+        return num_rows * 20 + records * 2 * RECORD_BYTES
+
+    def _index(self, own: str, create: bool) -> Index | None:
+        if self.against is None:
+            return None
+        settings = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
+        settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
+        return Index.open(self.against, "exact", settings, own=own, create=create)
+
+    # ------------------------------------------------------------------------------------------------------------- observe
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        if self.unit != "document":
+            return address_facts(batch) | units.unit_facts(
+                batch[self._columns[0]], self._columns[0], self.unit, self.min_unit_bytes, self._normal
+            )
+        columns = [(name, batch[name]) for name in self._columns]
+        digests, known = digest_columns(columns, self._normal)
+        facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
+        facts["high"] = pa.array(digests[:, 0], mask=~known)
+        facts["low"] = pa.array(digests[:, 1])
+        lengths = np.zeros(len(batch), np.int64)
+        if self.keep == "longest":
+            lengths = np.sum([np.diff(value_buffers(column, name)[1]) for name, column in columns], axis=0)
+        return facts | self._policy.facts(batch, lengths)
+
+    # ------------------------------------------------------------------------------------------------------------- resolve
+
+    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
+        rows = RowNumbers(observed)
+        own = digest(str(work.folder))
+        index = self._index(own, create=self.update)
+        index_folder = work.folder / "index" if self.update else None
+        if self.unit != "document":
+            units.resolve(self, rows, decide, work, index, index_folder)
+        else:
+            self._resolve_rows(rows, decide, work, index, index_folder)
+        if index_folder is not None and self.against is not None:
+            index_folder.mkdir(exist_ok=True)
+            add_generation(self.against, own, index_folder)
+
+    def _resolve_rows(
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None
+    ) -> None:
+        check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
+        usable = usable_bytes(work.worker_bytes)
+        num_buckets = bucket_count((rows.total + (index.total if index else 0)) * RECORD_BYTES * 3, usable)
+        scattered = [work.folder / "digests" / f"{part:06d}.arrow" for part in range(rows.num_partitions)]
+        chunk = max(1000, usable // (3 * RECORD_BYTES))
+        work.map(
+            f"digests by range, {num_buckets}",
+            scatter_digests,
+            [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
+        )
+        pairs = [work.folder / "pairs" / f"{num_buckets}-{bucket:06d}.arrow" for bucket in range(num_buckets)]
+        found = work.map(
+            f"groups, {num_buckets}",
+            group_digests,
+            [(rows, scattered, bucket, num_buckets, index, self.keep == "none", path) for bucket, path in enumerate(pairs)],
+        )
+        settling = Settling(
+            rows,
+            decide,
+            tuple(pairs),
+            work.folder,
+            reason="exact duplicate",
+            index_reason=f"in the index {self.against}",
+            index=index,
+            index_folder=index_folder,
+            keep_entries=keep_digests,
+        )
+        settled = settling.run(work, f"fates, {num_buckets}")
+        publish(work, work.folder, summary_of(self.name, rows, found, settled), (GROUPS, NEAR_MISSES))
+
+    def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
+        name = self._columns[0]
+        return {name: units.without_units(batch[name], name, payload, self.unit, self.min_unit_bytes)}
+
+
+def bucket_count(num_bytes: int, usable: int) -> int:
+    """How many ranges of keys to make so that each fits."""
+    return min(65536, max(1, -(-num_bytes // usable)))
+
+
+def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:
+    """The bucket of each uint64 key; buckets are ranges of keys."""
+    return ((keys >> np.uint64(48)) * np.uint64(num_buckets) >> np.uint64(16)).astype(np.int64)
+
+
+def bounds_of(bucket: int, num_buckets: int) -> tuple[int, int]:
+    """The keys of a bucket: low <= key < high."""
+    return -(-bucket * 65536 // num_buckets) << 48, -(-(bucket + 1) * 65536 // num_buckets) << 48
+
+
+def index_identity(against: str | None, update: bool) -> dict[str, Any]:
+    """What an index adds to the identity of a step: its content, unless the step itself is what changes it."""
+    if against is None or update:
+        return {}
+    folder = Path(against)
+    return {"index": sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []}
+
+
+def summary_of(
+    step: str, rows: RowNumbers, found: Sequence[Mapping[str, Any]], settled: Sequence[Mapping[str, int]]
+) -> dict[str, Any]:
+    counts = Counts()
+    for part in found:
+        counts.add(part)
+    dropped = sum(part["dropped"] for part in settled)
+    return {"step": step, "rows": rows.total, "dropped": dropped, **counts.as_dict()}
+
+
+# --------------------------------------------------------------------------------------------------- calls in the workers
+
+_SCATTERED = pa.schema(
+    {"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "order": pa.uint64(), "source": pa.uint64()}
+)
+
+
+@tells_disk
+def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
+    """Write the digests of a partition by range."""
+    first = int(rows.offsets[partition])
+    with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
+        for start, facts in rows.chunks(partition, ["high", "low", "order", "source"], chunk):
+            if not facts.num_rows:
+                continue
+            known = facts.column("high").is_valid().to_numpy()
+            count = facts.num_rows
+            table = pa.table(
+                {
+                    "high": facts.column("high"),
+                    "low": facts.column("low"),
+                    "local": pa.array(np.arange(start - first, start - first + count, dtype=np.uint32)),
+                    "order": pa.array(fill(facts, "order", count)),
+                    "source": pa.array(fill(facts, "source", count)),
+                }
+            ).filter(pa.array(known))
+            writer.write(table, bucket_of(numbers(table.column("high")), num_buckets))
+    return 0
+
+
+def duplicated(keys: np.ndarray) -> np.ndarray:
+    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows."""
+    keys = np.maximum(keys, np.uint64(1))
+    ordered = np.sort(keys)
+    repeats = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
+    result = np.zeros(len(keys), np.bool_)
+    if repeats:
+        table = np.zeros(1 << (2 * repeats).bit_length(), np.uint64)
+        repeated_keys(ordered, table)
+        in_table(keys, table, result)
+    return result
+
+
+@tells_disk
+def group_digests(
+    rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, none: bool, path: Path
+) -> dict[str, Any]:
+    """Find equal digests in one range and write who goes in whose favour."""
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("high", "low", "row", "order", "source", "seen")}
+    for part, file in enumerate(scattered):
+        for batch in read_bucket(file, bucket, num_buckets):
+            for name in ("high", "low", "order", "source"):
+                columns[name].append(numbers(batch.column(name)))
+            columns["row"].append(numbers(batch.column("local")).astype(np.int64) + rows.offsets[part])
+            columns["seen"].append(np.ones(batch.num_rows, np.uint8))
+    if index is not None and columns["high"]:
+        for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)):
+            columns["high"].append(numbers(batch.column("key")))
+            columns["low"].append(numbers(batch.column("low")))
+            columns["row"].append(numbers(batch.column("entry")).astype(np.int64) + before + rows.total)
+            for name in ("order", "source"):
+                columns[name].append(np.zeros(batch.num_rows, np.uint64))
+            columns["seen"].append(np.zeros(batch.num_rows, np.uint8))
+    row, twin = np.empty(0, np.int64), np.empty(0, np.int64)
+    if columns["high"]:
+        row, twin = equal_rows({name: np.concatenate(parts) for name, parts in columns.items()}, rows.total, none)
+    table = pa.table(
+        {
+            "row": row,
+            "twin": twin,
+            "similarity": np.ones(len(row), np.float32),
+            "bands": pa.nulls(len(row), pa.int16()),
+            "short": np.zeros(len(row), np.bool_),
+            "dropped": np.ones(len(row), np.bool_),
+        }
+    )
+    with ShuffleWriter(path, rows.num_partitions, PAIRS) as writer:
+        writer.write(table, rows.partition_of(row))
+    return {"dropped": len(row), "sizes": group_sizes(twin if not none else twin[row != twin])}
+
+
+def equal_rows(columns: dict[str, np.ndarray], total: int, none: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that go, in whose favour) among rows given by digest and order; rows from `total` on belong to an index."""
+    chosen = duplicated(columns["high"])
+    parts = {name: values[chosen] for name, values in columns.items()}
+    order = np.lexsort([parts[name] for name in ("row", "order", "source", "seen", "low", "high")])
+    high, low, row = parts["high"][order], parts["low"][order], parts["row"][order]
+    begins = np.ones(len(row), np.bool_)
+    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    group = np.cumsum(begins) - 1
+    best = row[begins][group] if len(row) else row
+    sizes = np.bincount(group) if len(row) else np.empty(0, np.int64)
+    goes = (row < total) & ~begins
+    if none and len(row):
+        goes = (row < total) & (sizes[group] > 1)
+        best = np.where(begins, row[np.minimum(np.flatnonzero(begins)[group] + 1, len(row) - 1)], best)
+    return row[goes], best[goes]
+
+
+def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:
+    """The digests of the rows that stay, as a part of an index."""
+    known = facts.column("high").is_valid().to_numpy()[local]
+    local = local[known]
+    if len(local):
+        chosen = facts.select(["high", "low"]).take(pa.array(local))
+        keys, low = numbers(chosen.column("high")), numbers(chosen.column("low"))
+        write_part(folder, partition, pa.table(subset(facts, local)), keys, {"low": low})
+
+
+__all__ = ["ExactDedup", "gather_bucket"]

@@ -1,0 +1,121 @@
+"""All observed rows under one numbering: partitions in source order, rows in a partition in source order.
+
+    row number   0 ... n0-1 | n0 ... n0+n1-1 | ...  | N ...           rows of an index behind those of the data
+    partition        0      |       1        |
+
+The number decides ties, so ties are decided by source order, whatever the partitions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column, contiguous
+from tamis.operator import Observations
+
+
+def address_facts(batch: Batch) -> dict[str, Column]:
+    """Where each row is, for `observe`: the place only where it differs from that of the row before, and the position."""
+    origin = batch.origin
+    changed = np.ones(len(batch), np.bool_)
+    changed[1:] = origin.place[1:] != origin.place[:-1]
+    places: list[str | None] = [None] * len(batch)
+    for row in np.flatnonzero(changed):
+        places[row] = origin.places[origin.place[row]]
+    facts = {"place": pa.array(places, pa.string()), "position": pa.array(origin.position)}
+    if "id" in batch:
+        facts["id"] = _as_text(batch["id"])
+    return facts
+
+
+def _as_text(column: Column) -> Column:
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
+
+
+class RowNumbers:
+    """Where partitions begin and end; can be sent to a worker together with the observations."""
+
+    def __init__(self, observed: Observations) -> None:
+        self.observed = observed
+        sizes = [observed.num_rows(number) for number in range(len(observed))]
+        self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(sizes, np.int64))])
+
+    @property
+    def total(self) -> int:
+        return int(self.offsets[-1])
+
+    @property
+    def num_partitions(self) -> int:
+        return len(self.offsets) - 1
+
+    def partition_of(self, rows: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.offsets, rows, side="right") - 1
+
+    def chunks(self, partition: int, columns: list[str], max_rows: int) -> Iterator[tuple[int, pa.Table]]:
+        """(number of the first row, facts) of a partition, at most so many rows at a time."""
+        facts = self.observed[partition]
+        facts = facts.select([name for name in columns if name in facts.column_names])
+        first = int(self.offsets[partition])
+        for start in range(0, facts.num_rows, max_rows):
+            part = facts.slice(start, max_rows)
+            yield first + start, part
+
+    def addresses(self, rows: np.ndarray) -> tuple[pa.Array, pa.Array]:
+        """(address, id) of rows anywhere; id is null where the data has none."""
+        order = np.argsort(rows, kind="stable")
+        parts = self.partition_of(rows[order])
+        addresses, ids = [], []
+        for partition in np.unique(parts):
+            local = rows[order][parts == partition] - self.offsets[partition]
+            facts = self.observed[int(partition)]
+            addresses.append(address_of(facts, local))
+            ids.append(_id_of(facts, local))
+        if not addresses:
+            return pa.array([], pa.string()), pa.array([], pa.string())
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_arrays(addresses).take(pa.array(back)), pa.concat_arrays(ids).take(pa.array(back))
+
+
+def address_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
+    """`place:position` of some rows of a table made with `address_facts`."""
+    places = contiguous(facts.column("place"))
+    named = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
+    at = named[np.searchsorted(named, local, side="right") - 1]
+    positions = contiguous(facts.column("position")).take(pa.array(local)).cast(pa.string())
+    return pc.binary_join_element_wise(places.take(pa.array(at)), positions, ":")
+
+
+def subset(facts: pa.Table, local: np.ndarray) -> dict[str, pa.Array]:
+    """The addresses and ids of some rows, in the form `address_facts` gives them."""
+    places = contiguous(facts.column("place"))
+    named = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
+    at = np.searchsorted(named, local, side="right") - 1
+    changed = np.ones(len(local), np.bool_)
+    changed[1:] = at[1:] != at[:-1]
+    taken = places.take(pa.array(named[at], mask=~changed))
+    result = {"place": taken, "position": contiguous(facts.column("position")).take(pa.array(local))}
+    if "id" in facts.column_names:
+        result["id"] = _id_of(facts, local)
+    return result
+
+
+def _id_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
+    if "id" not in facts.column_names:
+        return pa.nulls(len(local), pa.string())
+    return contiguous(facts.column("id")).take(pa.array(local))
+
+
+def fill(facts: pa.Table | Mapping[str, pa.Array], name: str, rows: int) -> np.ndarray:
+    """A column of numbers, or zeros where the policy in force did not need it."""
+    names = facts.column_names if isinstance(facts, pa.Table) else list(facts)
+    if name not in names:
+        return np.zeros(rows, np.uint64)
+    return contiguous(facts[name]).to_numpy(zero_copy_only=False).astype(np.uint64)

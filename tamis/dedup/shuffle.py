@@ -1,0 +1,141 @@
+"""Rows on their way from "by partition" to "by key": files of Arrow batches, one batch per bucket.
+
+    part 0   | bucket 0 | bucket 1 | ... |        each file is written by one call, whole or not at all;
+    part 1   | bucket 0 | bucket 1 | ... |        a bucket is read as one batch of each file, mapped from disk,
+    ...          |                                so a file per part is enough, however many buckets there are
+                 v
+             one call
+
+A file that is larger than its writer may hold is several such rows of buckets, one behind the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import contiguous
+from tamis.errors import SinkError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WORKER_FIXED_BYTES = 150_000_000
+"""Interpreter, Arrow and kernels: what a worker holds before it begins."""
+
+
+def usable_bytes(worker_bytes: int) -> int:
+    """What one call may plan to hold, leaving as much again for what sorting and Arrow take on the way."""
+    return max(16_000_000, (worker_bytes - WORKER_FIXED_BYTES) // 2)
+
+
+def tells_disk(function: Callable[P, R]) -> Callable[P, R]:
+    """A full disk in the middle of a call becomes an error that says what to do."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SinkError(
+                    "the disk is full while duplicates are being looked for",
+                    hint="make room and run the same command again: what is done is kept",
+                ) from error
+            raise
+
+    return wrapped
+
+
+class Unfinished:
+    """A file under another name until it is complete: `with Unfinished(path) as temporary: ...`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+
+    def __enter__(self) -> Path:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self.temporary
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:
+            self.temporary.replace(self.path)
+        else:
+            self.temporary.unlink(missing_ok=True)
+
+
+class ShuffleWriter:
+    """Writes tables, each divided into the same number of buckets, to one file."""
+
+    def __init__(self, path: Path, num_buckets: int, schema: pa.Schema) -> None:
+        self.num_buckets, self.schema = num_buckets, schema
+        self._file = Unfinished(path)
+
+    def __enter__(self) -> ShuffleWriter:
+        self._writer = pa.ipc.new_file(self._file.__enter__(), self.schema)
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self._writer.close()
+        self._file.__exit__(kind, *exc)
+
+    def write(self, table: pa.Table, buckets: np.ndarray) -> None:
+        """Append the rows of a table, each to its bucket; rows of a bucket keep their order."""
+        small = buckets.astype(np.uint16) if self.num_buckets <= 65536 else buckets
+        order = np.argsort(small, kind="stable")  # a radix sort for 16 bits
+        ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))
+        self.write_ordered(table.take(pa.array(order)), ends)
+
+    def write_ordered(self, table: pa.Table, ends: np.ndarray) -> None:
+        """Append rows that are in the order of their buckets already; bucket b ends at row ends[b]."""
+        whole = table.cast(self.schema).combine_chunks()
+        batches = whole.to_batches()
+        batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
+        start = 0
+        for end in ends:
+            self._writer.write_batch(batch.slice(start, int(end) - start))
+            start = int(end)
+
+
+def read_bucket(path: Path, bucket: int, num_buckets: int) -> Iterator[pa.RecordBatch]:
+    """The rows of one bucket of a file, in the order in which they were written, mapped from disk."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    for number in range(bucket, reader.num_record_batches, num_buckets):
+        batch = reader.get_batch(number)
+        if batch.num_rows:
+            yield batch
+
+
+def gather_bucket(paths: Sequence[Path], bucket: int, num_buckets: int) -> pa.Table | None:
+    """The rows of one bucket of all files as one table in memory; None if there are none."""
+    batches = [batch for path in paths for batch in read_bucket(path, bucket, num_buckets)]
+    return pa.Table.from_batches(batches).combine_chunks() if batches else None
+
+
+def from_matrix(matrix: np.ndarray) -> pa.FixedSizeBinaryArray:
+    """A two-dimensional array as one column of fixed size, which Arrow moves row by row."""
+    matrix = np.ascontiguousarray(matrix)
+    width = matrix.shape[1] * matrix.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, pa.py_buffer(matrix)])
+
+
+def as_matrix(column: pa.Array | pa.ChunkedArray, dtype: Any) -> np.ndarray:
+    """What `from_matrix` was given, without a copy if the column is in one piece."""
+    array = contiguous(column)
+    width = array.type.byte_width
+    raw = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+    raw = raw[array.offset * width : (array.offset + len(array)) * width]
+    return raw.view(dtype).reshape(len(array), -1) if len(array) else np.empty((0, width // np.dtype(dtype).itemsize), dtype)
+
+
+def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers without nulls as an array."""
+    return contiguous(column).to_numpy(zero_copy_only=False)

@@ -1,0 +1,141 @@
+"""Texts and other values as digests: what exact deduplication compares."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Column
+from tamis.errors import OperatorError
+from tamis.kernels import digests as kernel
+
+_NULL_SEED, _VALUE_SEED, _ROW_SEED = 1, 0, 2
+"""Digests of nulls, of values and of rows of several columns cannot be equal but by chance."""
+
+
+def text_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes and int64 offsets of a column of text, read-only; a null is an empty row."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        column = column.cast(pa.string())
+    elif pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
+        column = column.cast(pa.large_string())
+    elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise OperatorError(f"`{name}` holds {kind}, not text", hint="name a column of text, column=...")
+    return _buffers(column)
+
+
+def _buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
+    if column.null_count:
+        column = column.fill_null(b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else "")
+    _, spans, text = column.buffers()
+    wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    data = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
+    offsets = np.zeros(len(column) + 1, np.int64)
+    if spans is not None and len(column):
+        kind = np.int64 if wide else np.int32
+        offsets[:] = np.frombuffer(spans, kind)[column.offset : column.offset + len(column) + 1]
+    data.flags.writeable = offsets.flags.writeable = False  # one specialisation of each kernel
+    return data, offsets
+
+
+def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Any plain values as text: numbers, dates, booleans, bytes."""
+    kind = column.type
+    if pa.types.is_nested(kind):
+        raise OperatorError(
+            f"`{name}` holds {kind}, which cannot be compared as a key", hint="name a column of text or numbers, column=..."
+        )
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _buffers(column)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _buffers(column)
+    return _buffers(column.cast(pa.large_string()))
+
+
+@dataclass(frozen=True)
+class TextNormal:
+    """What does not count in a comparison."""
+
+    ignore_case: bool = False
+    ignore_whitespace: bool = False
+    unicode: Literal["NFC", "NFKC"] | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.ignore_case or self.ignore_whitespace or self.unicode)
+
+    def of(self, text: str) -> str:
+        """The text as it is compared; ASCII takes a faster way to the same result."""
+        if self.unicode and not unicodedata.is_normalized(self.unicode, text):
+            text = unicodedata.normalize(self.unicode, text)
+        if self.ignore_case:
+            text = text.casefold()
+            if self.unicode and not unicodedata.is_normalized(self.unicode, text):
+                text = unicodedata.normalize(self.unicode, text)
+        return " ".join(text.split()) if self.ignore_whitespace else text
+
+
+def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normal: TextNormal) -> np.ndarray:
+    """uint64[spans, 2]: the digest of each span of text, after normalisation."""
+    out = np.empty((len(starts), 2), np.uint64)
+    if normal.is_exact or not len(starts):
+        kernel.digest_spans(data, starts, stops, _VALUE_SEED, out)
+        return out
+    plain = _gathered(data, starts, stops)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+    is_ascii = np.empty(len(starts), np.bool_)
+    kernel.ascii_rows(plain, offsets, is_ascii)
+    folded, spans = np.empty(len(plain), np.uint8), np.empty(len(starts) + 1, np.int64)
+    kernel.fold_ascii(plain, offsets, is_ascii, normal.ignore_case, normal.ignore_whitespace, folded, spans)
+    kernel.digest_spans(folded, spans[:-1], spans[1:], _VALUE_SEED, out)
+    others = np.flatnonzero(~is_ascii)
+    if len(others):
+        raw = plain.tobytes()
+        texts = [normal.of(raw[offsets[i] : offsets[i + 1]].decode("utf-8", "replace")).encode() for i in others]
+        ends = np.cumsum([len(text) for text in texts])
+        found = np.empty((len(others), 2), np.uint64)
+        joined = np.frombuffer(b"".join(texts), np.uint8)
+        kernel.digest_spans(joined, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64), _VALUE_SEED, found)
+        out[others] = found
+    return out
+
+
+def _gathered(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """The bytes of the spans, one after the other; no copy if they are that already."""
+    if np.array_equal(starts[1:], stops[:-1]):
+        return data[starts[0] : stops[-1]]
+    return np.concatenate([data[start:stop] for start, stop in zip(starts, stops, strict=True)])
+
+
+def digest_columns(columns: list[tuple[str, Column]], normal: TextNormal) -> tuple[np.ndarray, np.ndarray]:
+    """(uint64[rows, 2] digest of each row, whether any of its values is known).
+
+    Several columns are digested apart and then together, so that ("ab", "c") is not ("a", "bc") and null is not "".
+    """
+    parts, known = [], np.zeros(len(columns[0][1]), np.bool_)
+    for name, column in columns:
+        data, offsets = value_buffers(column, name)
+        digest = digest_spans(data, offsets[:-1], offsets[1:], normal)
+        null = column.is_null().to_numpy(zero_copy_only=False)
+        digest[null] = _digest_of(b"", _NULL_SEED)
+        known |= ~null
+        parts.append(digest)
+    if len(parts) == 1:
+        return parts[0], known
+    joined = np.ascontiguousarray(np.concatenate(parts, axis=1)).view(np.uint8).reshape(-1)
+    width = 16 * len(parts)
+    starts = np.arange(0, len(joined), width, dtype=np.int64)
+    out = np.empty((len(known), 2), np.uint64)
+    kernel.digest_spans(joined, starts, starts + width, _ROW_SEED, out)
+    return out, known
+
+
+def _digest_of(data: bytes, seed: int) -> np.ndarray:
+    out = np.empty((1, 2), np.uint64)
+    kernel.digest_spans(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), np.array([len(data)], np.int64), seed, out)
+    return out[0]

@@ -1,0 +1,31 @@
+"""Loads and mixers that the hashes of several kernels are made of."""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def load64(typingctx, data, at):
+    """Eight bytes of a uint8 array as one uint64, at any alignment; the caller stays inside the array."""
+
+    def generate(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(data, types.int64), generate
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def mix64(value):
+    """Every bit of the result depends on every bit of `value`; a bijection (the finaliser of MurmurHash3)."""
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))

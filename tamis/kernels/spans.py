@@ -1,0 +1,135 @@
+"""Hashes of spans of bytes, and the hash tables that kernels keep in plain arrays.
+
+The hashes are the same in every process and on every little-endian machine. None of them is written to disk.
+"""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from tamis.kernels.hashing import load64
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_SPREAD = np.uint64(0xD6E8FEB86659FD93)  # an odd constant with well spread bits
+_HALF = np.uint64(32)
+_MASKS = np.array(
+    [(1 << 8 * min(size, 8)) - 1 for size in range(17)] + [(1 << 8 * max(size - 8, 0)) - 1 for size in range(17)],
+    np.uint64,
+)  # which bytes of the first and of the second eight belong to a span of 0 to 16
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def mix(state, word):
+    """Fold a uint64 into a uint64 state; for one state, different words give different results."""
+    value = (state ^ word) * _MIX
+    value ^= value >> _HALF
+    value *= _SPREAD
+    return value ^ (value >> _HALF)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def tail64(data, at, stop):
+    """The bytes of a span of at most 8, as a uint64."""
+    size = stop - at
+    if at + 8 <= len(data):
+        word = load64(data, at)
+        if size < 8:
+            word &= (np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)
+        return word
+    word = np.uint64(0)
+    for index in range(size):
+        word |= np.uint64(data[at + index]) << np.uint64(8 * index)
+    return word
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def hash_span(data, start, stop):
+    """A 64-bit hash of the bytes from start to stop; equal bytes, equal hash, in every process."""
+    size = stop - start
+    if size <= 16 and start + 16 <= len(data):  # most words, without a branch on their size
+        state = mix(np.uint64(size) * _SPREAD, load64(data, start) & _MASKS[size])
+        return mix(state, load64(data, start + 8) & _MASKS[size + 17])
+    return _hash_long(data, start, stop)
+
+
+@njit(nogil=True, cache=True)
+def _hash_long(data, start, stop):
+    state = np.uint64(stop - start) * _SPREAD
+    at = start
+    while at + 8 < stop:
+        state = mix(state, load64(data, at))
+        at += 8
+    state = mix(state, tail64(data, at, stop))
+    return mix(state, np.uint64(0)) if stop - start <= 8 else state
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def lower8(word):
+    """Eight bytes with A-Z read as a-z, other bytes as they are."""
+    low = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    above_at = low + np.uint64(0x3F3F3F3F3F3F3F3F)  # high bit where byte >= 'A'
+    above_z = low + np.uint64(0x2525252525252525)  # high bit where byte > 'Z'
+    upper = above_at & ~above_z & ~word & np.uint64(0x8080808080808080)
+    return word | (upper >> np.uint64(2))
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def hash_lowered(data, start, stop):
+    """A hash of a span with A-Z read as a-z."""
+    state = np.uint64(stop - start) * _SPREAD
+    at = start
+    while at + 8 < stop:
+        state = mix(state, lower8(load64(data, at)))
+        at += 8
+    return mix(state, lower8(tail64(data, at, stop)))
+
+
+@njit(nogil=True, cache=True)
+def hash_words(data, offsets, out):
+    """out[i] = the lowered hash of row i; uint64."""
+    for row in range(len(offsets) - 1):
+        out[row] = hash_lowered(data, offsets[row], offsets[row + 1])
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def find_slot(keys, key):
+    """Where `key` is or belongs in an open-addressing table of uint64 whose length is a power of two; 0 is empty."""
+    mask = len(keys) - 1
+    slot = np.int64(key & np.uint64(mask))
+    while keys[slot] != 0 and keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(nogil=True, cache=True)
+def fill_table(keys, hashes):
+    for key in hashes:
+        keys[find_slot(keys, key)] = key
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def number_of(slots, mask, hashes, members, key):
+    """The number of `key` in an open-addressing table of numbers (0 is empty), a new one if it is not there.
+
+    hashes[number] is the key of a number; members is the count of numbers given so far.
+    """
+    slot = np.int64(key & np.uint64(mask))
+    while True:
+        number = np.int64(slots[slot])
+        if number == 0:
+            slots[slot] = members + 1
+            hashes[members + 1] = key
+            return members + 1
+        if hashes[number] == key:
+            return number
+        slot = (slot + 1) & mask
+
+
+@njit(nogil=True, cache=True)
+def grown(array, size):
+    """An array of the same type with room for `size`, contents kept."""
+    result = np.empty(max(size, 2 * len(array)), array.dtype)
+    result[: len(array)] = array
+    return result

@@ -1,0 +1,292 @@
+"""A source of rows in CSV and TSV files.
+
+A value is a string unless `types` says otherwise: whether 007, 1e5, NA or 2020-01-01 are text or something else is
+not for a reader to guess, and a guess that changes with the sample is worse than none.
+
+    file --> rows of bytes (pyarrow, block by block) --> UTF-8 and types, column by column --> batches
+                 too few or many fields: failed            a value that does not fit: that row failed
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+
+from tamis.batch import Batch, Failure, Origin
+from tamis.errors import ParameterError, SourceError
+from tamis.operator import Layout, Partition, Piece, Reading, operator
+from tamis.sources import partitions as division
+from tamis.sources.files import codec_of, open_file
+from tamis.sources.filesource import NEVER, ByteSource
+from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Unread
+from tamis.sources.schemas import conform, unify
+
+_LONGEST_ROW = 2**28
+"""A row longer than this is a quote that was never closed."""
+
+
+@operator()
+class CsvReader(ByteSource):
+    """Rows of CSV or TSV files with a header row, plain or compressed.
+
+    Every value is a string unless `types={"year": "int64"}` says otherwise, so that "007" stays what it is; an empty
+    field is an empty string, or null in a column declared to be something else. Fields in quotes may hold line ends,
+    so a file is never split: for large data prefer JSON lines or Parquet. A row with too few or too many fields, a
+    value that is not UTF-8 or does not fit its type fails alone.
+
+    >>> CsvReader("labels/*.tsv", types={"label": "int64"}).name
+    'csv_reader'
+    """
+
+    types: Mapping[str, str] | None = None
+    delimiter: str | None = None
+
+    format = "csv"
+
+    def check(self) -> None:
+        super().check()
+        check_types(self.name, self.types)
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ParameterError(f"`delimiter` of `{self.name}` must be one character, got {self.delimiter!r}")
+
+    def layout(self, blocksize: int) -> Layout:
+        size = self.block_bytes(blocksize)
+        files = self.list_files()
+        schemas = []
+        for file in division.sampled(files, 200):
+            names = self._header(file.path)
+            schemas.append((file.path, pa.schema([(name, self._type(name)) for name in names])))
+        pieces, reasons = self.pieces(files, NEVER, None)
+        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons)
+
+    def _type(self, name: str) -> pa.DataType:
+        declared = {self.in_file(column): kind for column, kind in (self.types or {}).items()}
+        return pa.type_for_alias(declared[name]) if name in declared else pa.string()
+
+    def _delimiter(self, path: str) -> str:
+        return self.delimiter or ("\t" if ".tsv" in path.rpartition("/")[2].lower() else ",")
+
+    def _header(self, path: str) -> list[str]:
+        """The names in the first row, which may itself hold quotes and line ends."""
+        with _Stream(self, path) as stream:
+            head = stream.read(division.SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
+        rows = csv.reader(io.StringIO(head, newline=""), delimiter=self._delimiter(path))
+        names = next((row for row in rows if row), [])
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise SourceError(
+                f"{path} has two columns called `{twice[0]}`", hint="rename one of them in the header row"
+            )
+        return names
+
+    def count_rows(self, piece: Piece, most: int) -> int:
+        count = 0
+        bad: dict[int, str] = {}
+        reading = Reading(None, pa.schema([]), division.SAMPLE_BYTES, lambda failure: None)
+        for numbers, _ in self._tables(piece, reading, bad):
+            count = int(numbers[-1]) + 1
+            if count >= most:
+                return count
+        return max([count, *(number + 1 for number in bad)])
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        wanted = self.wanted(reading)
+        schema = self.file_schema(reading.schema)
+        for piece in partition.pieces:
+            for numbers, table in self._tables(piece, reading, {}):
+                if piece.limit is not None:
+                    within = int(np.searchsorted(numbers, piece.limit))
+                    table, numbers = table.slice(0, within), numbers[:within]
+                if wanted is not None:
+                    table = table.select([name for name in table.column_names if name in wanted])
+                table, numbers = self._typed(table, numbers, piece.path, reading)
+                if len(numbers):
+                    yield Batch(self.renamed(conform(table, schema, wanted)), Origin.of(piece.path, numbers))
+
+    def _tables(self, piece: Piece, reading: Reading, bad: dict[int, str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """Rows as bytes, with their numbers in the file; `bad` collects the numbers of those that are malformed."""
+        names = self._header(piece.path) if piece.start != piece.stop else []
+        limit = NEVER if piece.limit is None else piece.limit
+        texts: dict[int, str] = {}
+        given = row = 0  # rows handed out; number in the file of the next one
+        block = max(4096, min(reading.batch_bytes, _LONGEST_ROW))
+
+        def malformed(found: pv.InvalidRow) -> str:
+            number = (found.number or 2) - 2  # it counts from 1, and the header too
+            if number not in bad:
+                bad[number] = f"the row has {found.actual_columns} fields, the header {found.expected_columns}"
+                texts[number] = found.text
+            return "skip"
+
+        while names:
+            with _Stream(self, piece.path) as stream:
+                skip = given
+                try:
+                    for batch in self._open(stream, names, piece.path, block, malformed):
+                        table = pa.Table.from_batches([batch])
+                        if skip >= table.num_rows:
+                            skip -= table.num_rows
+                            continue
+                        table, skip = table.slice(skip), 0
+                        numbers = _numbers(row, table.num_rows, bad)
+                        yield numbers, table
+                        given += table.num_rows
+                        row = int(numbers[-1]) + 1
+                        self._tell(reading, piece.path, bad, texts, min(row, limit))
+                        if row >= limit:
+                            return
+                except pa.ArrowInvalid as error:
+                    long = "straddl" in str(error)
+                    if long and block < _LONGEST_ROW:
+                        block = min(2 * block, _LONGEST_ROW)
+                        continue
+                    what = "a row is too long: a quote that is never closed?" if long else str(error)
+                    reading.fail(Failure(f"{piece.path}:{row}", self.name, f"cannot be read from here on: {what}"))
+                self._tell(reading, piece.path, bad, texts, limit)
+                if stream.damage is not None:
+                    place = f"{stream.damage.place}:{stream.damage.position}"
+                    reading.fail(Failure(place, self.name, stream.damage.error))
+                return
+
+    def _tell(self, reading: Reading, path: str, bad: dict[int, str], texts: dict[int, str], until: int) -> None:
+        """Report the malformed rows before `until`, each once."""
+        for number in sorted(number for number in texts if number < until):
+            row = texts.pop(number).encode("utf-8", errors="replace")[:KEPT_OF_BAD_ROW]
+            reading.fail(Failure(f"{path}:{number}", self.name, bad[number], row))
+
+    def _open(
+        self, stream: _Stream, names: Sequence[str], path: str, block: int, malformed: Any
+    ) -> Iterator[pa.RecordBatch]:
+        if not stream.peek():
+            return iter(())
+        return pv.open_csv(
+            pa.PythonFile(stream, mode="r"),
+            read_options=pv.ReadOptions(use_threads=False, block_size=block),
+            parse_options=pv.ParseOptions(
+                delimiter=self._delimiter(path), newlines_in_values=True, invalid_row_handler=malformed
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
+            ),
+        )
+
+    def _typed(self, table: pa.Table, numbers: np.ndarray, path: str, reading: Reading) -> tuple[pa.Table, np.ndarray]:
+        """Bytes to strings and declared types; a row with a value that does not fit is failed."""
+        while True:
+            errors: dict[int, str] = {}
+            columns = {}
+            for name in table.column_names:
+                column = table.column(name)
+                try:
+                    columns[name] = _convert(column, self._type(name))
+                except pa.ArrowInvalid:
+                    errors.update(_misfits(name, column, self._type(name)))
+            if not errors:
+                return (pa.table(columns) if columns else table), numbers
+            for index, error in errors.items():
+                row = {name: _shown(table.column(name)[index].as_py()) for name in table.column_names}
+                reading.fail(Failure(f"{path}:{numbers[index]}", self.name, error, row))
+            keep = np.delete(np.arange(table.num_rows), list(errors))
+            table, numbers = table.take(pa.array(keep)), numbers[keep]
+
+
+def _convert(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    text = column.cast(pa.string())
+    if pa.types.is_string(kind):
+        return text
+    stripped = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.equal(stripped, ""), None, stripped).cast(kind)
+
+
+def _misfits(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> dict[int, str]:
+    errors = {}
+    for index, value in enumerate(column):
+        try:
+            _convert(pa.chunked_array([[value.as_py()]], pa.binary()), kind)
+        except pa.ArrowInvalid as error:
+            reason = "is not UTF-8" if "UTF8" in str(error) else f"is not {kind}"
+            errors[index] = f"the value {_shown(value.as_py())!r:.80} of column `{name}` {reason}"
+    return errors
+
+
+def _shown(value: bytes) -> str:
+    return value[:KEPT_OF_BAD_ROW].decode("utf-8", errors="backslashreplace")
+
+
+def _numbers(first: int, count: int, bad: Mapping[int, str]) -> np.ndarray:
+    """The numbers of the next `count` rows from `first` on that are not malformed."""
+    between = sorted(number for number in bad if number >= first)
+    numbers = np.arange(first, first + count)
+    for number in between:
+        if len(numbers) and number <= numbers[-1]:
+            numbers[numbers >= number] += 1
+    return numbers
+
+
+class _Stream:
+    """The decoded bytes of a file, as pyarrow wants to read them. Damage ends it at the last whole line."""
+
+    def __init__(self, source: ByteSource, path: str) -> None:
+        self.file = open_file(path, source.storage_options)
+        self._chunks = iter(source.chunks(self.file, Piece(path, 0, NEVER if codec_of(path) is None else 2**62), 2**18))
+        self._held = b""
+        self.damage: Unread | None = None
+        self.closed = False
+        self._ended = False
+
+    def peek(self) -> bytes:
+        self._fill(1)
+        return self._held[:1]
+
+    def read(self, size: int = 2**18) -> bytes:
+        self._fill(size)
+        data, self._held = self._held[:size], self._held[size:]
+        return data
+
+    def _fill(self, size: int) -> None:
+        parts, count = [self._held], len(self._held)
+        while count < size and not self._ended:
+            chunk = next(self._chunks, None)
+            if isinstance(chunk, Chunk):
+                parts.append(chunk.data[: chunk.size])
+                count += chunk.size
+            else:
+                self._ended = True
+                if isinstance(chunk, Unread):
+                    self.damage = chunk
+        self._held = b"".join(parts)
+        if self.damage is not None:
+            self._held = self._held[: self._held.rfind(b"\n") + 1]
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self.file.close()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_types(owner: str, types: Mapping[str, str] | None, others: Sequence[str] = ()) -> None:
+    """Raise if a declared type is not one Arrow knows by name."""
+    for column, kind in (types or {}).items():
+        try:
+            kind in others or pa.type_for_alias(kind)
+        except ValueError as error:
+            names = ", ".join(itertools.chain(("string", "int64", "double", "bool", "date32"), others))
+            raise ParameterError(
+                f"{kind!r}, the type of `{column}` in `{owner}`, is not a type", hint=f"for example {names}"
+            ) from error

@@ -1,0 +1,43 @@
+"""Fixtures that several suites share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class S3:
+    """A bucket on a server of our own, and what it takes to reach it."""
+
+    url: str
+    storage_options: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def _s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_server(_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """A fresh bucket on a local S3 server; `url` is s3://bucket."""
+    import s3fs
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    options = {"key": "testing", "secret": "testing", "endpoint_url": _s3_endpoint}
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem(**options).mkdir(bucket)
+    return S3(f"s3://{bucket}", options)

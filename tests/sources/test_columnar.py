@@ -1,0 +1,187 @@
+"""Parquet and Arrow files: row groups and record batches as pieces, schemas that differ, damage."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tamis.errors import SourceError
+from tamis.sources import columnar
+from tamis.sources.columnar import ArrowReader, ParquetReader
+
+
+def table(count: int, first: int = 0) -> pa.Table:
+    return pa.table(
+        {"text": [f"text {i}" * 3 for i in range(first, first + count)], "n": list(range(first, first + count))}
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- Parquet
+
+
+@pytest.mark.parametrize("blocksize", [1, 3000, 10**9])
+@pytest.mark.parametrize("batch_bytes", [100, 10**7])
+def test_row_groups_are_pieces_and_addresses_are_row_numbers(blocksize, batch_bytes, tmp_path, read_all):
+    pq.write_table(table(1000), tmp_path / "a.parquet", row_group_size=90)
+    pq.write_table(table(50, 1000), tmp_path / "b.parquet")
+    found = read_all(ParquetReader(tmp_path, blocksize=blocksize), batch_bytes=batch_bytes)
+    assert found.rows == table(1050).to_pylist()
+    assert found.addresses[500] == f"{tmp_path}/a.parquet:500"
+    assert found.addresses[-1] == f"{tmp_path}/b.parquet:49"
+    assert len(found.layout.partitions) == {1: 13, 3000: len(found.layout.partitions), 10**9: 1}[blocksize]
+
+
+def test_small_row_groups_make_full_batches(tmp_path, read_all):
+    pq.write_table(table(1000), tmp_path / "a.parquet", row_group_size=10)
+    assert read_all(ParquetReader(tmp_path)).batches == [1000]
+
+
+def test_only_the_columns_asked_for_are_read(tmp_path, read_all):
+    pq.write_table(table(3), tmp_path / "a.parquet")
+    assert read_all(ParquetReader(tmp_path, columns={"body": "text"}), columns=("body",)).rows[0] == {
+        "body": "text 0" * 3
+    }
+    assert read_all(ParquetReader(tmp_path, fields=["n"])).rows == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert read_all(ParquetReader(tmp_path), columns=()).batches == [3]
+
+
+def test_files_that_differ_are_widened_and_missing_columns_are_null(tmp_path, read_all):
+    pq.write_table(pa.table({"x": pa.array([1], pa.int32()), "s": ["a"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": pa.array([2.5]), "y": [True]}), tmp_path / "b.parquet")
+    found = read_all(ParquetReader(tmp_path))
+    assert found.rows == [{"x": 1.0, "s": "a", "y": None}, {"x": 2.5, "s": None, "y": True}]
+    assert found.types["x"] == {"double"}
+
+
+def test_files_that_cannot_go_together_are_named(tmp_path):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": ["one"]}), tmp_path / "b.parquet")
+    with pytest.raises(SourceError, match=r"`x` is int64 in .*a.parquet and string in .*b.parquet"):
+        ParquetReader(tmp_path).layout(10**6)
+
+
+def test_dictionaries_are_decoded_nested_ones_too(tmp_path, read_all):
+    words = pa.array(["a", "b", "a"]).dictionary_encode()
+    nested = pa.StructArray.from_arrays([words], ["w"])
+    pq.write_table(pa.table({"w": words, "s": nested}), tmp_path / "a.parquet")
+    found = read_all(ParquetReader(tmp_path))
+    assert found.rows[1] == {"w": "b", "s": {"w": "b"}}
+    assert found.types["w"] == {"string"}
+
+
+def test_a_file_without_a_footer_is_named_at_once(tmp_path):
+    pq.write_table(table(10), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+    with pytest.raises(SourceError, match=r"b.parquet is not a Parquet file, or its end is missing") as caught:
+        ParquetReader(tmp_path).layout(10**6)
+    assert caught.value.hint
+
+
+def test_a_damaged_row_group_fails_its_rows_and_no_others(tmp_path, read_all):
+    path = tmp_path / "a.parquet"
+    pq.write_table(table(300), path, row_group_size=100, compression="snappy", use_dictionary=False)
+    meta = pq.ParquetFile(path).metadata
+    offset = meta.row_group(1).column(0).data_page_offset
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 60] = b"\xff" * 60
+    path.write_bytes(bytes(data))
+    found = read_all(ParquetReader(tmp_path))
+    assert [row["n"] for row in found.rows] == [*range(100), *range(200, 300)]
+    (failure,) = found.failures
+    assert (failure.address, failure.rows) == (f"{path}:100", 100)
+    assert failure.error.startswith("100 rows lost: row group 1 cannot be decoded")
+
+
+def test_an_unsampled_file_that_does_not_fit_fails_its_rows(tmp_path, read_all, monkeypatch):
+    monkeypatch.setattr(columnar, "_FOOTERS_READ", 3)
+    monkeypatch.setattr(columnar.division, "SAMPLED_FILES", 2)
+    monkeypatch.setattr(columnar.division.sampled, "__defaults__", (2,))
+    for index in range(5):
+        values = pa.array([index]) if index != 2 else pa.array(["two", "deux"])
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{index}.parquet")
+    (tmp_path / "3.parquet").write_bytes(b"not a file of ours")
+    found = read_all(ParquetReader(tmp_path))
+    assert found.rows == [{"x": 0}, {"x": 1}, {"x": 4}]
+    assert [failure.rows for failure in found.failures] == [2, 1]
+    assert "footers were read" in found.layout.reasons["footers"]
+
+
+@pytest.mark.parametrize("limit", [1, 90, 91, 250, 1000])
+@pytest.mark.parametrize("blocksize", [1, 10**9])
+def test_a_limit_gives_the_first_rows(limit, blocksize, tmp_path, read_all):
+    pq.write_table(table(200), tmp_path / "a.parquet", row_group_size=90)
+    pq.write_table(table(100, 200), tmp_path / "b.parquet")
+    found = read_all(ParquetReader(tmp_path, limit=limit, blocksize=blocksize))
+    assert [row["n"] for row in found.rows] == list(range(min(limit, 300)))
+
+
+def test_empty_parquet_files_have_no_rows(tmp_path, read_all):
+    pq.write_table(table(0), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"")
+    found = read_all(ParquetReader(tmp_path))
+    assert found.rows == []
+    assert found.layout.schema.names == ["text", "n"]
+
+
+def test_parquet_is_read_from_an_object_store(s3_server, read_all):
+    import fsspec
+
+    with fsspec.open(f"{s3_server.url}/in/a.parquet", "wb", **s3_server.storage_options) as file:
+        pq.write_table(table(500), file, row_group_size=100)
+    found = read_all(ParquetReader(f"{s3_server.url}/in", blocksize=1, storage_options=s3_server.storage_options))
+    assert found.rows == table(500).to_pylist()
+    assert len(found.layout.partitions) == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------- Arrow
+
+
+def write_arrow(path, data: pa.Table, kind: str, compression: str | None = None) -> None:
+    make = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with make(path, data.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(data, max_chunksize=90)
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("blocksize", [1000, 10**9])
+def test_arrow_files_and_streams_are_split_by_record_batches(kind, compression, blocksize, tmp_path, read_all):
+    write_arrow(tmp_path / "a.arrow", table(1000), kind, compression)
+    write_arrow(tmp_path / "b.arrow", table(50, 1000), kind, compression)
+    found = read_all(ArrowReader(tmp_path, blocksize=blocksize), batch_bytes=2000)
+    assert found.rows == table(1050).to_pylist()
+    assert found.addresses[500] == f"{tmp_path}/a.arrow:500"
+    assert (len(found.layout.partitions) > 5) == (blocksize == 1000)
+    assert read_all(ArrowReader(tmp_path, blocksize=blocksize), columns=("n",)).rows[-1] == {"n": 1049}
+    assert len(read_all(ArrowReader(tmp_path, blocksize=blocksize, limit=777)).rows) == 777
+
+
+def test_arrow_batches_are_large_however_small_the_record_batches(tmp_path, read_all):
+    write_arrow(tmp_path / "a.arrow", table(1000), "stream")
+    assert read_all(ArrowReader(tmp_path)).batches == [1000]
+
+
+def test_arrow_dictionaries_are_decoded(tmp_path, read_all):
+    data = pa.table({"w": pa.array(["a", "b"] * 100).dictionary_encode()})
+    write_arrow(tmp_path / "a.feather", data, "file")
+    found = read_all(ArrowReader(tmp_path, blocksize=100))
+    assert found.rows == [{"w": "a"}, {"w": "b"}] * 100
+    assert found.types == {"w": {"string"}}
+
+
+def test_what_is_not_arrow_is_named(tmp_path):
+    (tmp_path / "a.arrow").write_bytes(b"FEA1 and so on, an old file")
+    with pytest.raises(SourceError, match=r"a.arrow is not an Arrow file") as caught:
+        ArrowReader(tmp_path).layout(10**6)
+    assert "version=2" in (caught.value.hint or "")
+
+
+def test_a_truncated_stream_keeps_what_is_there_and_fails_once(tmp_path, read_all):
+    path = tmp_path / "a.arrow"
+    write_arrow(path, table(1000), "stream")
+    path.write_bytes(path.read_bytes()[:-3000])
+    found = read_all(ArrowReader(tmp_path))
+    assert found.rows == table(1000).to_pylist()[: len(found.rows)]
+    assert len(found.rows) >= 800
+    assert ["from here on" in failure.error for failure in found.failures] == [True]

@@ -1,0 +1,175 @@
+"""Which files a source reads, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tamis.errors import SourceError
+from tamis.sources.files import codec_of, detect_format, fingerprint, format_of, glob_matcher, list_files
+
+
+def make(folder: Path, *names: str, content: bytes = b"{}\n") -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def names(folder: Path, files: list) -> list[str]:
+    return [os.path.relpath(file.path, folder) for file in files]
+
+
+def test_a_folder_is_walked_in_string_order_and_hidden_names_are_passed_over(tmp_path):
+    make(
+        tmp_path, "b.jsonl", "a/z.jsonl.gz", "a10.jsonl", "a9.jsonl", "_tamis/x.jsonl", ".cache/y.jsonl", "_part.jsonl"
+    )
+    assert names(tmp_path, list_files(tmp_path, "jsonl")) == ["a/z.jsonl.gz", "a10.jsonl", "a9.jsonl", "b.jsonl"]
+
+
+def test_a_folder_gives_only_files_of_the_format(tmp_path):
+    make(tmp_path, "a.jsonl", "b.parquet", "README.md", "c.json.zst", "d.parquet.gz")
+    assert names(tmp_path, list_files(tmp_path, "jsonl")) == ["a.jsonl", "c.json.zst"]
+
+
+def test_a_named_file_is_taken_whatever_its_extension(tmp_path):
+    make(tmp_path, "dump.data")
+    assert names(tmp_path, list_files(str(tmp_path / "dump.data"), "jsonl")) == ["dump.data"]
+
+
+def test_globs_stay_within_a_folder_and_two_stars_cross_folders(tmp_path):
+    make(tmp_path, "a.jsonl", "x/b.jsonl", "x/y/c.jsonl", "x/y/d.txt")
+    assert names(tmp_path, list_files(f"{tmp_path}/*.jsonl", "jsonl")) == ["a.jsonl"]
+    assert names(tmp_path, list_files(f"{tmp_path}/*/*.jsonl", "jsonl")) == ["x/b.jsonl"]
+    assert names(tmp_path, list_files(f"{tmp_path}/**/*.jsonl", "jsonl")) == ["a.jsonl", "x/b.jsonl", "x/y/c.jsonl"]
+    assert names(tmp_path, list_files(f"{tmp_path}/x/y/[cd].*", "jsonl")) == ["x/y/c.jsonl", "x/y/d.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("a/*.x", "a/b.x", True),
+        ("a/*.x", "a/b/c.x", False),
+        ("a/**", "a/b/c.x", True),
+        ("a/**/c.x", "a/c.x", True),
+        ("a/?.x", "a/bb.x", False),
+        ("a/[!b].x", "a/b.x", False),
+        ("a.b/*.x", "aXb/c.x", False),
+        ("*.x", "b.x", True),
+    ],
+)
+def test_glob_patterns(pattern, path, matches):
+    assert bool(glob_matcher(pattern)(path)) == matches
+
+
+def test_relative_globs_and_a_file_name_with_brackets(tmp_path, monkeypatch):
+    make(tmp_path, "in/a.jsonl", "odd[1].jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert [file.path for file in list_files("in/*.jsonl", "jsonl")] == ["in/a.jsonl"]
+    assert [file.path for file in list_files("*/*.jsonl", "jsonl")] == ["in/a.jsonl"]
+    assert [file.path for file in list_files("odd[1].jsonl", "jsonl")] == ["odd[1].jsonl"]
+
+
+def test_arguments_keep_their_order(tmp_path):
+    make(tmp_path, "b.jsonl", "a.jsonl")
+    assert names(tmp_path, list_files([tmp_path / "b.jsonl", str(tmp_path / "a.jsonl")], "jsonl")) == [
+        "b.jsonl",
+        "a.jsonl",
+    ]
+
+
+def test_a_manifest_names_paths_relative_to_itself(tmp_path):
+    make(tmp_path, "data/b.jsonl", "data/a.jsonl")
+    (tmp_path / "list.txt").write_text("# the good ones\ndata/b.jsonl\n\n" + str(tmp_path / "data/a.jsonl") + "\n")
+    assert names(tmp_path, list_files(f"@{tmp_path}/list.txt", "jsonl")) == ["data/b.jsonl", "data/a.jsonl"]
+
+
+def test_a_manifest_that_names_nothing_or_is_missing_says_so(tmp_path):
+    (tmp_path / "list.txt").write_text("# nothing\n")
+    with pytest.raises(SourceError, match="names no file"):
+        list_files(f"@{tmp_path}/list.txt", "jsonl")
+    with pytest.raises(SourceError, match=r"there is no .*missing.txt"):
+        list_files(f"@{tmp_path}/missing.txt", "jsonl")
+
+
+def test_the_same_file_twice_is_refused(tmp_path):
+    make(tmp_path, "a.jsonl")
+    with pytest.raises(SourceError, match="named twice"):
+        list_files([tmp_path, f"{tmp_path}/*.jsonl"], "jsonl")
+
+
+def test_a_folder_of_another_format_names_the_reader_that_fits(tmp_path):
+    make(tmp_path, "a.parquet", "b.parquet")
+    with pytest.raises(SourceError, match=r"2 x .parquet") as caught:
+        list_files(tmp_path, "jsonl")
+    assert caught.value.hint == "read it with ParquetReader"
+
+
+def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_path):
+    make(tmp_path, "crawl.jsonl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no files") as caught:
+        list_files(tmp_path / "empty", "jsonl")
+    assert "empty" in (caught.value.hint or "")
+    with pytest.raises(SourceError, match="there is no") as caught:
+        list_files(tmp_path / "crawl.json", "jsonl")
+    assert caught.value.hint == "did you mean `crawl.jsonl`?"
+    with pytest.raises(SourceError, match="no file matches"):
+        list_files(f"{tmp_path}/*.zst", "jsonl")
+    with pytest.raises(SourceError, match="no path"):
+        list_files([], "jsonl")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_an_error(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0)
+    with pytest.raises(SourceError, match="permission denied"):
+        list_files(tmp_path / "locked", "jsonl")
+
+
+def test_formats_and_codecs_are_known_by_name():
+    assert format_of("a/b.JSONL.GZ") == "jsonl"
+    assert format_of("b.tsv.xz") == "csv"
+    assert format_of("b.gz") is None
+    assert [codec_of(f"x.jsonl{s}") for s in ("", ".gz", ".zst", ".bz2", ".xz", ".lz4")] == [
+        None, "gzip", "zstd", "bz2", "xz", "lz4",
+    ]  # fmt: skip
+
+
+def test_detect_format_names_one_format_or_explains(tmp_path):
+    make(tmp_path, "one/a.jsonl.zst", "one/b.jsonl", "two/a.csv", "two/b.parquet", "none/a.xyz")
+    assert detect_format(tmp_path / "one") == "jsonl"
+    with pytest.raises(SourceError, match="several formats: csv, parquet"):
+        detect_format(tmp_path / "two")
+    with pytest.raises(SourceError, match=r"x \.xyz"):
+        detect_format(tmp_path / "none" / "a.xyz")
+
+
+def test_a_fingerprint_changes_with_content_and_time(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * 20_000)
+    before = fingerprint(list_files(path, "jsonl")[0])
+    status = path.stat()
+    path.write_bytes(b"x" * 19_999 + b"y")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert fingerprint(list_files(path, "jsonl")[0]) != before
+    path.write_bytes(b"x" * 20_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert fingerprint(list_files(path, "jsonl")[0]) == before
+    os.utime(path, ns=(1, 1))
+    assert fingerprint(list_files(path, "jsonl")[0]) != before
+
+
+def test_other_file_systems_are_listed_like_folders():
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for name in ("crawl/b.jsonl", "crawl/a.jsonl", "crawl/_tamis/c.jsonl", "crawl/d.txt"):
+        memory.pipe(f"/files-test/{name}", b"{}\n")
+    listed = [file.path for file in list_files("memory://files-test/crawl", "jsonl")]
+    assert listed == ["memory:///files-test/crawl/a.jsonl", "memory:///files-test/crawl/b.jsonl"]
+    assert [file.path for file in list_files("memory://files-test/**/*.jsonl", "jsonl")] == listed
+    with pytest.raises(SourceError, match="there is no"):
+        list_files("memory://files-test/nowhere", "jsonl")

@@ -1,0 +1,102 @@
+"""A whole run against an S3 server on loopback: read from it, write to it, resume there."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
+from tamis.errors import LedgerError
+from tamis.events import PartitionCommitted
+from tamis.ledger import Ledger
+from tamis.sampling import Sample
+from tamis.store import Store
+from tamis.text.quality import WordCount
+
+
+@pytest.fixture
+def bucket(s3_server):
+    system = s3fs.S3FileSystem(**s3_server.storage_options)
+    for number in range(3):
+        rows = [{"id": f"{number}-{row}", "text": "word " * (row % 9)} for row in range(100)]
+        system.pipe_file(f"{s3_server.url}/in/{number}.jsonl", "".join(json.dumps(r) + "\n" for r in rows).encode())
+    return s3_server
+
+
+def job(bucket, *middle, writer=JsonlWriter):
+    options = bucket.storage_options
+    return Pipeline(
+        JsonlReader(f"{bucket.url}/in/", files_per_partition=1, storage_options=options),
+        WordCount(min_words=3),
+        *middle,
+        writer(f"{bucket.url}/out", storage_options=options),
+    )
+
+
+def listing(bucket):
+    system = s3fs.S3FileSystem(**bucket.storage_options)
+    system.invalidate_cache()
+    return sorted(path.partition("/out/")[2] for path in system.find(f"{bucket.url}/out"))
+
+
+def rows_out(bucket):
+    system = s3fs.S3FileSystem(**bucket.storage_options)
+    system.invalidate_cache()
+    files = sorted(system.glob(f"{bucket.url}/out/part-*.jsonl"))
+    return [json.loads(line) for file in files for line in system.cat_file(file).splitlines()]
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_rows_go_from_bucket_to_bucket(bucket, executor):
+    report = job(bucket).run(executor=executor)
+    assert (report.read, report.kept) == (300, len(rows_out(bucket)))
+    assert report.balances
+    assert [row["id"] for row in rows_out(bucket)][:3] == ["0-3", "0-4", "0-5"]
+    assert "_tamis/report.json" in listing(bucket)
+    assert "_tamis/lock" not in listing(bucket)
+
+
+def test_a_second_run_has_nothing_to_do_and_a_changed_object_is_done_again(bucket):
+    job(bucket).run(executor="inline")
+    assert job(bucket).run(executor="inline").state == "unchanged"
+    system = s3fs.S3FileSystem(**bucket.storage_options)
+    system.pipe_file(f"{bucket.url}/in/1.jsonl", b'{"id": "new", "text": "one two three"}\n')
+    done = []
+    report = job(bucket).run(
+        executor="inline", on_event=lambda e: done.append(e.partition) if isinstance(e, PartitionCommitted) else None
+    )
+    assert done == [1]
+    assert report.read == 201
+    assert "new" in [row["id"] for row in rows_out(bucket)]
+
+
+def test_a_lost_object_is_made_again(bucket):
+    job(bucket).run(executor="inline")
+    before = rows_out(bucket)
+    s3fs.S3FileSystem(**bucket.storage_options).rm(f"{bucket.url}/out/part-000001.jsonl")
+    job(bucket).run(executor="inline")
+    assert rows_out(bucket) == before
+
+
+def test_parquet_and_a_gather_work_there_too(bucket):
+    report = job(bucket, Sample(rows=17), writer=ParquetWriter).run()
+    assert report.kept == 17
+    system = s3fs.S3FileSystem(**bucket.storage_options)
+    system.invalidate_cache()
+    files = system.glob(f"{bucket.url}/out/*.parquet")
+    assert sum(pq.read_table(file, filesystem=system).num_rows for file in files) == 17
+
+
+def test_two_runs_cannot_write_to_one_bucket(bucket):
+    store = Store(f"{bucket.url}/out", bucket.storage_options)
+    store.make()
+    with Ledger(store), pytest.raises(LedgerError, match="another run is writing"):
+        job(bucket).run(executor="inline")
+
+
+def test_a_lock_left_by_a_dead_run_is_taken_over(bucket):
+    Store(f"{bucket.url}/out", bucket.storage_options).write(
+        "_tamis/lock", json.dumps({"owner": "gone", "renewed": 0, "process": 1}).encode()
+    )
+    assert job(bucket).run(executor="inline").kept > 0

@@ -1,0 +1,258 @@
+"""Interrupt a run anywhere, run it again, and get the same rows; change something, and redo just that."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
+from tamis.errors import Interrupted
+from tamis.events import PartitionCommitted
+from tamis.sampling import Sample
+from tamis.text.quality import WordCount
+
+
+def make_input(folder, files=6, rows=400):
+    folder.mkdir()
+    generator = random.Random(1)
+    for number in range(files):
+        lines = [
+            json.dumps({"id": f"{number}-{row}", "text": "word " * generator.randrange(40)}) for row in range(rows)
+        ]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def contents(output):
+    return {file.name: file.read_bytes() for file in sorted(output.glob("part-*"))}
+
+
+def pipeline(source, output, **changes):
+    return Pipeline(
+        JsonlReader(source, files_per_partition=1),
+        WordCount(min_words=changes.get("min_words", 10)),
+        *([Sample(rows=200)] if changes.get("gather") else []),
+        JsonlWriter(output),
+    )
+
+
+def run_counting(job, **options):
+    done = []
+    report = job.run(
+        on_event=lambda e: done.append(e.partition) if isinstance(e, PartitionCommitted) else None, **options
+    )
+    return report, sorted(done)
+
+
+class TestChanges:
+    @pytest.fixture
+    def finished(self, tmp_path):
+        source = make_input(tmp_path / "in")
+        pipeline(source, tmp_path / "out").run(executor="inline")
+        return source, tmp_path / "out"
+
+    def again(self, source, output, **changes):
+        return run_counting(pipeline(source, output, **changes), executor="inline")
+
+    def test_a_finished_output_is_left_alone(self, finished):
+        before = contents(finished[1])
+        report, done = self.again(*finished)
+        assert (report.state, done) == ("unchanged", [])
+        assert contents(finished[1]) == before
+        assert report.read == 2400
+
+    def test_a_changed_file_is_done_again_alone(self, finished):
+        source, output = finished
+        (source / "3.jsonl").write_text('{"id": "new", "text": "' + "word " * 20 + '"}\n')
+        report, done = self.again(source, output)
+        assert done == [3]
+        assert report.read == 2001
+        assert report.notes == [f"1 input parts changed: {source}/3.jsonl"]
+
+    def test_a_file_touched_without_change_of_size_is_noticed(self, finished):
+        source, output = finished
+        text = (source / "2.jsonl").read_text()
+        (source / "2.jsonl").write_text(text.replace("word", "wort", 1))
+        assert self.again(source, output)[1] == [2]
+
+    def test_a_new_file_in_the_middle_moves_the_others_without_doing_them_again(self, finished, tmp_path):
+        source, output = finished
+        (source / "2b.jsonl").write_text('{"id": "new", "text": "' + "word " * 20 + '"}\n')
+        report, done = self.again(source, output)
+        assert done == [3]
+        assert report.read == 2401
+        pipeline(source, tmp_path / "undisturbed").run(executor="inline")
+        assert contents(output) == contents(tmp_path / "undisturbed")
+
+    def test_a_removed_file_takes_its_rows_along(self, finished, tmp_path):
+        source, output = finished
+        (source / "0.jsonl").unlink()
+        report, done = self.again(source, output)
+        assert done == []
+        assert report.read == 2000
+        pipeline(source, tmp_path / "undisturbed").run(executor="inline")
+        assert contents(output) == contents(tmp_path / "undisturbed")
+
+    def test_a_changed_parameter_redoes_everything_and_says_why(self, finished):
+        report, done = self.again(*finished, min_words=20)
+        assert done == [0, 1, 2, 3, 4, 5]
+        assert report.notes == ["step 2, `word_count`: min_words was 10, is 20"]
+
+    def test_a_lost_shard_is_made_again(self, finished):
+        source, output = finished
+        before = contents(output)
+        (output / "part-000004.jsonl").unlink()
+        assert self.again(source, output)[1] == [4]
+        assert contents(output) == before
+
+    def test_a_damaged_ledger_costs_work_not_rows(self, finished):
+        source, output = finished
+        before = contents(output)
+        ledger = output / "_tamis" / "ledger.jsonl"
+        data = bytearray(ledger.read_bytes())
+        for position in range(200, len(data), 2500):
+            data[position] ^= 0xFF
+        ledger.write_bytes(data)
+        _, done = self.again(source, output)
+        assert done
+        assert contents(output) == before
+
+    def test_fresh_starts_over(self, finished):
+        source, output = finished
+        _, done = run_counting(pipeline(source, output), executor="inline", fresh=True)
+        assert done == [0, 1, 2, 3, 4, 5]
+
+    def test_other_memory_and_workers_do_not_matter(self, finished):
+        source, output = finished
+        report = pipeline(source, output).run(memory="1GB", workers=1)
+        assert report.state == "unchanged"
+
+    def test_a_shard_nobody_recorded_is_removed(self, finished):
+        source, output = finished
+        before = contents(output)
+        (output / "part-000099.jsonl").write_text("{}\n")
+        self.again(source, output)
+        assert contents(output) == before
+
+
+SCRIPT = """
+import sys
+from tamis import JsonlReader, JsonlWriter, Pipeline
+from tamis.sampling import Sample
+from tamis.text.quality import WordCount
+source, output, gather = sys.argv[1:]
+steps = [JsonlReader(source, blocksize="4kB"), WordCount(min_words=10), *([Sample(rows=200)] if gather == "yes" else [])]
+Pipeline(*steps, JsonlWriter(output)).run(workers=2)
+"""
+
+
+def start(source, output, gather):
+    command = [sys.executable, "-c", SCRIPT, str(source), str(output), gather]
+    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def descendants(pid):
+    import psutil
+
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_tree(process):
+    """-9 for the driver and everything below it."""
+    below = descendants(process.pid)
+    for victim in [process, *below]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+
+
+def lines_in_ledger(output):
+    ledger = output / "_tamis" / "ledger.jsonl"
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def kill_after(process, output, records, extra_s):
+    """Wait until so many more records are in the ledger, then a little, then kill; whether it came to that."""
+    target = lines_in_ledger(output) + records
+    while lines_in_ledger(output) < target:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.002)
+            process.stderr.close()
+            return False
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=extra_s)
+    kill_tree(process)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gather", ["no", "yes"])
+def test_killed_at_random_moments_gives_the_same_rows(tmp_path, gather):
+    source = make_input(tmp_path / "in", files=5, rows=500)
+    undisturbed = start(source, tmp_path / "undisturbed", gather)
+    assert undisturbed.wait() == 0, undisturbed.stderr.read()
+    undisturbed.stderr.close()
+    generator = random.Random(gather)
+    kills = 0
+    for _ in range(10):
+        process = start(source, tmp_path / "out", gather)
+        kills += kill_after(process, tmp_path / "out", generator.randrange(12), generator.uniform(0.001, 0.02))
+    last = start(source, tmp_path / "out", gather)
+    assert last.wait() == 0, last.stderr.read()
+    last.stderr.close()
+    assert kills >= 8
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    reports = [json.loads((tmp_path / name / "_tamis" / "report.json").read_text()) for name in ("out", "undisturbed")]
+    for key in ("read", "kept", "dropped", "failed"):
+        assert reports[0][key] == reports[1][key]
+    assert reports[0]["read"] == 2500
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, times):
+    source = make_input(tmp_path / "in")
+    pipeline(source, tmp_path / "undisturbed").run()
+
+    def interrupt(event):
+        if isinstance(event, PartitionCommitted) and event.partition == 2:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"stopped: [345] of 6 partitions are committed"):
+        pipeline(source, tmp_path / "out").run(on_event=interrupt, workers=2)
+    assert not [path for path in (tmp_path / "out" / "_tamis" / "tmp").iterdir() if times == 1]
+    assert json.loads((tmp_path / "out" / "_tamis" / "report.json").read_text())["state"] == "interrupted"
+    report, done = run_counting(pipeline(source, tmp_path / "out"))
+    assert 1 <= len(done) <= 3
+    assert report.state == "finished"
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def test_workers_die_with_a_killed_driver(tmp_path):
+    source = make_input(tmp_path / "in", files=30, rows=1000)
+    process = start(source, tmp_path / "out", "no")
+    below = []
+    while process.poll() is None and len(below) < 3:  # the server and two workers
+        below = descendants(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    for child in below:
+        child.wait(timeout=30)
+    assert len(below) >= 3
+
+
+def test_another_format_replaces_the_shards_of_the_first(tmp_path):
+    source = make_input(tmp_path / "in", files=2)
+    pipeline(source, tmp_path / "out").run(executor="inline")
+    Pipeline(JsonlReader(source), ParquetWriter(tmp_path / "out")).run(executor="inline")
+    assert {path.suffix for path in (tmp_path / "out").glob("part-*")} == {".parquet"}
