@@ -41,13 +41,14 @@ READ_BLOCK = 16_000_000
 def make_corpus(folder: Path, megabytes: int) -> list[Path]:
     """JSON lines like those of a crawl: a text of half to ten kilobytes, a few short columns, one nested."""
     generator = random.Random(0)
-    words = [
-        "".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 10))) for _ in range(5000)
-    ]
+    words = ["".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 10))) for _ in range(5000)]
     folder.mkdir(parents=True)
     pool: list[str] = []
     for _ in range(4000):
-        sentences = [" ".join(generator.choices(words, k=generator.randint(5, 25))) + "." for _ in range(generator.randint(5, 80))]
+        sentences = [
+            " ".join(generator.choices(words, k=generator.randint(5, 25))) + "."
+            for _ in range(generator.randint(5, 80))
+        ]
         pool.append("\n".join(" ".join(sentences[i : i + 5]) for i in range(0, len(sentences), 5)))
     files, written, row = [], 0, 0
     while written < megabytes * 1_000_000:
@@ -185,16 +186,24 @@ def main() -> None:
         for megabytes in [100, *([options.large_megabytes] if options.large_megabytes else [])]:
             make_corpus(folder / "in", megabytes)
             seconds, peak = tamis_run(recipe, folder / "in", folder / "out", options.workers)
-            say(f"peak memory of a pass-through of {megabytes:,} MB", f"{peak / 1e6:.0f} MB ({megabytes / seconds:.0f} MB/s)")
+            say(
+                f"peak memory of a pass-through of {megabytes:,} MB",
+                f"{peak / 1e6:.0f} MB ({megabytes / seconds:.0f} MB/s)",
+            )
             shutil.rmtree(folder / "in")
             shutil.rmtree(folder / "out")
 
         make_corpus(folder / "in", 1)
         tamis_run(recipe, folder / "in", folder / "warm", 1)
         times = [tamis_run(recipe, folder / "in", folder / f"small-{n}", options.workers)[0] for n in range(5)]
-        say("a job over 1 MB, best and median of 5 (target: under 2 s)", f"{min(times):.2f} s, {sorted(times)[2]:.2f} s")
+        say(
+            "a job over 1 MB, best and median of 5 (target: under 2 s)", f"{min(times):.2f} s, {sorted(times)[2]:.2f} s"
+        )
         times = [measured([*TAMIS, "--help"])[0] for _ in range(5)]
-        say("`tamis --help`, best and median of 5 (target: under 0.5 s)", f"{min(times):.2f} s, {sorted(times)[2]:.2f} s")
+        say(
+            "`tamis --help`, best and median of 5 (target: under 0.5 s)",
+            f"{min(times):.2f} s, {sorted(times)[2]:.2f} s",
+        )
 
         (folder / "many").mkdir()
         for number in range(20_000):

@@ -19,6 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 Column: TypeAlias = pa.Array
+LINE = "_tamis_line"
+"""A hidden column: the line of text a row was read from, its line end included, to be written again as it is."""
+
 Facts: TypeAlias = dict[str, np.ndarray]
 """Named arrays with one entry per row; they shrink with the batch when rows are dropped."""
 

@@ -87,6 +87,14 @@ class MemorySampled(Event):
 
 
 @dataclass(frozen=True)
+class MemoryAction(Event):
+    """Something was done to stay inside the budget: split, shrink, fewer_workers, isolate, recycle, sample."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Stopping(Event):
     """The user asked to stop; current partitions are finished, or abandoned on a second request."""
 

@@ -344,6 +344,10 @@ class Reading:
     schema: pa.Schema
     batch_bytes: int
     fail: Callable[[Failure], None]
+    keep_lines: bool = False
+    """Give each row the line it was read from, in the column `tamis.batch.LINE`."""
+    max_row_bytes: int | None = None
+    """Rows larger than this are failed with their size: there is no memory to hold them."""
 
 
 @dataclass(frozen=True)
@@ -362,6 +366,10 @@ class Source(Operator):
 
     kind = "source"
     incidental = frozenset({"file_paths", "files_per_partition", "blocksize", "limit", "storage_options"})
+
+    def gives_lines(self) -> bool:
+        """Whether each row is a line of text that a sink could write again as it is."""
+        return False
 
     def layout(self, blocksize: int) -> Layout:
         """List, sample and divide the input. `blocksize` is used where the source was given none."""
@@ -405,6 +413,10 @@ class Sink(Operator):
     def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         """A writer of files `<stem>*` in the local `folder`; `schema` is what the plan expects."""
         raise NotImplementedError
+
+    def takes_lines(self) -> bool:
+        """Whether a row may be written as the line it was read from."""
+        return False
 
     def widest(self, schemas: Sequence[str]) -> str:
         """The schema that can hold the rows of all these; formats without types have none."""
@@ -521,6 +533,8 @@ OPERATOR_MODULES = (
     "tamis.sinks.tables",
     "tamis.text.quality",
     "tamis.sampling",
+    "tamis.dedup.exact",
+    "tamis.dedup.fuzzy",
 )
 
 

@@ -6,6 +6,7 @@ an earlier run committed is not done again.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,12 +21,13 @@ from tamis.executors.drive import Run, prepare_output
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.ledger import Ledger
-from tamis.memory.budget import Budget, make_budget
-from tamis.memory.monitor import TreeMemory
+from tamis.memory.budget import SERVER_BYTES, Budget, make_budget
+from tamis.memory.governor import Governor, Learned
+from tamis.memory.monitor import TreeMemory, held_bytes
 from tamis.operator import Operator, Sink, as_operator
 from tamis.plan import Explanation, Plan, make_plan, shape_of
 from tamis.report import Report
-from tamis.store import Store
+from tamis.store import INTERNAL, Store
 
 Step: TypeAlias = Operator | Callable[..., Any]
 
@@ -122,13 +124,14 @@ class Pipeline:
         emit: Events,
     ) -> Report:
         memory, stop = TreeMemory(), Stop()
+        store = self._store(stack)
+        governor = Governor(budget, emit, Learned.from_text(store.read(f"{INTERNAL}/learned.json")))
         runner: InlineExecutor | LocalExecutor
         if executor == "inline":
-            runner = stack.enter_context(InlineExecutor(emit, memory, stop))
+            runner = stack.enter_context(InlineExecutor(governor, emit, memory, stop))
         else:  # before anything else: what workers are forked from starts while the plan is made
             modules = {type(step).__module__ for step in self.steps} - {"__main__"}
-            runner = stack.enter_context(LocalExecutor(budget.workers, modules, emit, memory, stop))
-        store = self._store(stack)
+            runner = stack.enter_context(LocalExecutor(governor, modules, emit, memory, stop))
         make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error)
         plan = make_plan_for(None)  # mistakes are told before the output folder is touched
         store.make()
@@ -136,7 +139,7 @@ class Pipeline:
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        run = Run(plan, ledger, emit, memory, stop)
+        run = Run(plan, ledger, governor, emit, memory, stop)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
@@ -151,7 +154,8 @@ class Pipeline:
 
     def _budget(self, memory: int | str | None, workers: int | Literal["auto"]) -> Budget:
         needs = sum(step.resources.memory_bytes for step in self.steps)
-        return make_budget(memory=memory, workers=workers, operator_bytes=needs)
+        held = held_bytes(os.getpid()) + SERVER_BYTES
+        return make_budget(memory=memory, workers=workers, operator_bytes=needs, driver_bytes=held)
 
 
 def _planner(

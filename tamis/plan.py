@@ -107,10 +107,19 @@ def _missing_column(name: str, number: int, total: int, step: Operator, here: li
     )
 
 
-def columns_to_read(shape: Shape, *, everything: bool) -> tuple[str, ...] | None:
+def lines_pass_through(shape: Shape) -> bool:
+    """Whether rows can be written as the lines they were read from: nothing changes them, and both ends speak lines.
+
+    Then only what the steps look at is parsed, and what is written is byte for byte what was read.
+    """
+    passive = all(isinstance(op, (Filter, Gather)) and not op.writes() for op in shape.operators)
+    return passive and shape.source.gives_lines() and shape.sink is not None and shape.sink.takes_lines()
+
+
+def columns_to_read(shape: Shape, *, everything: bool, nothing: bool = False) -> tuple[str, ...] | None:
     """The columns the source must provide, worked out backwards from the sink; None for all of them."""
-    needed: set[str] | None = None
-    if not everything:
+    needed: set[str] | None = set() if nothing else None
+    if not everything and not nothing:
         fields = getattr(shape.sink, "fields", None) if shape.sink else ()
         needed = set(fields) if fields is not None else None
     for step in reversed(shape.operators):
@@ -133,7 +142,6 @@ def make_plan(
     blocksize: int | None = None,
     rejects: Sink | None = None,
     on_error: str = "isolate",
-    keep_rows: bool = False,
 ) -> Plan:
     """Look at the input and turn the steps into stages. Reads file listings, footers and samples, no more.
 
@@ -149,8 +157,12 @@ def make_plan(
     chosen = blocksize or budget.blocksize
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
-    columns = columns_to_read(shape, everything=rejects is not None or keep_rows)
-    stages = _cut(shape, layout, columns, budget, store, rejects, on_error)
+    keep_lines = lines_pass_through(shape)
+    columns = columns_to_read(shape, everything=rejects is not None and not keep_lines, nothing=keep_lines)
+    if columns is not None:
+        optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
+        columns = tuple(sorted({*columns, *optional}))
+    stages = _cut(shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines)
     identity = [step.identity() for step in steps]
     return Plan(
         stages=tuple(stages),
@@ -159,7 +171,7 @@ def make_plan(
         blocksize=chosen,
         store=store,
         identity=identity,
-        reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns)},
+        reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)},
         hints=tuple(order_hints(shape.operators)),
     )
 
@@ -172,6 +184,8 @@ def _cut(
     store: Store,
     rejects: Sink | None,
     on_error: str,
+    *,
+    keep_lines: bool,
 ) -> list[Stage]:
     work = store.scratch().parent / "work" if store.local else store.scratch() / "work"
     stages: list[Stage] = []
@@ -207,6 +221,7 @@ def _cut(
                 spills_rows=cut is not None and not untouched,
                 rejects=rejects,
                 on_error=on_error,
+                keep_lines=keep_lines,
             )
         )
         if cut is None:
@@ -218,9 +233,11 @@ def _cut(
             source = SpilledRows(folder=str(work / f"stage-{index}"))
 
 
-def _columns_reason(columns: tuple[str, ...] | None) -> str:
+def _columns_reason(columns: tuple[str, ...] | None, keep_lines: bool) -> str:
     if columns is None:
         return "all columns are read: the output holds them all"
+    if keep_lines:
+        return f"only {', '.join(columns) or 'nothing'} is parsed: lines are written as they were read"
     return f"only {', '.join(columns) or 'the number of rows'}: nothing else is asked for"
 
 

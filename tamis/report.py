@@ -52,6 +52,9 @@ class Account:
     num_bytes: int = 0
     """Bytes read, decompressed."""
     peak_memory_bytes: int = 0
+    """The most a worker held beyond what it held before the partition."""
+    splits: int = 0
+    """Batches that were halved because an operator ran out of memory."""
 
     @property
     def failed(self) -> int:
@@ -79,6 +82,7 @@ class Account:
         self.kept += other.kept
         self.seconds += other.seconds
         self.num_bytes += other.num_bytes
+        self.splits += other.splits
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,6 +111,8 @@ class Report:
     output: str | None = None
     state: str = "finished"
     """finished, interrupted, or unchanged (there was nothing to do)"""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """The budget, what was done to stay inside it, and what was learnt."""
     notes: list[str] = field(default_factory=list)
     """What was done again and why, and other things worth a sentence."""
 

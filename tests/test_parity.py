@@ -61,7 +61,7 @@ def reference(source, tmp_path_factory):
         ("1kB", {"executor": "inline"}),
         ("20kB", {"workers": 1}),
         ("7kB", {"workers": 3}),
-        ("10MB", {"workers": 2, "memory": "320MB"}),
+        ("10MB", {"workers": 2, "memory": "1500MB"}),
     ],
     ids=str,
 )

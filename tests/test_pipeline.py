@@ -377,6 +377,50 @@ class TestOutput:
         assert [row["id"] for row in read_jsonl(tmp_path)] == list(range(20_000))
 
 
+class TestLines:
+    """JSON lines that nothing changes are written as they were read."""
+
+    LINES = (
+        '{"id":1,"text":"one two", "n": 1.0, "meta": {"a": 1}}',
+        '{"text": "caf\\u00e9 noir", "big": 123456789012345678901234567890, "meta": {"a": "x"}}',
+        '{"id": "mixed types", "text": "three four"}',
+        '{"text": "short"}',
+    )
+
+    @pytest.mark.parametrize("executor", EXECUTORS)
+    @pytest.mark.parametrize(
+        "steps", [(), (WordCount(min_words=2),), (Sample(rows=2),), (WordCount(min_words=2), Sample(rows=9))]
+    )
+    def test_what_is_kept_is_kept_byte_for_byte(self, tmp_path, executor, steps):
+        (tmp_path / "in.jsonl").write_bytes("\r\n".join(self.LINES).encode() + b"\n\n  \n{broken}\n")
+        report = Pipeline(JsonlReader(tmp_path / "in.jsonl"), *steps, JsonlWriter(tmp_path / "out")).run(
+            executor=executor
+        )
+        written = b"".join(file.read_bytes() for file in (tmp_path / "out").glob("part-*"))
+        kept = [line.strip() for line in written.decode().splitlines()]
+        assert set(kept) <= set(self.LINES)
+        assert kept == sorted(kept, key=self.LINES.index)
+        assert (report.kept, report.failed) == (len(kept), 1)
+
+    def test_rejects_and_failures_hold_the_line(self, tmp_path):
+        (tmp_path / "in.jsonl").write_text("\n".join(self.LINES))
+        Pipeline(JsonlReader(tmp_path / "in.jsonl"), WordCount(min_words=2), JsonlWriter(tmp_path / "out")).run(
+            rejects=True
+        )
+        (file,) = (tmp_path / "out" / "_tamis" / "rejects").iterdir()
+        assert pq.read_table(file).column("_line").to_pylist() == ['{"text": "short"}']
+
+    def test_compressed_lines_too(self, tmp_path):
+        (tmp_path / "in.jsonl").write_text("\n".join(self.LINES) + "\n")
+        Pipeline(JsonlReader(tmp_path / "in.jsonl"), JsonlWriter(tmp_path / "out", compression="gz")).run(
+            executor="inline"
+        )
+        import gzip
+
+        (file,) = (tmp_path / "out").glob("part-*")
+        assert gzip.decompress(file.read_bytes()).decode().splitlines() == list(self.LINES)
+
+
 class TestShape:
     @pytest.mark.parametrize(
         ("steps", "message"),

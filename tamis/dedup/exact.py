@@ -1,8 +1,8 @@
 """Exact duplicates: rows, or paragraphs and lines, whose content is the same.
 
-    observe   128-bit digest per row (or per unit), 40 bytes of disk each
-    resolve   digests by range, each range within a worker's share: sort, group, order by the keep policy
-    apply     rows that go are filtered; units that go are cut out of their rows
+observe   128-bit digest per row (or per unit), 40 bytes of disk each
+resolve   digests by range, each range within a worker's share: sort, group, order by the keep policy
+apply     rows that go are filtered; units that go are cut out of their rows
 """
 
 from __future__ import annotations
@@ -19,11 +19,20 @@ from tamis.dedup import units
 from tamis.dedup.index import Index, add_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
-from tamis.dedup.settle import GROUPS, NEAR_MISSES, PAIRS, Counts, Settling, check_disk, group_sizes, publish
-from tamis.dedup.shuffle import ShuffleWriter, gather_bucket, numbers, read_bucket, tells_disk, usable_bytes
+from tamis.dedup.settle import PAIRS, Counts, Settling, check_disk, histogram, publish
+from tamis.dedup.shuffle import (
+    ShuffleWriter,
+    bounds_of,
+    bucket_count,
+    bucket_of,
+    duplicated,
+    numbers,
+    read_bucket,
+    tells_disk,
+    usable_bytes,
+)
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
 from tamis.errors import ParameterError
-from tamis.kernels.groups import in_table, repeated_keys
 from tamis.operator import Decide, Gather, Observations, Work, digest, operator
 
 RECORD_BYTES = 40
@@ -34,12 +43,12 @@ RECORD_BYTES = 40
 class ExactDedup(Gather):
     """Keep one of the rows whose `column` (text, URL, any key; or several columns) is the same.
 
-    Compares 128-bit digests, after leaving out of account what is asked for: letter case, the amount of white space, Unicode
-    composition. Rows whose key is null are not duplicates of each other. `keep` chooses who stays: the first in source order, the
-    longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (parts of paths, or values of
-    `prefer_column`), the best first, and goes before. With `unit="paragraph"` or `"line"`, repeats anywhere in the corpus are cut
-    out of the text, the first occurrence stays, and a document that would lose more than `max_removed` of its text is
-    dropped; units of fewer than `min_unit_bytes` are left alone.
+    Compares 128-bit digests, after leaving out of account what is asked for: letter case, the amount of white space,
+    Unicode composition. Rows whose key is null are not duplicates of each other. `keep` chooses who stays: the first in
+    source order, the longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (parts of
+    paths, or values of `prefer_column`), the best first, and goes before. With `unit="paragraph"` or `"line"`, repeats
+    anywhere in the corpus are cut out of the text, the first occurrence stays, and a document that would lose more than
+    `max_removed` of its text is dropped; units of fewer than `min_unit_bytes` are left alone.
 
     `against` names an index of rows seen before, which stay; `update` adds the rows kept now. Why each row went is in
     `_tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
@@ -78,8 +87,8 @@ class ExactDedup(Gather):
                 raise ParameterError(f"`max_removed` is a share of the text, from 0 to 1, got {self.max_removed}")
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
-        if self.against is not None:
-            self._index(own="", create=self.update)
+        if self.against is not None and not (self.update and not Path(self.against).exists()):
+            self._index(own="", create=False)
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -110,13 +119,15 @@ class ExactDedup(Gather):
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk that a run over so many rows and bytes of text takes while it runs."""
-        records = num_rows if self.unit == "document" else max(num_rows, num_bytes // (60 if self.unit == "line" else 300))
+        records = (
+            num_rows if self.unit == "document" else max(num_rows, num_bytes // (60 if self.unit == "line" else 300))
+        )
         return num_rows * 20 + records * 2 * RECORD_BYTES
 
     def _index(self, own: str, create: bool) -> Index | None:
         if self.against is None:
             return None
-        settings = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
+        settings: dict[str, Any] = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
         settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
         return Index.open(self.against, "exact", settings, own=own, create=create)
 
@@ -169,7 +180,10 @@ class ExactDedup(Gather):
         found = work.map(
             f"groups, {num_buckets}",
             group_digests,
-            [(rows, scattered, bucket, num_buckets, index, self.keep == "none", path) for bucket, path in enumerate(pairs)],
+            [
+                (rows, scattered, bucket, num_buckets, index, self.keep == "none", path)
+                for bucket, path in enumerate(pairs)
+            ],
         )
         settling = Settling(
             rows,
@@ -183,26 +197,11 @@ class ExactDedup(Gather):
             keep_entries=keep_digests,
         )
         settled = settling.run(work, f"fates, {num_buckets}")
-        publish(work, work.folder, summary_of(self.name, rows, found, settled), (GROUPS, NEAR_MISSES))
+        publish(work, work.folder, summary_of(self.name, rows, found, settled), {})
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
         name = self._columns[0]
         return {name: units.without_units(batch[name], name, payload, self.unit, self.min_unit_bytes)}
-
-
-def bucket_count(num_bytes: int, usable: int) -> int:
-    """How many ranges of keys to make so that each fits."""
-    return min(65536, max(1, -(-num_bytes // usable)))
-
-
-def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:
-    """The bucket of each uint64 key; buckets are ranges of keys."""
-    return ((keys >> np.uint64(48)) * np.uint64(num_buckets) >> np.uint64(16)).astype(np.int64)
-
-
-def bounds_of(bucket: int, num_buckets: int) -> tuple[int, int]:
-    """The keys of a bucket: low <= key < high."""
-    return -(-bucket * 65536 // num_buckets) << 48, -(-(bucket + 1) * 65536 // num_buckets) << 48
 
 
 def index_identity(against: str | None, update: bool) -> dict[str, Any]:
@@ -253,19 +252,6 @@ def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Pa
     return 0
 
 
-def duplicated(keys: np.ndarray) -> np.ndarray:
-    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows."""
-    keys = np.maximum(keys, np.uint64(1))
-    ordered = np.sort(keys)
-    repeats = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
-    result = np.zeros(len(keys), np.bool_)
-    if repeats:
-        table = np.zeros(1 << (2 * repeats).bit_length(), np.uint64)
-        repeated_keys(ordered, table)
-        in_table(keys, table, result)
-    return result
-
-
 @tells_disk
 def group_digests(
     rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, none: bool, path: Path
@@ -286,9 +272,11 @@ def group_digests(
             for name in ("order", "source"):
                 columns[name].append(np.zeros(batch.num_rows, np.uint64))
             columns["seen"].append(np.zeros(batch.num_rows, np.uint8))
-    row, twin = np.empty(0, np.int64), np.empty(0, np.int64)
+    row = twin = sizes = np.empty(0, np.int64)
     if columns["high"]:
-        row, twin = equal_rows({name: np.concatenate(parts) for name, parts in columns.items()}, rows.total, none)
+        row, twin, sizes = equal_rows(
+            {name: np.concatenate(parts) for name, parts in columns.items()}, rows.total, none
+        )
     table = pa.table(
         {
             "row": row,
@@ -301,11 +289,14 @@ def group_digests(
     )
     with ShuffleWriter(path, rows.num_partitions, PAIRS) as writer:
         writer.write(table, rows.partition_of(row))
-    return {"dropped": len(row), "sizes": group_sizes(twin if not none else twin[row != twin])}
+    return {"dropped": len(row), "sizes": histogram(sizes)}
 
 
-def equal_rows(columns: dict[str, np.ndarray], total: int, none: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(rows that go, in whose favour) among rows given by digest and order; rows from `total` on belong to an index."""
+def equal_rows(columns: dict[str, np.ndarray], total: int, none: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows that go, in whose favour, sizes of the groups) among rows given by digest and order.
+
+    Rows from `total` on belong to an index, and stay.
+    """
     chosen = duplicated(columns["high"])
     parts = {name: values[chosen] for name, values in columns.items()}
     order = np.lexsort([parts[name] for name in ("row", "order", "source", "seen", "low", "high")])
@@ -319,7 +310,7 @@ def equal_rows(columns: dict[str, np.ndarray], total: int, none: bool) -> tuple[
     if none and len(row):
         goes = (row < total) & (sizes[group] > 1)
         best = np.where(begins, row[np.minimum(np.flatnonzero(begins)[group] + 1, len(row) - 1)], best)
-    return row[goes], best[goes]
+    return row[goes], best[goes], sizes[np.unique(group[goes])]
 
 
 def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:
@@ -330,6 +321,3 @@ def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, partition: in
         chosen = facts.select(["high", "low"]).take(pa.array(local))
         keys, low = numbers(chosen.column("high")), numbers(chosen.column("low"))
         write_part(folder, partition, pa.table(subset(facts, local)), keys, {"low": low})
-
-
-__all__ = ["ExactDedup", "gather_bucket"]

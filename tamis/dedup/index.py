@@ -12,7 +12,6 @@ A generation appears at once, by renaming its folder. Nothing is loaded: keys ar
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.dedup.rows import address_of
-from tamis.dedup.shuffle import Unfinished, numbers
+from tamis.dedup.shuffle import Unfinished, link, numbers
 from tamis.errors import ParameterError, TamisError
 from tamis.parameters import as_text
 
@@ -104,7 +103,11 @@ class Index:
             here = np.flatnonzero(place == part)
             local = entries[here] - before
             found = address_of(table, local).to_pylist()
-            known = table.column("id").take(pa.array(local)).to_pylist() if "id" in table.column_names else [None] * len(here)
+            known = (
+                table.column("id").take(pa.array(local)).to_pylist()
+                if "id" in table.column_names
+                else [None] * len(here)
+            )
             for at, address, name in zip(here, found, known, strict=True):
                 addresses[at], ids[at] = address, name
         return pa.array(addresses, pa.string()), pa.array(ids, pa.string())
@@ -118,7 +121,9 @@ def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any
             hint="each has an index of its own",
         )
     if found["version"] != wanted["version"]:
-        raise ParameterError(f"{path} is of version {found['version']}, this is {wanted['version']}", hint="make it again")
+        raise ParameterError(
+            f"{path} is of version {found['version']}, this is {wanted['version']}", hint="make it again"
+        )
     names = sorted(set(found["settings"]) | set(wanted["settings"]))
     differences = [
         f"{name} is {found['settings'].get(name)!r} there and {wanted['settings'].get(name)!r} here"
@@ -132,7 +137,9 @@ def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any
         )
 
 
-def write_part(folder: Path, partition: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]) -> None:
+def write_part(
+    folder: Path, partition: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]
+) -> None:
     """Write the kept rows of one partition; keys uint64[rows] or [rows, keys per row], `more` beside each key."""
     per_row = keys.shape[1] if keys.ndim == 2 else 1
     flat = keys.reshape(-1)
@@ -153,10 +160,7 @@ def add_generation(path: str, name: str, folder: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     for file in sorted(folder.glob("*.arrow")):
-        try:
-            os.link(file, unfinished / file.name)
-        except OSError:  # another file system
-            shutil.copyfile(file, unfinished / file.name)
+        link(file, unfinished / file.name)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
 

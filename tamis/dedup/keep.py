@@ -49,7 +49,9 @@ class KeepPolicy:
             facts["order"] = _WORST - lengths.astype(np.uint64)
         elif self.by is not None:
             values = batch[self.by]
-            facts["order"] = _descending(_moments(values, self.by) if self.keep == "newest" else _scores(values, self.by))
+            facts["order"] = _descending(
+                _moments(values, self.by) if self.keep == "newest" else _scores(values, self.by)
+            )
         if self.prefer:
             facts["source"] = self._sources(batch)
         return facts
@@ -73,8 +75,12 @@ class KeepPolicy:
 
 def _scores(values: Column, name: str) -> np.ndarray:
     kind = values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        raise OperatorError(f"`{name}` holds {kind}; the best row is told by a number", hint="name a column of numbers in by=")
+    if not (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    ):
+        raise OperatorError(
+            f"`{name}` holds {kind}; the best row is told by a number", hint="name a column of numbers in by="
+        )
     if pa.types.is_null(kind):
         return np.full(len(values), np.nan)
     return pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
@@ -106,5 +112,3 @@ def _descending(values: np.ndarray) -> np.ndarray:
     high = np.uint64(1) << np.uint64(63)
     ascending = np.where(bits & high, ~bits, bits | high)
     return np.where(np.isnan(values), _WORST, ~ascending)
-
-

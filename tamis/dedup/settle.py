@@ -1,15 +1,14 @@
 """The last step of every deduplication: what was found about each row becomes its fate, and is written down.
 
-    pairs (row, twin), by partition of the row  ->  decide(partition, drop, reason)
-                                                ->  _tamis/groups/part-000000.parquet       rows that go, and why
-                                                ->  _tamis/near_misses/part-000000.parquet  rows that just stayed
-                                                ->  entries of an index, if one is kept
+pairs (row, twin), by partition of the row  ->  decide(partition, drop, reason)
+                                            ->  _tamis/groups/part-000000.parquet       rows that go, and why
+                                            ->  _tamis/near_misses/part-000000.parquet  rows that just stayed
+                                            ->  entries of an index, if one is kept
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tamis.dedup.index import Index
 from tamis.dedup.rows import RowNumbers
-from tamis.dedup.shuffle import Unfinished, gather_bucket, numbers, tells_disk
+from tamis.dedup.shuffle import Unfinished, gather_bucket, link, numbers, tells_disk
 from tamis.errors import BudgetError
 from tamis.operator import Decide, Work
 from tamis.parameters import format_bytes
@@ -101,7 +100,10 @@ def write_pairs(settling: Settling, pairs: pa.Table, folder: str, partition: int
         "short": pairs.column("short"),
         "row": row,
         "kept_row": pa.array(twin, mask=twin >= settling.rows.total),
-        "index": pa.array(np.where(twin >= settling.rows.total, settling.index.path if settling.index else "", None)),
+        "index": pa.array(
+            [settling.index.path if settling.index and old else None for old in twin >= settling.rows.total],
+            pa.string(),
+        ),
     }
     if "id" in settling.rows.observed[partition].column_names:
         columns = {"id": name, "kept_id": twin_name, **columns}
@@ -130,7 +132,6 @@ class Counts:
     """Sizes of groups, added up over calls."""
 
     sizes: dict[int, int] = field(default_factory=dict)
-    largest: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, found: Mapping[str, Any]) -> None:
         for size, count in found["sizes"].items():
@@ -144,37 +145,28 @@ class Counts:
         }
 
 
-def group_sizes(twins: np.ndarray) -> dict[str, int]:
+def histogram(sizes: np.ndarray) -> dict[str, int]:
     """How many groups there are of each size, a group being a row that stays and those that went in its favour."""
-    if not len(twins):
-        return {}
-    _, copies = np.unique(twins, return_counts=True)
-    sizes, counts = np.unique(copies + 1, return_counts=True)
-    return {str(size): int(count) for size, count in zip(sizes, counts, strict=True)}
+    values, counts = np.unique(sizes, return_counts=True)
+    return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 
-def publish(work: Work, folder: Path, summary: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Move what was found to the output folder, in place of what an earlier run left there.
+def publish(work: Work, folder: Path, summary: Mapping[str, Any], more: Mapping[str, Sequence[Path]]) -> None:
+    """Put what was found into the output folder, in place of what an earlier run left there; `more` by folder.
 
     The files are linked and not moved, so that this can be repeated after an interruption.
     """
-    for name in names:
+    found = {name: sorted((folder / name).glob("*.parquet")) for name in (GROUPS, NEAR_MISSES)}
+    for name in found:
         work.withdraw(name)
-        for file in sorted((folder / name).glob("*")) if (folder / name).exists() else []:
-            work.publish(f"{name}/{file.name}", _copy(file))
     text = folder / "summary.json"
     text.write_text(json.dumps(summary, indent=2, ensure_ascii=False))
-    work.publish(f"{GROUPS}/summary.json", _copy(text))
-
-
-def _copy(file: Path) -> Path:
-    copy = file.with_name(f"{file.name}.copy")
-    copy.unlink(missing_ok=True)
-    try:
-        os.link(file, copy)
-    except OSError:
-        shutil.copyfile(file, copy)
-    return copy
+    for name, files in [*found.items(), *more.items(), (GROUPS, [text])]:
+        for file in files:
+            copy = folder / f"{file.name}.copy"
+            copy.unlink(missing_ok=True)
+            link(file, copy)
+            work.publish(f"{name}/{file.name}", copy)
 
 
 def check_disk(work: Work, needed: int, what: str) -> None:

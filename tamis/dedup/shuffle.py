@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from tamis.batch import contiguous
 from tamis.errors import SinkError
+from tamis.kernels.groups import in_table, repeated_keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,6 +72,14 @@ class Unfinished:
             self.temporary.replace(self.path)
         else:
             self.temporary.unlink(missing_ok=True)
+
+
+def link(file: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system or its border does not allow that."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 class ShuffleWriter:
@@ -133,9 +143,41 @@ def as_matrix(column: pa.Array | pa.ChunkedArray, dtype: Any) -> np.ndarray:
     width = array.type.byte_width
     raw = np.frombuffer(array.buffers()[1] or b"", np.uint8)
     raw = raw[array.offset * width : (array.offset + len(array)) * width]
-    return raw.view(dtype).reshape(len(array), -1) if len(array) else np.empty((0, width // np.dtype(dtype).itemsize), dtype)
+    return (
+        raw.view(dtype).reshape(len(array), -1)
+        if len(array)
+        else np.empty((0, width // np.dtype(dtype).itemsize), dtype)
+    )
 
 
 def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """A column of numbers without nulls as an array."""
     return contiguous(column).to_numpy(zero_copy_only=False)
+
+
+def bucket_count(num_bytes: int, usable: int) -> int:
+    """How many ranges of keys to make so that each fits."""
+    return min(65536, max(1, -(-num_bytes // usable)))
+
+
+def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:
+    """The bucket of each uint64 key; buckets are ranges of keys."""
+    return ((keys >> np.uint64(48)) * np.uint64(num_buckets) >> np.uint64(16)).astype(np.int64)
+
+
+def bounds_of(bucket: int, num_buckets: int) -> tuple[int, int]:
+    """The keys of a bucket: low <= key < high."""
+    return -(-bucket * 65536 // num_buckets) << 48, -(-(bucket + 1) * 65536 // num_buckets) << 48
+
+
+def duplicated(keys: np.ndarray) -> np.ndarray:
+    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows."""
+    keys = np.maximum(keys, np.uint64(1))
+    ordered = np.sort(keys)
+    repeats = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
+    result = np.zeros(len(keys), np.bool_)
+    if repeats:
+        table = np.zeros(1 << (2 * repeats).bit_length(), np.uint64)
+        repeated_keys(ordered, table)
+        in_table(keys, table, result)
+    return result

@@ -31,7 +31,9 @@ def text_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
     if column.null_count:
-        column = column.fill_null(b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else "")
+        column = column.fill_null(
+            b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else ""
+        )
     _, spans, text = column.buffers()
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     data = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
@@ -48,7 +50,8 @@ def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
     kind = column.type
     if pa.types.is_nested(kind):
         raise OperatorError(
-            f"`{name}` holds {kind}, which cannot be compared as a key", hint="name a column of text or numbers, column=..."
+            f"`{name}` holds {kind}, which cannot be compared as a key",
+            hint="name a column of text or numbers, column=...",
         )
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _buffers(column)
@@ -97,10 +100,12 @@ def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normal
     if len(others):
         raw = plain.tobytes()
         texts = [normal.of(raw[offsets[i] : offsets[i + 1]].decode("utf-8", "replace")).encode() for i in others]
-        ends = np.cumsum([len(text) for text in texts])
+        ends = np.cumsum(np.array([len(text) for text in texts], np.int64))
         found = np.empty((len(others), 2), np.uint64)
         joined = np.frombuffer(b"".join(texts), np.uint8)
-        kernel.digest_spans(joined, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64), _VALUE_SEED, found)
+        kernel.digest_spans(
+            joined, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64), _VALUE_SEED, found
+        )
         out[others] = found
     return out
 
@@ -137,5 +142,7 @@ def digest_columns(columns: list[tuple[str, Column]], normal: TextNormal) -> tup
 
 def _digest_of(data: bytes, seed: int) -> np.ndarray:
     out = np.empty((1, 2), np.uint64)
-    kernel.digest_spans(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), np.array([len(data)], np.int64), seed, out)
+    kernel.digest_spans(
+        np.frombuffer(data, np.uint8), np.zeros(1, np.int64), np.array([len(data)], np.int64), seed, out
+    )
     return out[0]

@@ -44,6 +44,7 @@ from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
+from tamis.memory.governor import Governor
 from tamis.memory.monitor import TreeMemory
 from tamis.operator import Gather, Partition, Sink, digest
 from tamis.plan import Plan
@@ -101,8 +102,11 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
 class Run:
     """A plan being carried out over an open ledger."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, emit: Events, memory: TreeMemory, stop: Stop) -> None:
-        self.plan, self.ledger, self.emit, self.memory, self.stop = plan, ledger, emit, memory, stop
+    def __init__(
+        self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, memory: TreeMemory, stop: Stop
+    ) -> None:
+        self.plan, self.ledger, self.governor = plan, ledger, governor
+        self.emit, self.memory, self.stop = emit, memory, stop
         self.partitions = plan.layout.partitions
         self.keys = self._keys()
         self.began = time.monotonic()
@@ -258,11 +262,15 @@ class Run:
         done = len(self.partitions) - len(left)
         self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
         gone = self._gone_before(stage)
+        self.governor.begin(stage.name)
 
         def commit(task: Task, outcome: Outcome) -> None:
             index = task.partition.index
             record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, outcome.extra)
             self.ledger.append([record.record()])
+            assert task.allowance is not None
+            account = outcome.account
+            self.governor.finished(account.peak_memory_bytes, task.allowance.batch_bytes, account.splits)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
 
         tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
@@ -379,11 +387,13 @@ class Run:
         )
         report.state = state
         report.notes = self.notes
+        report.memory = self.governor.as_dict()
         text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
         self.plan.store.write(f"{INTERNAL}/report.json", text.encode())
         self.plan.store.write(
             f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
         )
+        self.plan.store.write(f"{INTERNAL}/learned.json", self.governor.learned.as_text())
         if state == "finished":
             self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
             shutil.rmtree(Path(self.plan.stages[0].work).parent, ignore_errors=True)
@@ -449,8 +459,8 @@ class _GatherWork:
         if not token.exists():  # results are worth nothing without the files that came with them
             token.write_text(uuid.uuid4().hex)
         self._key += token.read_text()
-        self.workers = run.plan.budget.workers
-        self.worker_bytes = run.plan.budget.worker_bytes
+        self.workers = run.governor.workers
+        self.worker_bytes = run.governor.worker_bytes
 
     def map(self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
         ledger, stage = self._run.ledger, self._stage.index

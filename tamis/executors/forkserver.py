@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -36,7 +37,12 @@ class ForkServer:
             f"serve({theirs.fileno()}, {sorted(preload)!r})"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # Other allocators reserve a gigabyte at a time, and a cap on what a worker holds could not be kept.
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
         )
         theirs.close()
         self._control = mine
@@ -142,6 +148,7 @@ def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket,
     from tamis.executors.local import worker_loop
 
     _die_with_parent()
+    gc.freeze()  # what was imported before the fork stays shared, and collecting is quick
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

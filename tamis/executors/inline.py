@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.memory.governor import Governor
 from tamis.memory.monitor import TreeMemory
 
 
@@ -18,7 +20,8 @@ class InlineExecutor:
 
     name = "inline"
 
-    def __init__(self, emit: Events, memory: TreeMemory, stop: Stop) -> None:
+    def __init__(self, governor: Governor, emit: Events, memory: TreeMemory, stop: Stop) -> None:
+        self.governor = governor
         self.emit, self.memory, self.stop = emit, memory, stop
         self.on_tick: Callable[[], None] = lambda: None
 
@@ -31,9 +34,10 @@ class InlineExecutor:
     def run_stage(self, stage: Stage, tasks: Iterable[Task], done: Callable[[Task, Outcome], None]) -> None:
         runner = StageRunner(stage)
         try:
-            for task in tasks:
+            for given in tasks:
                 if self.stop.level:
                     return
+                task = replace(given, allowance=given.allowance or self.governor.allowance())
                 self.emit(PartitionStarted(stage.index, task.partition.index, 0))
                 done(task, runner.run(task, partial(self._progress, stage, task)))
         finally:

@@ -27,6 +27,8 @@ from tamis.errors import TamisError, WorkerError
 from tamis.events import Events, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.memory import process
+from tamis.memory.governor import Governor, cap_this_process
 from tamis.memory.monitor import TreeMemory
 
 MAX_DEATHS = 40
@@ -71,12 +73,14 @@ class _History:
 
 
 class LocalExecutor:
-    """Runs the partitions of a stage on `num_workers` processes; use as a context manager."""
+    """Runs the partitions of a stage on as many processes as the governor allows; use as a context manager."""
 
     name = "local"
 
-    def __init__(self, num_workers: int, preload: Iterable[str], emit: Events, memory: TreeMemory, stop: Stop) -> None:
-        self.num_workers = num_workers
+    def __init__(
+        self, governor: Governor, preload: Iterable[str], emit: Events, memory: TreeMemory, stop: Stop
+    ) -> None:
+        self.governor = governor
         self.preload = set(preload)
         self.emit, self.memory, self.stop = emit, memory, stop
         self.on_tick: Callable[[], None] = lambda: None
@@ -120,6 +124,13 @@ class LocalExecutor:
                     task, worker.task = worker.task, None
                     assert task is not None
                     done(task, message[1])
+                elif message[0] == "overflow":
+                    task, worker.task = worker.task, None
+                    assert task is not None
+                    assert task.allowance is not None
+                    what = f"{task.partition.pieces[0].path} in `{_step_name(stage, worker.last_mark()[2])}`"
+                    pending.appendleft(replace(task, allowance=self.governor.overflowed(task.allowance, what)))
+                    self._fit_workers()
                 else:
                     raise message[1]
 
@@ -133,7 +144,7 @@ class LocalExecutor:
         while pending or running:
             if self.stop.level == 2 or (self.stop.level == 1 and not running):
                 return
-            while pending and self.stop.level == 0 and len(running) < self.num_workers:
+            while pending and self.stop.level == 0 and len(running) < self.governor.workers:
                 idle = next((worker for worker in self._workers if worker.number not in running), None) or self._start()
                 running[idle.number] = pending.popleft()
                 call = dumps((function, items[running[idle.number]]))
@@ -164,10 +175,12 @@ class LocalExecutor:
         while pending:
             worker = self._idle()
             if worker is None:
-                if len(self._workers) >= self.num_workers:
+                if len(self._workers) >= self.governor.workers:
                     return
                 worker = self._start()
             task = pending.popleft()
+            if task.allowance is None:
+                task = replace(task, allowance=self.governor.allowance())
             if worker.stage != stage.index:
                 worker.connection.send_bytes(pickle.dumps(("stage", payload)))
                 worker.stage = stage.index
@@ -206,7 +219,16 @@ class LocalExecutor:
         pid, connection = self._server.start(str(marker))
         worker = _Worker(number, pid, connection, marker)
         self._workers.append(worker)
+        connection.send_bytes(pickle.dumps(("cap", self.governor.worker_bytes)))
         return worker
+
+    def _fit_workers(self) -> None:
+        """After the governor took a worker away: end idle ones, and let the others have its share."""
+        while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
+            self._workers.remove(idle)
+            idle.connection.close()
+        for worker in self._workers:
+            worker.connection.send_bytes(pickle.dumps(("cap", self.governor.worker_bytes)))
 
     def _busy(self) -> bool:
         return any(worker.task is not None for worker in self._workers)
@@ -274,14 +296,23 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                     runner.close()
                 runner = StageRunner(loads(content), marker)
                 continue
+            if kind == "cap":
+                cap_this_process(content)
+                continue
             if kind == "call":
                 function, arguments = loads(content)
                 answer: tuple[str, Any] = ("outcome", function(*arguments))
             else:
                 assert runner is not None
                 answer = ("outcome", runner.run(content, _progress_over(connection)))
+        except MemoryError as error:
+            # What held the memory hangs on the traceback; let go of it before saying so.
+            answer = ("overflow", None) if kind == "task" else ("error", _portable(error))
+            error.__traceback__ = None
         except Exception as error:  # noqa: BLE001 - it is raised again in the driver
             answer = ("error", _portable(error))
+        if kind == "task":
+            process.trim()
         with suppress(BrokenPipeError):
             connection.send_bytes(pickle.dumps(answer))
 

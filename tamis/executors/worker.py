@@ -26,11 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import Batch, Failure
+from tamis.batch import LINE, Batch, Failure
 from tamis.errors import OperatorError, SinkError, TamisError
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
-from tamis.memory import spill
-from tamis.operator import Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.memory import process, spill
+from tamis.memory.governor import Allowance
+from tamis.operator import ALL, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store
 
@@ -59,6 +61,8 @@ class Stage:
     """The next stage reads the rows from disk and not from the source."""
     rejects: Sink | None = None
     on_error: str = "isolate"
+    keep_lines: bool = False
+    """Rows are written as the lines they were read from."""
 
 
 @dataclass
@@ -70,6 +74,8 @@ class Task:
     """Row number in the partition -> how the worker died on it."""
     careful: tuple[int, int] | None = None
     """Rows to process one at a time, to find the one that kills."""
+    allowance: Allowance | None = None
+    """How much memory to use; the stage's batch size if not told."""
     gone: frozenset[str] = frozenset()
     """Addresses of rows that the stage before failed, met again because the source is read again."""
 
@@ -165,12 +171,14 @@ class _PartitionRun:
 
     def all(self) -> Outcome:
         began = time.perf_counter()
+        before = process.reset_peak()
         self._open_end()
         for batch in self._read():
             self._run_batch(batch)
             self.progress(self.ordinal, self.account.num_bytes)
         outcome = self._finish()
         self.account.seconds = time.perf_counter() - began
+        self.account.peak_memory_bytes = max(0, process.peak_bytes() - before)
         if not self.account.balances:
             raise TamisError(f"the account of {self.stem} does not balance: {self.account}")
         return outcome
@@ -187,7 +195,15 @@ class _PartitionRun:
 
     def _read(self) -> Iterator[Batch]:
         stage, mine = self.stage, self.account.operators[0]
-        reading = Reading(stage.columns, stage.schema, stage.batch_bytes, self._bad_row)
+        allowance = self.task.allowance or Allowance(stage.batch_bytes)
+        reading = Reading(
+            columns=stage.columns,
+            schema=stage.schema,
+            batch_bytes=allowance.batch_bytes,
+            fail=self._bad_row,
+            keep_lines=stage.keep_lines,
+            max_row_bytes=allowance.max_row_bytes,
+        )
         batches = iter(stage.source.read(self.partition, reading))
         while True:
             self.marker(self.ordinal, 0, 0)
@@ -198,9 +214,10 @@ class _PartitionRun:
                 return
             mine.rows_in += len(batch)
             mine.rows_out += len(batch)
-            mine.num_bytes += batch.num_bytes
+            size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
+            mine.num_bytes += size
             self.account.read += len(batch)
-            self.account.num_bytes += batch.num_bytes
+            self.account.num_bytes += size
             yield batch
 
     def _bad_row(self, failure: Failure) -> None:
@@ -237,7 +254,7 @@ class _PartitionRun:
                 return
             self.step = self.first_operator + index
             self.marker(first, size, self.step)
-            batch = self._timed(self.step, batch, partial(apply_step, op))
+            batch = self._timed(op, batch, partial(apply_step, op))
         if len(batch):
             self.step = len(self.account.operators) - 1
             self.marker(first, size, self.step)
@@ -245,7 +262,7 @@ class _PartitionRun:
 
     def _hand_on(self, batch: Batch) -> None:
         if self.facts is not None:
-            batch = self._timed(self.step, batch, self._observe)
+            batch = self._timed(self.stage.end, batch, self._observe)
             self.account.kept += len(batch)
             return
         if self.sink is not None:
@@ -300,14 +317,15 @@ class _PartitionRun:
 
     # -------------------------------------------------------------------------------------------- one operator, one batch
 
-    def _timed(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
-        mine = self.account.operators[step]
+    def _timed(self, op: Operator | None, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
+        assert op is not None
+        mine = self.account.operators[self.step]
         began = time.perf_counter()
-        result = self._isolating(step, batch, apply)
+        result = self._isolating(self.step, batch, apply)
         mine.seconds += time.perf_counter() - began
         mine.rows_in += len(batch)
         mine.rows_out += len(result)
-        mine.num_bytes += batch.num_bytes
+        mine.num_bytes += _bytes_read(op, batch)
         return result
 
     def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
@@ -319,9 +337,14 @@ class _PartitionRun:
         except Exception as error:
             if self.stage.on_error == "raise" or _disk_full(error):
                 raise
+            if isinstance(error, MemoryError):
+                self.account.splits += 1
+                process.trim()
             if len(batch) == 1:
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                text = f"{type(error).__name__}: {error}".strip()
+                text = f"{type(error).__name__}: {error}".strip(": ")
+                if isinstance(error, MemoryError):
+                    text += f"; this row alone ({format_bytes(batch.num_bytes)}) is more than a worker can process"
                 self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
                 return batch.select(slice(0, 0))
         else:
@@ -350,12 +373,18 @@ class _PartitionRun:
             assert self.stage.rejects is not None
             self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
         rows = len(batch)
+        table = batch.table
+        if LINE in batch:
+            line = pc.utf8_rtrim(batch[LINE].cast(pa.string()), "\r\n")
+            table = table.drop_columns([LINE]).append_column("_line", line)
         marks = {
             "_reason": pa.array([reason] * rows),
             "_step": pa.array([step] * rows),
             "_address": pa.array([batch.origin.address(row) for row in range(rows)]),
         }
-        self.rejects.write(batch.with_columns(marks).table)
+        for name, values in marks.items():
+            table = table.append_column(name, values)
+        self.rejects.write(table)
 
     # ------------------------------------------------------------------------------------------------------- gathering
 
@@ -405,8 +434,10 @@ class _PartitionRun:
     def _fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
         mine = self.account.operators[step]
         mine.failed += 1
-        values = batch.select(slice(row, row + 1)).rows()
-        self._note_failure(Failure(batch.origin.address(row), mine.name, error, values[0] if values else None))
+        values = batch.select(slice(row, row + 1)).rows()[0]
+        line = values.get(LINE)
+        content = line.rstrip(b"\r\n") if line is not None else values
+        self._note_failure(Failure(batch.origin.address(row), mine.name, error, content))
 
     def _note_failure(self, failure: Failure) -> None:
         row: object = failure.row
@@ -419,6 +450,13 @@ class _PartitionRun:
         if failure.rows != 1:
             entry["rows"] = failure.rows
         self.failures.append(entry)
+
+
+def _bytes_read(op: Operator, batch: Batch) -> int:
+    """The size of the columns an operator looks at."""
+    names = set(op.real_names().values())
+    chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
+    return sum(batch.table.column(name).nbytes for name in chosen)
 
 
 def _disk_full(error: Exception) -> bool:

@@ -14,17 +14,22 @@ and among others.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
-from tamis.kernels.hashing import mix, tail64
+from tamis.kernels.hashing import load64, mix64
 
 HIERARCHICAL, NEGATIVE, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 """Losses, by the numbers model files have."""
 
 _FNV_START, _FNV_PRIME = np.uint32(2166136261), np.uint32(16777619)  # FNV-1a, 32 bits
 _WORD_NGRAM = np.uint64(116049371)  # the multiplier of fastText's word n-grams
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
+_UNIT = np.uint64(1)
 _SMALLEST = 1e-5  # fastText adds this to a probability before it takes the logarithm
 
+_MEMO = 1 << 19  # numbers in the memo: with its keys 3 MB, most of it in the second-level cache
 KEPT = 24
 """Bytes of the longest word whose rows are kept in the memo."""
 
@@ -34,6 +39,33 @@ SPACES.flags.writeable = False
 
 _EOS = np.frombuffer(b"</s>", np.uint8)
 _LABEL = np.frombuffer(b"__label__", np.uint8)
+
+
+LANES = 4
+"""Rows are padded to a multiple of so many numbers, which are added in one go."""
+
+
+@intrinsic
+def _add_lanes(typingctx, target, at, source, where):
+    """target[at : at + LANES] += source[where : where + LANES], both float32 and one-dimensional, inside their bounds."""
+
+    def generate(context, builder, signature, arguments):
+        lanes = ir.VectorType(ir.FloatType(), LANES).as_pointer()
+        spots = []
+        for array, kind, index in ((arguments[0], 0, arguments[1]), (arguments[2], 2, arguments[3])):
+            made = context.make_array(signature.args[kind])(context, builder, array)
+            spots.append(builder.bitcast(builder.gep(made.data, [index]), lanes))
+        total = builder.fadd(builder.load(spots[0], align=4), builder.load(spots[1], align=4))
+        builder.store(total, spots[0], align=4)
+        return context.get_dummy_value()
+
+    return types.none(target, types.int64, source, types.int64), generate
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _add_row(total, at, rows, where, size):
+    for index in range(0, size, LANES):
+        _add_lanes(total, at + index, rows, where + index)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -83,78 +115,103 @@ def _find(data, start, stop, hashed, vocabulary, ends, slots):
     return np.int64(-1)
 
 
+@intrinsic
+def _ones(typingctx, bits):
+    """How many bits of a uint64 are set."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
 @njit(nogil=True, cache=True, forceinline=True)
-def _add_bucket(bucket, known, kept, rows, total):
-    """Add the row of an n-gram to total, unless it was pruned; how many rows were added."""
-    if len(kept):
-        bucket = np.int64(kept[bucket])
-        if bucket < 0:
-            return 0
-    row = known + bucket
-    for index in range(len(total)):
-        total[index] += rows[row, index]
-    return 1
+def _bucket_row(bucket, known, kept, zeros):
+    """The row of an n-gram; a pruned one has the last row of the matrix, which is all zeros."""
+    if len(kept) == 0:
+        return known + bucket
+    bits, bit = kept[bucket >> 6, 0], np.uint64(bucket & 63)
+    row = known + np.int64(kept[bucket >> 6, 1] + _ones(bits & ((_UNIT << bit) - _UNIT)))
+    return row if bits >> bit & _UNIT else zeros
 
 
 @njit(nogil=True, cache=True)
-def _add_subwords(data, start, stop, shortest, longest, buckets, known, kept, rows, total):
+def _add_subwords(data, start, stop, model, total, at_total):
     """Add the rows of the character n-grams of <word> to total; how many there are."""
+    known, _, shortest, longest, buckets, _, _, _, kept, rows, size = model
     added = 0
     inverse = 1.0 / buckets
+    zeros = len(rows) // size - 1
     begin = start - 1  # the bytes before and after the word read as < and >
     while begin <= stop:
         state = _FNV_START
-        at, size = begin, 0
-        while at <= stop and size < longest:
+        at, chars = begin, 0
+        following = stop + 1
+        while at <= stop and chars < longest:
             byte = np.uint8(60) if at < start else np.uint8(62) if at == stop else data[at]
             state = _fold(state, byte)
             at += 1
             while start < at < stop and (data[at] & 0xC0) == 0x80:
                 state = _fold(state, data[at])
                 at += 1
-            size += 1
-            if size == 1:
+            chars += 1
+            if chars == 1:
                 following = at
-            if size >= shortest and not (size == 1 and (begin < start or at > stop)):
+            if chars >= shortest and not (chars == 1 and (begin < start or at > stop)):
                 bucket = np.int64(state) - np.int64(np.float64(state) * inverse) * buckets  # state mod buckets
-                if bucket < 0:
-                    bucket += buckets
-                elif bucket >= buckets:
-                    bucket -= buckets
-                added += _add_bucket(bucket, known, kept, rows, total)
+                bucket += buckets if bucket < 0 else -buckets if bucket >= buckets else 0
+                row = _bucket_row(bucket, known, kept, zeros)
+                _add_row(total, at_total, rows, row * size, size)
+                added += row != zeros
         begin = following
     return added
 
 
 @njit(nogil=True, cache=True)
-def _add_word(data, start, stop, model, total):
+def _add_word(data, start, stop, model, total, at_total):
     """Add the rows of one word to total: (how many, its hash, whether it is a word and not a label)."""
-    known, _, shortest, longest, buckets, vocabulary, ends, slots, kept, rows = model
+    known, _, _, longest, _, vocabulary, ends, slots, _, rows, size = model
     hashed = hash_word(data, start, stop)
     entry = _find(data, start, stop, hashed, vocabulary, ends, slots)
     if entry >= known or (entry < 0 and stop - start >= 9 and _same(data, start, start + 9, _LABEL, 0)):
         return 0, hashed, False
     added = 0
     if entry >= 0:
-        for index in range(len(total)):
-            total[index] += rows[entry, index]
+        _add_row(total, at_total, rows, entry * size, size)
         added = 1
     if longest > 0 and not (stop - start == 4 and _same(data, start, stop, _EOS, 0)):
-        added += _add_subwords(data, start, stop, shortest, longest, buckets, known, kept, rows, total)
+        added += _add_subwords(data, start, stop, model, total, at_total)
     return added, hashed, True
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@njit(nogil=True, cache=True)
 def _add_ngrams(hashed, running, seen, model, total):
-    """Add the rows of the word n-grams that end in this word; running[i] is the hash of the one i + 2 words long."""
-    known, _, _, _, buckets, _, _, _, kept, rows = model
+    """Add the rows of the word n-grams that end in this word; running[i] is the hash of the one i + 1 words long."""
+    known, _, _, _, buckets, _, _, _, kept, rows, size = model
     added = 0
+    zeros = len(rows) // size - 1
     signed = np.uint64(np.int64(np.int32(hashed)))  # fastText keeps word hashes as signed numbers
     for index in range(min(seen, len(running) - 1), 0, -1):
         running[index] = running[index - 1] * _WORD_NGRAM + signed
-        added += _add_bucket(np.int64(running[index] % np.uint64(buckets)), known, kept, rows, total)
+        row = _bucket_row(np.int64(running[index] % np.uint64(buckets)), known, kept, zeros)
+        _add_row(total, 0, rows, row * size, size)
+        added += row != zeros
     running[0] = signed
     return added
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def upto8(data, start, stop):
+    """The bytes of a span, at most eight of them, as one uint64."""
+    size = min(stop - start, 8)
+    if size <= 0:
+        return np.uint64(0)
+    if start + 8 <= len(data):
+        return load64(data, start) & (np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * size))
+    word = np.uint64(0)
+    for index in range(size):
+        word |= np.uint64(data[start + index]) << np.uint64(8 * index)
+    return word
 
 
 @njit(nogil=True, cache=True)
@@ -173,29 +230,42 @@ def clip(data, start, stop, max_chars):
 
 
 @njit(nogil=True, cache=True)
-def embed(data, offsets, spaces, max_chars, model, means):
-    """means[i] = the mean of the rows of text i, float32[rows, size]; zeros where there is no row at all.
+def _clip_all(data, offsets, max_chars, stops):
+    for row in range(len(stops)):
+        stops[row] = clip(data, offsets[row], offsets[row + 1], max_chars)
+
+
+def clip_rows(data, offsets, max_chars):
+    """Where each row ends if it is cut after `max_chars` characters (0: not at all); int64[rows]."""
+    if max_chars <= 0:
+        return offsets[1:]
+    stops = np.zeros(len(offsets) - 1, np.int64)
+    _clip_all(data, offsets, max_chars, stops)
+    stops.flags.writeable = False
+    return stops
+
+
+@njit(nogil=True, cache=True)
+def embed(data, offsets, stops, spaces, model, means, counts):
+    """means[i] = the mean of the rows of the text offsets[i] to stops[i], float32[rows, size]; counts[i] = how many, int64[rows].
 
     model: (words in the dictionary, longest word n-gram, shortest and longest character n-gram, buckets, bytes of the
-    dictionary's entries, their offsets, their slots, what is left of each bucket (empty: all), the rows).
+    dictionary's entries, their offsets, their slots, which buckets are left (uint64[buckets / 64, 2]: a bit for each, and how
+    many are set before; empty where all are), the rows end to end (float32, the last one zeros), numbers per row).
     """
-    size = means.shape[1]
-    orders = model[1]
+    orders, size = model[1], model[10]
     running = np.zeros(max(1, orders), np.uint64)
     slots = 64
-    most = min(1 << 15, max(64, (1 << 20) // size))
+    most = max(64, _MEMO // size)
     while slots < most and slots * 16 < offsets[len(offsets) - 1] - offsets[0]:
         slots *= 2
     keys = np.zeros((slots, 3), np.uint64)
-    facts = np.full((slots, 3), -1, np.int32)  # rows added, hash, whether it is a word
-    sums = np.zeros((slots, size), np.float32)
-    total = np.zeros(size, np.float64)
-    fresh = np.zeros(size, np.float32)
-    end_sum = np.zeros(size, np.float32)
-    end_added, end_hash, _ = _add_word(_EOS, 0, 4, model, end_sum)
+    facts = np.zeros((slots, 3), np.int32)  # rows added, hash, whether it is a word
+    sums = np.zeros(slots * size, np.float32)
+    total, fresh, end_sum = np.zeros(size, np.float32), np.zeros(size, np.float32), np.zeros(size, np.float32)
+    end_added, end_hash, _ = _add_word(_EOS, 0, 4, model, end_sum, 0)
     for row in range(len(offsets) - 1):
-        at = offsets[row]
-        end = clip(data, at, offsets[row + 1], max_chars)
+        at, end = offsets[row], stops[row]
         total[:] = 0
         count = seen = 0
         while True:
@@ -204,46 +274,46 @@ def embed(data, offsets, spaces, max_chars, model, means):
             start = at
             while at < end and not spaces[data[at]]:
                 at += 1
-            last = start == at or (at - start == 4 and _same(data, start, at, _EOS, 0))
-            if last:
-                for index in range(size):
-                    total[index] += end_sum[index]
+            if start == at or (at - start == 4 and _same(data, start, at, _EOS, 0)):
+                _add_row(total, 0, end_sum, 0, size)
                 count += end_added
                 if orders > 1:
-                    fresh[:] = 0
-                    count += _add_ngrams(end_hash, running, seen, model, fresh)
-                    for index in range(size):
-                        total[index] += fresh[index]
+                    count += _add_ngrams(end_hash, running, seen, model, total)
                 break
             if at - start <= KEPT:
-                first = tail64(data, start, min(at, start + 8))
-                second = tail64(data, start + 8, min(at, start + 16)) if at - start > 8 else np.uint64(0)
-                third = tail64(data, start + 16, at) if at - start > 16 else np.uint64(0)
-                slot = np.int64(mix(mix(first, second), third) & np.uint64(slots - 1))
+                first, second = upto8(data, start, at), upto8(data, start + 8, at)
+                third = upto8(data, start + 16, at)
+                slot = np.int64(mix64(first + _SPREAD * (second + _SPREAD * third)) & np.uint64(slots - 1))
                 # a word holds no zero byte, so its bytes tell its size
                 if not (keys[slot, 0] == first and keys[slot, 1] == second and keys[slot, 2] == third):
                     keys[slot, 0], keys[slot, 1], keys[slot, 2] = first, second, third
-                    sums[slot, :] = 0
-                    added, hashed, word = _add_word(data, start, at, model, sums[slot])
+                    sums[slot * size : (slot + 1) * size] = 0
+                    added, hashed, word = _add_word(data, start, at, model, sums, slot * size)
                     facts[slot, 0], facts[slot, 1], facts[slot, 2] = added, np.int32(hashed), word
-                for index in range(size):
-                    total[index] += sums[slot, index]
+                _add_row(total, 0, sums, slot * size, size)
                 count += facts[slot, 0]
                 hashed, word = np.uint32(facts[slot, 1]), facts[slot, 2] != 0
             else:
                 fresh[:] = 0
-                added, hashed, word = _add_word(data, start, at, model, fresh)
-                for index in range(size):
-                    total[index] += fresh[index]
+                added, hashed, word = _add_word(data, start, at, model, fresh, 0)
+                _add_row(total, 0, fresh, 0, size)
                 count += added
             if orders > 1 and word:
-                fresh[:] = 0
-                count += _add_ngrams(hashed, running, seen, model, fresh)
-                for index in range(size):
-                    total[index] += fresh[index]
+                count += _add_ngrams(hashed, running, seen, model, total)
                 seen += 1
-        for index in range(size):
-            means[row, index] = total[index] / max(count, 1)
+        for index in range(means.shape[1]):
+            means[row, index] = total[index] / np.float32(max(count, 1))
+        counts[row] = count
+
+
+@njit(nogil=True, cache=True)
+def find_blank(data, offsets, spaces, out):
+    """out[i] = whether a row has no word at all; bool[rows]."""
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        while at < end and spaces[data[at]]:
+            at += 1
+        out[row] = at == end
 
 
 # ------------------------------------------------------------------------------------------------------------- scores

@@ -2,7 +2,7 @@
 
 Nothing here is a dict: what grows with the rows is an array the caller gives, in memory or mapped from disk.
 """
-# mypy: disallow-untyped-defs=False
+# mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
 from __future__ import annotations
 
@@ -78,8 +78,32 @@ def in_table(keys, table, out):
 
 
 @njit(nogil=True, cache=True)
+def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
+    """The keys of each wanted row, and its number, in the order of their buckets; bucket b ends at ends[b].
+
+    keys uint64[rows, keys per row]; rows are numbered from `first`.
+    """
+    buckets = np.uint64(num_buckets)
+    starts = np.zeros(num_buckets + 1, np.int64)
+    for row in range(len(keys)):
+        if wanted[row]:
+            for index in range(keys.shape[1]):
+                starts[np.int64((keys[row, index] >> np.uint64(48)) * buckets >> np.uint64(16)) + 1] += 1
+    for bucket in range(num_buckets):
+        starts[bucket + 1] += starts[bucket]
+        ends[bucket] = starts[bucket + 1]
+    for row in range(len(keys)):
+        if wanted[row]:
+            for index in range(keys.shape[1]):
+                bucket = np.int64((keys[row, index] >> np.uint64(48)) * buckets >> np.uint64(16))
+                out_keys[starts[bucket]] = keys[row, index]
+                out_rows[starts[bucket]] = first + row
+                starts[bucket] += 1
+
+
+@njit(nogil=True, cache=True)
 def count_equal(left, right):
-    equal = np.int64(0)
+    equal = 0
     for index in range(len(left)):
         equal += np.int64(left[index] == right[index])
     return equal
@@ -114,8 +138,8 @@ def choose(
 ):
     """Decide who stays, going through the rows of each component in the order of the keep policy.
 
-    A row goes if a row that stays, and that it shares a band with, is alike enough; it goes in favour of the most alike of these,
-    of the best ranked one among equals. So nothing goes but in favour of a row that stays and was compared with it.
+    A row goes if a row that stays, and that it shares a band with, is alike enough; it goes in favour of the most alike of
+    these, of the best ranked one among equals. So nothing goes but in favour of a row that stays and was compared with it.
 
     components  int64[rows]          ascending; rows of a component follow each other in the order of the policy
     ranks       int64[rows]          equal where rows must not be compared (same source, if only other sources count)
@@ -134,9 +158,9 @@ def choose(
         while last < rows and components[last] == components[first]:
             last += 1
         slots = 16
-        while slots < 2 * (last - first) * bands:
+        while 3 * slots < 4 * (last - first) * bands:
             slots *= 2
-        heads = np.full(slots, -1, np.int64)  # of the chain of kept rows with a key: row * bands + band
+        heads = np.full(slots, -1, np.int32)  # of the chain of kept rows with a key: (row - first) * bands + band
         mask = np.uint64(slots - 1)
         for row in range(first, last):
             best, best_likeness = np.int64(-1), -1.0
@@ -149,19 +173,17 @@ def choose(
                 for band in range(bands):
                     key = keys[row, band]
                     slot = key & mask
-                    while heads[slot] >= 0 and keys[heads[slot] // bands, heads[slot] % bands] != key:
+                    while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
                         slot = (slot + np.uint64(1)) & mask
-                    entry = heads[slot]
-                    while entry >= 0 and compared < MAX_COMPARED:
-                        other = entry // bands
+                    other = first + np.int64(heads[slot]) // bands if heads[slot] >= 0 else np.int64(-1)
+                    while other >= 0 and compared < MAX_COMPARED:
                         if seen[other] != row and ranks[other] != ranks[row]:
                             seen[other] = row
                             compared += 1
                             alike = _likeness(how, row, other, signatures, sets, spans, min(threshold, floor))
                             if alike > best_likeness or (alike == best_likeness and other < best):
                                 best, best_likeness = np.int64(other), alike
-                        step = following[other, entry % bands]
-                        entry = np.int64(step) * bands + entry % bands if step >= 0 else np.int64(-1)
+                        other = np.int64(following[other, band])
             alike_enough = best >= 0 and (how == CHAINED or best_likeness >= threshold - 1e-9)
             twins[row] = best if alike_enough and not fixed[row] else -1
             likeness[row] = best_likeness if alike_enough else 0.0
@@ -172,11 +194,11 @@ def choose(
             for band in range(bands):  # this row stays: others with the same keys will be compared with it
                 key = keys[row, band]
                 slot = key & mask
-                while heads[slot] >= 0 and keys[heads[slot] // bands, heads[slot] % bands] != key:
+                while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
                     slot = (slot + np.uint64(1)) & mask
                 before = heads[slot]
-                following[row, band] = np.int32(before // bands) if before >= 0 else np.int32(-1)
-                heads[slot] = np.int64(row) * bands + band
+                following[row, band] = np.int32(first + before // bands) if before >= 0 else np.int32(-1)
+                heads[slot] = np.int32((row - first) * bands + band)
         first = last
 
 

@@ -12,7 +12,6 @@ and then by something other than a lower-case letter ('.') or anything (other st
 stops of Chinese and Japanese need no space. Lines without anything but stops and closers are no sentence.
 """
 # mypy: disallow-untyped-defs=False
-# ruff: noqa: SIM109
 
 from __future__ import annotations
 
@@ -41,6 +40,7 @@ TEXT_FIELDS = (
     # characters
     "chars", "letters", "digits", "numbers", "upper", "punctuation", "symbols", "marks", "spaces",
     "plain",  # A-Z a-z 0-9 newline ? ! , .
+    "signs",  # newline ? ! , .
     "blanks",  # space, tab, newline, carriage return, backspace
     "brackets",  # ( ) [ ] { } and the mathematical angle brackets
     "hashes", "curly",  # '#' and '{'
@@ -70,7 +70,7 @@ TEXT_FIELDS = (
 SHORT_LINE = 30
 LONG_LINE = 200
 
-(_CHARS, _LETTERS, _DIGITS, _NUMBERS, _UPPER, _PUNCTUATION, _SYMBOLS, _MARKS, _SPACES, _PLAIN, _BLANKS, _BRACKETS,
+(_CHARS, _LETTERS, _DIGITS, _NUMBERS, _UPPER, _PUNCTUATION, _SYMBOLS, _MARKS, _SPACES, _PLAIN, _SIGNS, _BLANKS, _BRACKETS,
  _HASHES, _CURLY, _ELLIPSES, _SPACED_ELLIPSES, _URLS, _URL_CHARS, _PORN_URLS, _NEWLINES, _LAST_LINE_OPEN, _LINES,
  _LONGEST_LINE, _SHORT_LINES, _LONG_LINES, _DASH_LINES, _STAR_LINES, _BULLET_LINES, _DISC_LINES, _OTHER_BULLET_LINES,
  _UNTRIMMED_BULLET_LINES, _MARKED_LINES, _MARKED_LINES_UNTRIMMED, _STOPPED_LINES_UNTRIMMED, _ELLIPSIS_LINES,
@@ -86,9 +86,8 @@ def _byte_table():
     """For each byte: what it adds to eight packed counts of 7 bits, and above these what it does, if anything."""
     flags = np.concatenate([KINDS[:128].astype(np.int64), np.zeros(128, np.int64)])
     byte = np.arange(256)
-    plain = (flags & (LETTER | DIGIT) != 0) | np.isin(byte, list(b"\n?!,."))
     fields = [flags & mask != 0 for mask in (LETTER, DIGIT, UPPER, PUNCTUATION, SYMBOL, SPACE)]
-    fields += [plain, np.isin(byte, list(b" \t\n\r\b"))]
+    fields += [np.isin(byte, list(b"\n?!,.")), np.isin(byte, list(b" \t\n\r\b"))]
     packs = np.zeros(256, np.uint64)
     for index, field in enumerate(fields):
         packs |= field.astype(np.uint64) << np.uint64(7 * index)
@@ -102,6 +101,7 @@ def _byte_table():
 
 
 BYTE_PACKS = _byte_table()
+_MAY_FOLLOW = SPACE | STOP | CLOSER  # what a stop that ends a sentence is followed by
 _BURST = 127  # bytes until a count of 7 bits could overflow
 
 
@@ -114,7 +114,7 @@ def _add_packed(packed, stat):
     stat[_PUNCTUATION] += np.int64((packed >> np.uint64(21)) & mask)
     stat[_SYMBOLS] += np.int64((packed >> np.uint64(28)) & mask)
     stat[_SPACES] += np.int64((packed >> np.uint64(35)) & mask)
-    stat[_PLAIN] += np.int64((packed >> np.uint64(42)) & mask)
+    stat[_SIGNS] += np.int64((packed >> np.uint64(42)) & mask)
     stat[_BLANKS] += np.int64((packed >> np.uint64(49)) & mask)
 
 
@@ -142,7 +142,26 @@ def measure_text(data, offsets, points, kinds, packs, out):
         found = _find_repeats(keys[2], lengths[2], paragraphs, slots, names, times)
         stat[_PARAGRAPH_CHARS], stat[_PARAGRAPH_LATER], stat[_PARAGRAPH_LATER_CHARS] = found[0], found[1], found[2]
         stat[_PARAGRAPH_ALL], stat[_PARAGRAPH_ALL_CHARS] = found[3], found[4]
+        stat[_PLAIN] += stat[_LETTERS] + stat[_DIGITS] + stat[_SIGNS]
         out[:, row] = stat
+
+
+@njit(nogil=True, cache=True)
+def count_short_lines(data, offsets, limit, points, kinds, out):
+    """out[i] = lines of row i that are not blank and have at most `limit` characters; int64."""
+    for row in range(len(offsets) - 1):
+        start, end = offsets[row], offsets[row + 1]
+        short = 0
+        while start < end:
+            at, chars = start, 0
+            while at < end and data[at] != 10:
+                chars += (data[at] & 0xC0) != 0x80
+                at += 1
+            if chars <= limit:
+                first, last, _ = _trim(data, start, at, points, kinds)
+                short += first < last
+            start = at + 1
+        out[row] = short
 
 
 @njit(nogil=True, cache=True)
@@ -158,37 +177,50 @@ def _most_newlines(data, offsets):
 
 @njit(nogil=True, cache=True)
 def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
-    at = line_start = start
+    at = line_start = flush_at = start
+    packed = np.uint64(0)
     continuation = line_continuation = 0  # bytes that do not begin a character
     dots, spaced, last_dot = 0, 0, np.int64(-9)
     sentence_to, url_to, content_line = np.int64(-1), np.int64(-1), np.int64(-1)
     paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), 0
-    while at < end:
-        packed, pack = np.uint64(0), np.uint64(0)
-        byte = data[at]
-        for index in range(at, min(end, at + _BURST)):
-            byte = data[index]
+    while True:
+        if at >= flush_at:
+            _add_packed(packed, stat)
+            packed = np.uint64(0)
+            flush_at = min(end, at + _BURST)
+        pack = np.uint64(0)
+        byte = np.uint8(0)
+        while at < flush_at:
+            byte = data[at]
             pack = packs[byte]
             packed += pack
-            at = index + 1
+            at += 1
             if pack >> np.uint64(56):
                 break
-        _add_packed(packed, stat)
         action = np.int64(pack >> np.uint64(56))
-        if action == 0:
-            continue
-        if action == _NEWLINE_BYTE:
-            chars = at - 1 - line_start - (continuation - line_continuation)
-            first, last = _close_line(data, line_start, at - 1, chars, points, kinds, keys, lengths, stat)
-            if first < last:
-                paragraph_first = first if paragraph_lines == 0 else paragraph_first
-                paragraph_last = last
-                paragraph_lines += 1
-            elif paragraph_lines and (at - 1 == line_start or (at - 2 == line_start and data[line_start] == 13)):
-                _close_paragraph(data, paragraph_first, paragraph_last, paragraph_lines, keys, lengths, stat)
-                paragraph_lines = 0
-            stat[_NEWLINES] += 1
+        if action == _NEWLINE_BYTE or (action == 0 and at >= end):
+            line_end = at - 1 if action else end
+            if action:
+                stat[_NEWLINES] += 1
+            elif line_end > line_start:
+                stat[_LAST_LINE_OPEN] = 1
+            if line_end > line_start:
+                chars = line_end - line_start - (continuation - line_continuation)
+                first, last = _close_line(data, line_start, line_end, chars, points, kinds, keys, lengths, stat)
+                if first < last:
+                    paragraph_first = first if paragraph_lines == 0 else paragraph_first
+                    paragraph_last = last
+                    paragraph_lines += 1
+            if paragraph_lines:
+                empty = line_end == line_start or (line_end == line_start + 1 and data[line_start] == 13)
+                if empty or not action:
+                    _close_paragraph(data, paragraph_first, paragraph_last, paragraph_lines, keys, lengths, stat)
+                    paragraph_lines = 0
+            if not action:
+                break
             line_start, line_continuation = at, continuation
+            continue
+        if action == 0:
             continue
         stop = action == _STOP_BYTE
         wide = False
@@ -199,6 +231,7 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
             at = after
             stat[_LETTERS] += flags & LETTER != 0
             stat[_DIGITS] += flags & DIGIT != 0
+            stat[_PLAIN] -= flags & (LETTER | DIGIT) != 0  # only ASCII counts; the rest is added at the end
             stat[_NUMBERS] += flags & NUMBER != 0
             stat[_UPPER] += flags & UPPER != 0
             stat[_PUNCTUATION] += flags & PUNCTUATION != 0
@@ -216,30 +249,21 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
             stat[_SPACED_ELLIPSES] += spaced % 3 == 0
             last_dot = at - 1
         elif action == _COLON_BYTE:
-            if at - 1 >= url_to:
+            if at - 1 >= url_to and at + 1 < end and data[at] == 47:
                 url_to = _read_url(data, start, at - 1, end, points, kinds, stat)
         elif action == _HASH_BYTE:
             stat[_HASHES] += 1
         elif not stop:
             stat[_BRACKETS] += 1
             stat[_CURLY] += action == _CURLY_BYTE
-        if stop and at > sentence_to:
+        if stop and at > sentence_to and at < end and (wide or data[at] >= 128 or kinds[data[at]] & _MAY_FOLLOW):
             ends, sentence_to = _ends_sentence(data, at, end, byte == 46, wide, points, kinds)
             if ends:
                 if content_line != line_start and _has_content(data, line_start, at, points, kinds):
                     content_line = line_start
                 stat[_SENTENCES] += content_line == line_start
+    _add_packed(packed, stat)
     stat[_CHARS] = end - start - continuation
-    if end > line_start:
-        stat[_LAST_LINE_OPEN] = 1
-        chars = end - line_start - (continuation - line_continuation)
-        first, last = _close_line(data, line_start, end, chars, points, kinds, keys, lengths, stat)
-        if first < last:
-            paragraph_first = first if paragraph_lines == 0 else paragraph_first
-            paragraph_last = last
-            paragraph_lines += 1
-    if paragraph_lines:
-        _close_paragraph(data, paragraph_first, paragraph_last, paragraph_lines, keys, lengths, stat)
 
 
 @njit(nogil=True, cache=True)
@@ -284,7 +308,13 @@ def _read_url(data, start, colon, end, points, kinds, stat):
     first = colon - 4
     if first - 1 >= start and data[colon - 1] == 115:
         first -= 1
-    if first < start or data[first] != 104 or data[first + 1] != 116 or data[first + 2] != 116 or data[first + 3] != 112:
+    if (
+        first < start
+        or data[first] != 104
+        or data[first + 1] != 116
+        or data[first + 2] != 116
+        or data[first + 3] != 112
+    ):
         return colon
     at = colon + 3
     chars = at - first
@@ -309,7 +339,7 @@ def _hash(data, start, stop):
     return hash_span(data, start, stop)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _trim(data, start, end, points, kinds):
     """(first, last, characters trimmed) of a span without the whitespace around it; first == last if all is blank."""
     trimmed = 0
@@ -354,7 +384,7 @@ def _is_mark(byte):
     return byte == 46 or byte == 63 or byte == 33 or byte == 34 or byte == 39
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     """Look at the line from start to end and put its hashes down; returns it trimmed, empty if it is blank."""
     stat[_LONGEST_LINE] = max(stat[_LONGEST_LINE], chars)
@@ -390,7 +420,9 @@ def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
                 before -= 1
             mark = _read(data, before, untrimmed, points, kinds)[1] & STOP != 0
         stat[_STOPPED_LINES_UNTRIMMED] += mark
-    stat[_SENTENCES] += _has_content(data, first, last, points, kinds)
+    stat[_SENTENCES] += (data[first] < 128 and not kinds[data[first]] & _MAY_FOLLOW) or _has_content(
+        data, first, last, points, kinds
+    )
     return first, last
 
 
@@ -407,7 +439,7 @@ def _count_bullet(point, stat):
         stat[_OTHER_BULLET_LINES] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _count_ending(data, first, last, stat):
     final = data[last - 1]
     stat[_MARKED_LINES] += _is_mark(final)

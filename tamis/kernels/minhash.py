@@ -1,18 +1,18 @@
 """MinHash signatures of texts (Broder 1997), over word or character n-grams.
 
-    bytes -> words or characters, normalised on the fly -> one 64-bit hash each -> n-gram hash, rolling -> 32 bits x
-                                                                    minimum over the text of a[p] * x mod 2**32, per p
+    bytes -> words or characters, normalised -> one 64-bit hash each -> rolling n-gram hash -> 32 bits x
+                                                minimum over the text of a[p] * x mod 2**32, for each p
 
-Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables of `unicode_tables` and
-the tables of `folding_tables`. Each a[p] is odd, so x -> a[p] * x is a bijection of 32-bit words, and as the x are hashes, the
-share of permutations in which two texts have the same minimum estimates the Jaccard similarity of their n-gram sets without
-bias. Of each minimum the lowest 16 bits are kept (Li and Koenig 2010, b-bit minwise hashing): two different minima agree in
-them once in 65536, far below the error of the estimate.
+Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables of
+`unicode_tables` and the tables of `folding_tables`. Each a[p] is odd, so x -> a[p] * x is a bijection of 32-bit words, and as
+the x are hashes, the share of permutations in which two texts have the same minimum estimates the Jaccard similarity of
+their n-gram sets without bias. Of each minimum the lowest 16 bits are kept (Li and Koenig 2010, b-bit minwise hashing):
+two different minima agree in them once in 65536, far below the error of the estimate.
 
-A text of fewer than n words has one n-gram, all of it, that no n-gram of a longer text equals: it is like texts that are the
-same after normalisation, and like no other. A text without a word has no n-gram, and is like nothing.
+A text of fewer than n words has one n-gram, all of it, that no n-gram of a longer text equals: it is like texts that are
+the same after normalisation, and like no other. A text without a word has no n-gram, and is like nothing.
 """
-# mypy: disallow-untyped-defs=False, disallow-any-expr=False
+# mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def folding_tables(options: int) -> tuple[np.ndarray, np.ndarray]:
     if options & ACCENTS:
         for first, last in _ACCENTED:
             for point in range(first, last):
-                base, *marks = unicodedata.normalize("NFD", chr(point))
+                base, *marks = list(unicodedata.normalize("NFD", chr(point)))
                 if marks and all(unicodedata.combining(mark) for mark in marks):
                     points[point] = ord(base)
     if options & LOWERCASE:
@@ -149,9 +149,9 @@ def _fold_eight(word, options):
 def normalise(data, at, end, by_characters, options, ascii_table, folds, points, kinds, state, buffer, size):
     """Write what data[at:end] is read as to buffer[size:], as far as it goes; (how far buffer is filled, position).
 
-    A separator is 0, ASCII is itself, any other character is three bytes above 127. Each letter
-    of a script without spaces, with the marks on it, stands between separators. If the n-grams are of characters, no
-    separator follows another; without any option they are left as they are. `state` (bool[2]) goes from call to call: whether the last
+    A separator is 0, ASCII is itself, any other character is three bytes above 127. Each letter of a script without
+    spaces, with the marks on it, stands between separators. If the n-grams are of characters, no separator follows
+    another; without any option they are left as they are. `state` (bool[2]) goes from call to call: whether the last
     character was in a number, and in a word of one letter.
     """
     number, single = state[0], state[1]
@@ -188,9 +188,9 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
                     continue
                 number = True
             elif number:
-                if read == _SEPARATOR and (byte == 46 or byte == 44) and at < end:  # 3.14 and 10,000 are one number
-                    if data[at] < 128 and ascii_table[data[at]] == _NUMBER:
-                        continue
+                joins = read == _SEPARATOR and (byte == 46 or byte == 44) and at < end and data[at] < 128
+                if joins and ascii_table[data[at]] == _NUMBER:  # 3.14 and 10,000 are one number
+                    continue
                 number = False
             if single:
                 single = False

@@ -80,6 +80,8 @@ def hash_lowered(data, start, stop):
     """A hash of a span with A-Z read as a-z."""
     state = np.uint64(stop - start) * _SPREAD
     at = start
+    if stop - start <= 8 and start + 8 <= len(data):
+        return mix(state, lower8(load64(data, start) & _MASKS[stop - start]))
     while at + 8 < stop:
         state = mix(state, lower8(load64(data, at)))
         at += 8

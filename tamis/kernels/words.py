@@ -415,7 +415,7 @@ def find_breaks(data, offsets, points, kinds, breaks):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, forceinline=True)
 def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
     """Whether a word is an ellipsis mark ("...", "[...]", "(...)", the character, "[.]" with it) or mostly '#'."""
     if markers:
@@ -486,8 +486,8 @@ def measure_words(data, offsets, mode, points, kinds, packs, keys, shortest, lon
                 if letters | digits:
                     plain += 1
                     plain_chars += chars
-                if punctuation:
-                    marked += markers != 0
+                marked += markers != 0
+                if punctuation and (markers or not letters | digits):
                     symbols += _is_symbol_word(data, start, stop, chars, markers, letters | digits)
                 if shortest <= size <= longest:
                     slot = find_slot(keys, hash_lowered(data, start, stop))

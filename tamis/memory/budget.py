@@ -18,7 +18,10 @@ DEFAULT_SHARE = 0.8
 """Of the memory a process may really use; the rest is for the page cache and for others."""
 
 DRIVER_BYTES = 160_000_000
-"""Interpreter, Arrow and the plan, as measured; workers are forked and share its code."""
+"""The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
+
+SERVER_BYTES = 90_000_000
+"""What is set aside for the server and for the growth of the driver, beside what the driver holds at the start."""
 
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""
@@ -41,6 +44,8 @@ class Budget:
     blocksize: int
     worker_bytes: int
     """Each worker's share of the budget."""
+    driver_bytes: int = DRIVER_BYTES
+    """What is set aside for the process that called, with all it holds already, and for the server of the workers."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -49,6 +54,7 @@ def make_budget(
     memory: int | str | None = None,
     workers: int | str = "auto",
     operator_bytes: int = 0,
+    driver_bytes: int = DRIVER_BYTES,
 ) -> Budget:
     """Derive a budget from what the user asked for and what the machine has.
 
@@ -67,13 +73,15 @@ def make_budget(
 
     cpus = usable_cpus()
     wanted = _wanted_workers(workers, cpus)
-    each = total - DRIVER_BYTES
+    driver = max(DRIVER_BYTES, driver_bytes)
+    reasons["driver"] = f"{format_bytes(driver)}: what the calling process holds, and the server of the workers"
+    each = total - driver
     fixed = WORKER_BYTES + operator_bytes
     smallest = fixed + BATCH_COPIES * SMALLEST_BATCH_BYTES
     if each < smallest:
         raise BudgetError(
             f"{format_bytes(total)} of memory is too little for this pipeline",
-            hint=f"the smallest budget it can work with is {format_bytes(DRIVER_BYTES + smallest)}",
+            hint=f"the smallest budget it can work with is {format_bytes(driver + smallest)}",
         )
     comfortable = fixed + BATCH_COPIES * DEFAULT_BATCH_BYTES
     count = max(1, min(wanted, each // comfortable))
@@ -96,7 +104,7 @@ def make_budget(
     reasons["blocksize"] = (
         f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
     )
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, reasons)
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, reasons)
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:

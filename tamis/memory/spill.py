@@ -98,8 +98,6 @@ def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
             contiguous(part.column(_POSITION)).to_numpy(zero_copy_only=False),
         )
         part = part.drop_columns([_PLACE, _POSITION])
-        if reading.columns is not None:
-            part = part.select([name for name in part.column_names if name in reading.columns])
         yield Batch(part, origin)
 
 

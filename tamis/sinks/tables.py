@@ -119,6 +119,9 @@ class JsonlWriter(TableSink):
 
     suffix = ".jsonl"
 
+    def takes_lines(self) -> bool:
+        return self.fields is None and not self.columns
+
     def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return JsonlShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self.compression)
 

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from tamis.batch import LINE
 from tamis.errors import ColumnError, SinkError, did_you_mean
 from tamis.operator import Shard
 from tamis.sinks.encode import encode_rows, json_text, json_values
@@ -127,6 +129,16 @@ class Writer:
 # ----------------------------------------------------------------------------------------------------- lines of text
 
 
+def joined(lines: pa.ChunkedArray) -> pa.Buffer:
+    """The bytes of all values, one after the other."""
+    parts = []
+    for chunk in lines.chunks:
+        _, offsets, data = chunk.buffers()
+        begin, end = np.frombuffer(offsets, np.int32)[[chunk.offset, chunk.offset + len(chunk)]].tolist()
+        parts.append(data.slice(begin, end - begin))
+    return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+
+
 class JsonlShards(Writer):
     """One JSON object per line."""
 
@@ -162,6 +174,8 @@ class JsonlShards(Writer):
         """What stands before the first row of a file."""
 
     def _encode(self, table: pa.Table) -> pa.Buffer:
+        if LINE in table.column_names:
+            return joined(table.column(LINE))
         return encode_rows(table)
 
     def _finish(self) -> None:

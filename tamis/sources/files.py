@@ -98,7 +98,9 @@ def detect_format(paths: Paths, storage_options: Options = None) -> str:
 
 
 def _suffix(path: str) -> str:
-    return PurePosixPath(path.replace(os.sep, "/")).suffix.lower()
+    name = path[path.rfind("/") + 1 :]
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot > 0 else ""
 
 
 def _extensions(paths: Iterable[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def _map_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType | None:
@@ -83,8 +83,9 @@ def _with_nulls(array: pa.Array) -> pa.Array:
 def is_huge(column: pa.ChunkedArray) -> bool:
     for leaf in _leaves(column):
         if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
-            values = np.abs(leaf.to_numpy(zero_copy_only=False))
-            if np.any(values[np.isfinite(values)] >= 2.0**63):
+            # Not by numpy: handing over an array with nulls would import pandas, where that is installed.
+            extremes = pc.min_max(leaf).as_py()
+            if extremes["max"] >= 2.0**63 or extremes["min"] <= -(2.0**63):
                 return True
     return False
 

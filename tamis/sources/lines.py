@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from tamis.batch import Origin
 from tamis.sources.files import is_local, read_exactly
@@ -28,6 +29,7 @@ BOM = b"\xef\xbb\xbf"
 KEPT_OF_BAD_ROW = 1_000_000
 """So many bytes of a row that could not be read are kept with its failure."""
 _BEYOND_BYTES = 65_536
+_SCAN_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def whole_lines(
             beyond = True
         elif isinstance(chunk, Unread):
             yield from cutter.flush(whole_only=True)
+            if beyond and not cutter.in_line:
+                return  # the piece behind this one begins with the damage and will tell
             yield Unread(chunk.place, chunk.position, chunk.error, cutter.rest()[:KEPT_OF_BAD_ROW], is_row=False)
             return
         else:
@@ -131,7 +135,7 @@ def whole_lines(
                 if finished:
                     chunk = Chunk(chunk.place, chunk.offset, chunk.data, finished)
             yield from cutter.push(chunk)
-            if cutter.held >= batch_bytes:
+            if cutter.held + chunk.size > batch_bytes:
                 yield from cutter.flush(whole_only=True)
             if finished > 0:
                 break
@@ -235,6 +239,9 @@ def join_texts(texts: Iterable[Text | Unread], batch_bytes: int) -> Iterator[Tex
                 held, size = [], 0
             held.append(text)
             size += len(text)
+            if 2 * size > batch_bytes:  # at once, so that no second block is read while this one is held
+                yield _joined(held)
+                held, size = [], 0
         else:
             yield text
     if held:
@@ -298,6 +305,15 @@ class Lines:
     def line(self, index: int) -> bytes:
         return self.text.data[self.starts[index] : self.ends[index]]
 
+    def with_ends(self) -> pa.Array:
+        """The lines as they stand in the text, line ends included; without a copy if nothing lies between them."""
+        data = self.text.data
+        unbroken = np.array_equal(self.starts[1:], self.ends[:-1] + 1)
+        if not unbroken or self.ends[-1] >= len(data) or data[self.ends[-1]] != 10:
+            return pa.array([self.line(index) + b"\n" for index in range(len(self))], pa.binary())
+        offsets = np.append(self.starts, self.ends[-1] + 1).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
     def select(self, index: np.ndarray | slice) -> Lines:
         return Lines(self.text, self.starts[index], self.ends[index])
 
@@ -314,7 +330,13 @@ class Lines:
 def _newlines(data: bytes, begin: int, end: int) -> np.ndarray:
     """Where the line feeds are. memchr is three times as fast as numpy on long lines and half as fast on short ones."""
     if data.count(b"\n", begin, min(end, begin + 65_536)) > 128:
-        return np.flatnonzero(np.frombuffer(data, np.uint8)[begin:end] == 10) + begin
+        view = np.frombuffer(data, np.uint8)
+        same = np.empty(_SCAN_BYTES, dtype=np.bool_)  # small enough to stay in the cache
+        parts = []
+        for start in range(begin, end, _SCAN_BYTES):
+            part = view[start : min(end, start + _SCAN_BYTES)]
+            parts.append(np.flatnonzero(np.equal(part, 10, out=same[: len(part)])) + start)
+        return np.concatenate(parts)
     found: list[int] = []
     append, find = found.append, data.find
     position = find(b"\n", begin, end)

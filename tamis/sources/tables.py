@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import Batch, Failure, Origin
+from tamis.batch import LINE, Batch, Failure, Origin
 from tamis.errors import ParameterError, SourceError
 from tamis.operator import Layout, Partition, Piece, Reading, operator
 from tamis.parameters import parse_bytes
@@ -31,6 +31,10 @@ __all__ = ["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextRead
 
 _LONGEST_LINE = 2**31 - 2
 """pyarrow counts the bytes of a block of JSON in 32 bits."""
+_NOTHING = "_tamis_nothing"
+"""A column no file has, for a parser that must be asked for something."""
+_LONGEST_SAMPLED = 16_000_000
+"""A line longer than this is not looked at when types are learnt: the driver must stay small."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class _LineSource(ByteSource):
 
         def texts() -> Iterator[Text | Unread]:
             for piece in partition.pieces:
-                yield from limited(self.texts(piece, reading.batch_bytes, self._max_line), piece.limit)
+                most = min(self._max_line, reading.max_row_bytes or self._max_line)
+                yield from limited(self.texts(piece, reading.batch_bytes, most), piece.limit)
 
         for text in join_texts(texts(), reading.batch_bytes):
             if isinstance(text, Unread):
@@ -83,7 +88,7 @@ class _LineSource(ByteSource):
                 skip_first=False,
                 owns_stop=False,
                 batch_bytes=division.SAMPLE_BYTES,
-                max_line_bytes=self._max_line,
+                max_line_bytes=min(self._max_line, _LONGEST_SAMPLED),
             )
             text = next((text for text in texts if isinstance(text, Text)), None)
             ratio = expanded / max(1, opened.tell()) if codec_of(file.path) else None
@@ -125,6 +130,9 @@ class JsonlReader(_LineSource):
         if parse_bytes(self.max_line_bytes) > _LONGEST_LINE:
             raise ParameterError(f"`max_line_bytes` of `{self.name}` can be at most {_LONGEST_LINE}")
 
+    def gives_lines(self) -> bool:
+        return self.fields is None and not self.columns
+
     @property
     def _max_line(self) -> int:
         return min(parse_bytes(self.max_line_bytes), _LONGEST_LINE)
@@ -158,7 +166,10 @@ class JsonlReader(_LineSource):
         return JsonlParser(schema, types, wanted, self._max_line)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        parser = self._parser(self.file_schema(reading.schema), self.wanted(reading))
+        if reading.keep_lines and not reading.columns:  # nothing is asked of a row but that it is one
+            parser = self._parser(pa.schema([(_NOTHING, pa.bool_())]), [_NOTHING])
+        else:
+            parser = self._parser(self.file_schema(reading.schema), self.wanted(reading))
         for lines in self._lines(partition, reading):
 
             def bad(line: int, error: str, lines: Lines = lines) -> None:
@@ -167,6 +178,9 @@ class JsonlReader(_LineSource):
             table, kept = parser.parse(lines, bad)
             if len(kept):
                 kept_lines = lines if len(kept) == len(lines) else lines.select(kept)
+                if reading.keep_lines:
+                    table = table.append_column(LINE, kept_lines.with_ends())
+                    table = table.drop_columns([_NOTHING]) if _NOTHING in table.column_names else table
                 yield Batch(self.renamed(table), kept_lines.origin())
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
 from tamis.kernels import words as kernel
-from tamis.kernels.lines import BYTE_PACKS, TEXT_FIELDS, measure_text
+from tamis.kernels.lines import BYTE_PACKS, TEXT_FIELDS, count_short_lines, measure_text
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
@@ -103,6 +103,21 @@ def text_stats(column: Column) -> Facts:
     out = np.zeros((len(TEXT_FIELDS), len(column)), np.int64)
     measure_text(data, offsets, POINTS, KINDS, BYTE_PACKS, out)
     return dict(zip(TEXT_FIELDS, out, strict=True))
+
+
+class LineStats:
+    """How many lines that are not blank have at most `limit` characters."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.__module__ = __name__
+        self.__qualname__ = f"line_stats.{limit}"
+
+    def __call__(self, column: Column) -> Facts:
+        data, offsets = buffers(column)
+        out = np.zeros(len(column), np.int64)
+        count_short_lines(data, offsets, self.limit, POINTS, KINDS, out)
+        return {"short_lines": out}
 
 
 class NgramStats:

@@ -213,6 +213,18 @@ def test_a_truncated_file_keeps_what_is_there_and_fails_once(suffix, tmp_path, c
     assert f"a.jsonl{suffix}@" in failure.address
 
 
+def test_damage_between_pieces_is_told_once(tmp_path, compress, read_all):
+    rows = some_rows(300)
+    frames = [compress("zst", as_lines(rows[i : i + 100])) for i in (0, 100, 200)]
+    frames[1] = b"\x28\xb5\x2f\xfd" + b"\xff" * (len(frames[1]) - 4)
+    starts = [0, len(frames[0]), len(frames[0]) + len(frames[1])]
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(frames))
+    found = read_all(JsonlReader(tmp_path, blocksize=len(as_lines(rows[:100]))))
+    assert found.rows == rows[:100]
+    assert [failure.address for failure in found.failures] == [f"{path}@{starts[1]}:0"]
+
+
 @pytest.mark.parametrize("limit", [1, 7, 150, 151, 299, 300, 1000])
 @pytest.mark.parametrize("suffix", ["", ".zst"])
 @pytest.mark.parametrize("blocksize", [500, 10**6])

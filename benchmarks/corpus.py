@@ -1,0 +1,75 @@
+"""Texts for benchmarks of deduplication: any number of documents, the same for everybody, with planted copies.
+
+Document d is made of words drawn by a hash of (d, position), so that any process can write a copy of any document. Of
+every hundred documents, `EXACT` repeat an earlier one as it is and `NEAR` repeat one with a few words changed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+EXACT, NEAR = 5, 20
+VOCABULARY = 50_000
+WORDS = 90
+PER_FILE = 250_000
+
+
+def vocabulary() -> list[str]:
+    """Made-up words with the lengths of English ones; the frequent ones are short."""
+    rng = np.random.default_rng(7)
+    lengths = np.clip(rng.gamma(5, 1.1, VOCABULARY).round().astype(int), 1, 18)
+    lengths[:200] = np.clip(lengths[:200] // 2, 2, 5)
+    return ["".join(chr(97 + letter) for letter in rng.integers(0, 26, length)) for length in lengths]
+
+
+def _hash(values: np.ndarray) -> np.ndarray:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def words_of(documents: np.ndarray) -> np.ndarray:
+    """int64[documents, WORDS]: the numbers of their words, small numbers often."""
+    at = documents.astype(np.uint64)[:, None] * np.uint64(1_000_003) + np.arange(WORDS, dtype=np.uint64)[None, :]
+    share = _hash(at + np.uint64(0x9E3779B97F4A7C15)).astype(np.float64) / 2**64
+    return (VOCABULARY**share).astype(np.int64) - 1
+
+
+def origins_of(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(which document each one repeats, or itself; how many words are changed)."""
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    kind = _hash(numbers * np.uint64(31) + np.uint64(17)) % np.uint64(100)
+    earlier = (_hash(numbers * np.uint64(37) + np.uint64(29)) % np.maximum(numbers, np.uint64(1))).astype(np.int64)
+    copies = (kind < EXACT + NEAR) & (numbers > 0)
+    changed = np.where(kind < EXACT, 0, 1 + (_hash(numbers * np.uint64(41)) % np.uint64(4)).astype(np.int64))
+    return np.where(copies, earlier, numbers.astype(np.int64)), np.where(copies, changed, 0)
+
+
+def write_file(path: str, first: int, count: int) -> None:
+    words = vocabulary()
+    with Path(path).open("w") as file:
+        for start in range(first, first + count, 10_000):
+            size = min(10_000, first + count - start)
+            origins, changed = origins_of(start, size)
+            matrix = words_of(origins)
+            own = words_of(np.arange(start, start + size))
+            for index in np.flatnonzero(changed):
+                places = own[index, : changed[index]] % WORDS
+                matrix[index, places] = own[index, 10 : 10 + changed[index]]
+            lines = (" ".join(map(words.__getitem__, row)) for row in matrix.tolist())
+            file.writelines(f'{{"id":"d{start + n}","text":"{line}."}}\n' for n, line in enumerate(lines))
+
+
+def make_corpus(folder: Path, documents: int, workers: int = 2) -> int:
+    """Write the corpus as JSON lines unless it is there; returns its bytes."""
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(workers) as pool:
+            for number, first in enumerate(range(0, documents, PER_FILE)):
+                size = min(PER_FILE, documents - first)
+                pool.submit(write_file, str(folder / f"{number:05d}.jsonl"), first, size)
+        (folder / "complete").touch()
+    return sum(file.stat().st_size for file in folder.glob("*.jsonl"))

@@ -1,0 +1,22 @@
+"""Deduplication as ordinary steps of a pipeline: exact, and fuzzy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tamis.dedup.exact import ExactDedup
+    from tamis.dedup.fuzzy import FuzzyDedup
+    from tamis.dedup.groups import Groups
+    from tamis.dedup.index import Index
+
+_HOMES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Index": "index"}
+
+__all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"tamis.dedup.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'tamis.dedup' has no attribute {name!r}")

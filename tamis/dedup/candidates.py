@@ -1,0 +1,321 @@
+"""Near-duplicates, from band keys to decisions, each step a set of calls that fit a worker's share of memory.
+
+    keys of a partition     -> by range of keys                                  scatter_bands     one call per partition
+    a range of keys         -> rows that share a key: edges                      meet              one call per range
+    all edges               -> components (union-find in one integer array)      join_components   one call
+    rows in a component     -> with what is needed to compare them, by component collect           one call per partition
+    some components         -> who stays, who goes in whose favour               verify            one call per bucket
+
+What is proposed depends on the keys alone and what is decided on a component as a whole, so the result does not depend on how
+the work was divided. Components only bring together what must be looked at together: that two rows are in one says nothing
+about their likeness.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import contiguous
+from tamis.dedup.index import Index
+from tamis.dedup.rows import RowNumbers, fill
+from tamis.dedup.settle import PAIRS, histogram
+from tamis.dedup.shuffle import (
+    ShuffleWriter,
+    Unfinished,
+    as_matrix,
+    bounds_of,
+    duplicated,
+    numbers,
+    read_bucket,
+    tells_disk,
+)
+from tamis.kernels import groups as kernel
+
+Verify: TypeAlias = Literal["jaccard", "signature", "none"]
+
+NEAR = 0.15
+"""Rows that stayed although they are this close below the threshold are worth a look."""
+
+_CONFIDENCE = 1.2816
+"""Standard deviations that 90 % of estimates stay within, on one side."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How candidates are compared."""
+
+    verify: Verify
+    threshold: float
+    num_bands: int
+    num_hashes: int
+    none: bool
+
+    @property
+    def required(self) -> float:
+        """What a pair must reach. An estimate must be so high that with 90 % confidence the true value is `threshold`."""
+        if self.verify != "signature":
+            return self.threshold
+        return min(
+            1.0, self.threshold + _CONFIDENCE * math.sqrt(self.threshold * (1 - self.threshold) / self.num_hashes)
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory per candidate while it is compared, less its set of n-grams."""
+        return 64 + 8 * self.num_bands + 14 * self.num_bands + (0 if self.verify == "jaccard" else 2 * self.num_hashes)
+
+    def schema(self) -> pa.Schema:
+        what = (
+            {"shingles": pa.large_list(pa.uint32())}
+            if self.verify == "jaccard"
+            else {"signature": pa.binary(2 * self.num_hashes)}
+        )
+        return pa.schema(
+            {
+                "component": pa.int64(),
+                "row": pa.int64(),
+                "source": pa.uint64(),
+                "order": pa.uint64(),
+                "count": pa.int64(),
+                "keys": pa.binary(8 * self.num_bands),
+                **what,
+            }
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- proposing
+
+_SCATTERED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
+_EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
+
+
+@tells_disk
+def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
+    """Write the band keys of a partition by range."""
+    first = int(rows.offsets[partition])
+    totals = {"texts": 0, "short": 0, "shingles": 0}
+    with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
+        for start, facts in rows.chunks(partition, ["keys", "count"], chunk):
+            keys, count = as_matrix(facts.column("keys"), np.uint64), numbers(facts.column("count"))
+            wanted = count != 0
+            size = int(wanted.sum()) * keys.shape[1]
+            out_keys, out_rows = np.empty(size, np.uint64), np.empty(size, np.uint32)
+            ends = np.empty(num_buckets, np.int64)
+            kernel.scatter_keys(keys, wanted, start - first, num_buckets, ends, out_keys, out_rows)
+            writer.write_ordered(pa.table({"key": out_keys, "local": out_rows}), ends)
+            totals["texts"] += int(wanted.sum())
+            totals["short"] += int(np.count_nonzero(count < 0))
+            totals["shingles"] += int(np.abs(count).sum())
+    return totals
+
+
+@tells_disk
+def meet(
+    rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, path: Path
+) -> int:
+    """Join each row of a range that shares a key with others to the first of them."""
+    keys, row = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    for part, file in enumerate(scattered):
+        for batch in read_bucket(file, bucket, num_buckets):
+            keys.append(numbers(batch.column("key")))
+            row.append(numbers(batch.column("local")).astype(np.int64) + rows.offsets[part])
+    for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)) if index is not None else ():
+        keys.append(numbers(batch.column("key")))
+        row.append(numbers(batch.column("entry")).astype(np.int64) + before + rows.total)
+    key = np.concatenate(keys)
+    repeated = duplicated(key)
+    key, number = key[repeated], np.concatenate(row)[repeated]
+    order = np.argsort(key, kind="stable")  # rows came in ascending order, and stay so within a key
+    key, number = key[order], number[order]
+    begins = np.ones(len(key), np.bool_)
+    begins[1:] = key[1:] != key[:-1]
+    first = number[begins][np.cumsum(begins) - 1] if len(key) else number
+    edge = ~begins & (first < rows.total)  # rows of the index alone are none of our business
+    with Unfinished(path) as temporary, pa.ipc.new_file(temporary, _EDGES) as writer:
+        writer.write_table(pa.table({"left": first[edge], "right": number[edge]}))
+    return int(edge.sum())
+
+
+@tells_disk
+def join_components(total: int, edges: list[Path], path: Path, memory: int) -> dict[str, int]:
+    """Write to `path` (int64 per row) the smallest row of each row's component, -1 for rows that are alone.
+
+    Holds 5 bytes per row, 9 from two thousand million rows on; if that is more than `memory`, the array is mapped from disk.
+    """
+    dtype = np.int32 if total < 2**31 else np.int64
+    parents = room((total,), dtype, path.with_name("parents.bin"), memory)
+    step = 2**22
+    for start in range(0, total, step):
+        parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
+    touched = room((total,), np.bool_, path.with_name("touched.bin"), memory)
+    touched[:] = False
+    for file in edges:
+        reader = pa.ipc.open_file(pa.memory_map(str(file)))
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            left, right = numbers(batch.column("left")), numbers(batch.column("right"))
+            kernel.unite(parents, left, right)
+            kernel.mark(touched, left)
+            kernel.mark(touched, right)
+    found = {"candidates": 0, "components": 0}
+    with Unfinished(path) as temporary, temporary.open("wb") as written:
+        for start in range(0, total, step):
+            out = np.empty(min(total, start + step) - start, np.int64)
+            kernel.flatten(parents, start, start + len(out), touched, out)
+            written.write(out.tobytes())
+            found["candidates"] += int(np.count_nonzero(out >= 0))
+            found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
+    for name in ("parents.bin", "touched.bin"):
+        path.with_name(name).unlink(missing_ok=True)
+    return found
+
+
+def room(shape: tuple[int, ...], dtype: Any, path: Path, memory: int) -> np.ndarray:
+    """An array in memory, or on disk if it is larger than `memory`."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if size <= memory or size == 0:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype=dtype, mode="w+", shape=shape)
+
+
+# ----------------------------------------------------------------------------------------------------------- comparing
+
+
+@tells_disk
+def collect(
+    rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, how: Comparison
+) -> int:
+    """Write what is needed to compare the candidates of a partition, by component."""
+    columns = ["keys", "count", "order", "source", "signature", "shingles"]
+    with ShuffleWriter(path, num_buckets, how.schema()) as writer:
+        written = 0
+        for start, facts in rows.chunks(partition, columns, chunk):
+            written += _collect(writer, facts, start, components, how)
+    return written
+
+
+@tells_disk
+def collect_index(index: Index, first: int, components: Path, num_buckets: int, path: Path, how: Comparison) -> int:
+    """The same for the rows of an index, which are numbered from `first`."""
+    with ShuffleWriter(path, num_buckets, how.schema()) as writer:
+        return sum(_collect(writer, entries, first + before, components, how) for before, entries in index.entries())
+
+
+def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Path, how: Comparison) -> int:
+    with components.open("rb") as file:
+        file.seek(8 * start)
+        component = np.frombuffer(file.read(8 * facts.num_rows), np.int64)
+    chosen = np.flatnonzero(component >= 0)
+    if not len(chosen):
+        return 0
+    facts = facts.take(pa.array(chosen))
+    columns: dict[str, Any] = {
+        "component": component[chosen],
+        "row": chosen + start,
+        "source": fill(facts, "source", len(chosen)),
+        "order": fill(facts, "order", len(chosen)),
+        "count": facts.column("count"),
+        "keys": facts.column("keys"),
+    }
+    if how.verify == "jaccard":
+        columns["shingles"] = _as_sets(contiguous(facts.column("shingles")))
+    else:
+        columns["signature"] = facts.column("signature")
+    writer.write(pa.table(columns), bucket_of_component(component[chosen], writer.num_buckets))
+    return len(chosen)
+
+
+def bucket_of_component(component: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Components spread evenly, whatever rows they begin with."""
+    mixed = component.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed >> np.uint64(32)) % np.uint64(num_buckets)).astype(np.int64)
+
+
+def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
+    """Lists of n-gram hashes as sorted lists without repeats."""
+    shingles = shingles.cast(pa.large_list(pa.uint32()))
+    values = numbers(shingles.flatten())
+    offsets = numbers(shingles.offsets).astype(np.int64)
+    out, spans = np.empty(len(values), np.uint32), np.empty(len(offsets), np.int64)
+    kernel.sort_sets(values, offsets - offsets[0], out, spans)
+    return pa.LargeListArray.from_arrays(pa.array(spans), pa.array(out[: spans[-1]]))
+
+
+@tells_disk
+def verify(
+    rows: RowNumbers, collected: list[Path], bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
+) -> dict[str, Any]:
+    """Decide about the rows of the components in one bucket."""
+    batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets)]
+    table = pa.Table.from_batches(batches, how.schema())
+    component, row = numbers(table.column("component")), numbers(table.column("row"))
+    ours = row < rows.total
+    order = np.lexsort([row, numbers(table.column("order")), numbers(table.column("source")), ours, component])
+    table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
+    component, row, ours = component[order], row[order], ours[order]
+    keys = as_matrix(table.column("keys"), np.uint64)
+    signatures, sets, spans = np.empty((0, 1), np.uint16), np.empty(0, np.uint32), np.zeros(1, np.int64)
+    if how.verify == "jaccard":
+        lists = contiguous(table.column("shingles"))
+        sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
+    else:
+        signatures = as_matrix(table.column("signature"), np.uint16)
+    mode = {"jaccard": kernel.SETS, "signature": kernel.SIGNATURE, "none": kernel.CHAINED}[how.verify]
+    twins, near = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
+    likeness, near_likeness = np.zeros(len(row)), np.zeros(len(row))
+    floor = max(0.0, how.required - NEAR)
+    kernel.choose(
+        component, np.arange(len(row)), keys, ~ours, mode, signatures, sets, spans, how.required, floor,
+        twins, likeness, near, near_likeness,
+    )  # fmt: skip
+    sizes = np.unique(twins[twins >= 0], return_counts=True)[1] + 1
+    if how.none:
+        _drop_originals(twins, likeness, ours)
+    gone, close = twins >= 0, (near >= 0) & (twins < 0)
+    chosen = np.flatnonzero(gone | close)
+    twin = np.where(gone, twins, near)[chosen]
+    bands = np.count_nonzero(keys[chosen] == keys[twin], axis=1).astype(np.int16)
+    pairs = pa.table(
+        {
+            "row": row[chosen],
+            "twin": row[twin],
+            "similarity": np.where(gone, likeness, near_likeness)[chosen].astype(np.float32),
+            "bands": bands,
+            "short": numbers(table.column("count"))[chosen] < 0,
+            "dropped": gone[chosen],
+        }
+    )
+    with ShuffleWriter(path, rows.num_partitions, PAIRS) as writer:
+        writer.write(pairs, rows.partition_of(row[chosen]))
+    return {"dropped": int(gone.sum()), "sizes": histogram(sizes), "largest_component": _largest(component)}
+
+
+def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
+    """`table.take(order)` through a file: for a component that is larger than a worker's share."""
+    file = path.with_name(f"{path.name}.sorted")
+    with pa.ipc.new_file(file, table.schema) as writer:
+        for start in range(0, len(order), 2**16):
+            writer.write_table(table.take(pa.array(order[start : start + 2**16])))
+    result = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+    file.unlink()
+    return result
+
+
+def _drop_originals(twins: np.ndarray, likeness: np.ndarray, ours: np.ndarray) -> None:
+    """For keep="none": rows that others went in favour of go too, in favour of the most alike of these."""
+    copies = np.flatnonzero(twins >= 0)
+    copies = copies[np.argsort(-likeness[copies], kind="stable")]
+    originals, first = np.unique(twins[copies], return_index=True)
+    best = copies[first]
+    mine = ours[originals]
+    twins[originals[mine]], likeness[originals[mine]] = best[mine], likeness[best[mine]]
+
+
+def _largest(component: np.ndarray) -> int:
+    return int(np.unique(component, return_counts=True)[1].max()) if len(component) else 0

@@ -1,0 +1,275 @@
+"""Columns beside the text: ids, copies, lengths, hashes, and small sums over other columns.
+
+No step here evaluates an expression: each does one thing, and sums are named from a fixed list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column
+from tamis.errors import OperatorError, ParameterError
+from tamis.operator import Map, operator
+
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+_NUMBER = r"\A\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*\z"
+
+
+def numbers(column: Column) -> Column:
+    """A column as numbers; text that is no number is null, true is 1.
+
+    >>> numbers(pa.array(["1.5", "two", None])).to_pylist()
+    [1.5, None, None]
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
+        column, kind = column.cast(pa.large_string()), pa.large_string()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = pc.if_else(pc.match_substring_regex(column, _NUMBER), pc.utf8_trim_whitespace(column), None)
+    elif not any(is_kind(kind) for is_kind in _NUMERIC):
+        raise OperatorError(f"{kind} is not a number", hint="name another column")
+    elif pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    return column.cast(pa.float64(), safe=False)
+
+
+def texts(column: Column) -> Column:
+    """A column as text: strings as they are, numbers and dates as Arrow writes them."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise OperatorError(f"{column.type} cannot be written as text", hint="name another column") from error
+
+
+def _digests(values: Iterable[bytes | None], prefix: str) -> Column:
+    """128 bits of BLAKE2b of each value, as hexadecimal digits; a null for a null."""
+    digest = hashlib.blake2b
+    return pa.array(
+        [None if value is None else prefix + digest(value, digest_size=16).hexdigest() for value in values], pa.string()
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------- ids
+
+
+@operator(reads="text")
+class AddId(Map):
+    """Give each row an id: 32 hexadecimal digits after `prefix`, the same in every run.
+
+    `by="address"` hashes where the row came from (file and position): unique among the rows of a source, and unchanged by
+    what is done to the text. `by="content"` hashes the text: the same text has the same id wherever it is. Rows that have
+    an id in `into` keep it, unless `overwrite`. Rows split from one row share its address: give ids first.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"text": "a"}, {"text": "b", "id": "mine"}]
+    >>> Pipeline(Rows(rows), AddId(prefix="x-", by="content")).collect()["id"].to_pylist()
+    ['x-27c35e6e9373877f29e562464e46497e', 'mine']
+    """
+
+    prefix: str = ""
+    by: Literal["address", "content"] = "address"
+    into: str = "id"
+    column: str = "text"
+    overwrite: bool = False
+
+    def reads(self) -> tuple[str, ...]:
+        return ("text",) if self.by == "content" else ()
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return () if self.overwrite else (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        if self.by == "content":
+            values: Iterable[bytes | None] = [_bytes(text) for text in texts(batch["text"]).to_pylist()]
+            made = _digests((value or b"" for value in values), self.prefix)
+        else:
+            made = _digests((batch.origin.address(row).encode() for row in range(len(batch))), self.prefix)
+        return {self.into: pc.coalesce(texts(batch[self.into]).cast(pa.string()), made) if self.into in batch else made}
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+# ------------------------------------------------------------------------------------------------------ computed columns
+
+
+@operator()
+class Constant(Map):
+    """Give every row the same value, such as the name of the dataset.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a"}]), Constant("books", into="source")).collect().to_pylist()
+    [{'text': 'a', 'source': 'books'}]
+    """
+
+    value: str | int | float | bool = ""
+    into: str = "constant"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {self.into: pa.repeat(pa.scalar(self.value), len(batch))}
+
+
+@operator(reads="text")
+class Copy(Map):
+    """Copy a column, for example to keep a text as it was before cleaning. Costs nothing: the bytes are shared.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a"}]), Copy("text", into="raw")).collect().to_pylist()
+    [{'text': 'a', 'raw': 'a'}]
+    """
+
+    column: str = "text"
+    into: str = "copy"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {self.into: batch["text"]}
+
+
+@operator(reads="text")
+class Length(Map):
+    """Write down how long a text is, in characters (code points), bytes (UTF-8), words or lines.
+
+    Words are those of `WordCount`; lines are newlines plus one, and an empty text has none. A null has no length.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "né ou"}]), Length(), Length(unit="words", into="words")).collect().to_pylist()
+    [{'text': 'né ou', 'length': 5, 'words': 2}]
+    """
+
+    column: str = "text"
+    into: str = "length"
+    unit: Literal["characters", "bytes", "words", "lines"] = "characters"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        text = texts(batch["text"])
+        if self.unit == "words":
+            from tamis.text.segment import word_stats  # brings compiled kernels along
+
+            words = batch.facts("text", word_stats)["words"]
+            return {self.into: pa.array(words, mask=pc.is_null(text).to_numpy(zero_copy_only=False))}
+        if self.unit == "lines":
+            length = pc.if_else(pc.equal(text, ""), 0, pc.add(pc.count_substring(text, "\n"), 1))
+        else:
+            length = pc.utf8_length(text) if self.unit == "characters" else pc.binary_length(text)
+        return {self.into: length.cast(pa.int64())}
+
+
+@operator()
+class Concat(Map):
+    r"""Join the texts of several columns, for example a title and a body.
+
+    Nulls are left out, and so is their separator; where all are null the result is null. Numbers are written as text.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"title": "Rain", "text": "It rained."}, {"title": None, "text": "It did not."}]
+    >>> Pipeline(Rows(rows), Concat(["title", "text"], separator="\n", into="text")).collect()["text"].to_pylist()
+    ['Rain\nIt rained.', 'It did not.']
+    """
+
+    columns: Sequence[str] = ("text",)
+    separator: str = " "
+    into: str = "concat"
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def check(self) -> None:
+        if not self.columns:
+            raise ParameterError("`columns` of `concat` is empty: there is nothing to join")
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        parts = [texts(batch[name]).cast(pa.large_string()) for name in self.columns]
+        joined = pc.binary_join_element_wise(*parts, self.separator, null_handling="skip")
+        missing = pc.is_null(pc.coalesce(*parts))
+        narrow = pc.if_else(missing, None, joined)
+        return {self.into: narrow.cast(pa.string()) if narrow.nbytes < 2**31 else narrow}
+
+
+@operator(reads="text")
+class Hash(Map):
+    """Write down a hash of a column: 32 hexadecimal digits of BLAKE2b, the same on every machine.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a"}]), Hash()).collect()["hash"].to_pylist()
+    ['27c35e6e9373877f29e562464e46497e']
+    """
+
+    column: str = "text"
+    into: str = "hash"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {self.into: _digests((_bytes(text) for text in texts(batch["text"]).to_pylist()), "")}
+
+
+Operation = Literal["add", "subtract", "multiply", "divide", "power", "min", "max"]
+
+
+@operator()
+class Arithmetic(Map):
+    """Compute a column from two others, or from one and a number.
+
+    Text that is a number counts as that number; anything else, null among it, gives null, and so does a division by zero.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"words": 6, "lines": 4}, {"words": 0, "lines": 0}]
+    >>> Pipeline(Rows(rows), Arithmetic("words", "divide", "lines", into="density")).collect()["density"].to_pylist()
+    [1.5, None]
+    """
+
+    left: str | float = 0
+    operation: Operation = "add"
+    right: str | float = 0
+    into: str = "result"
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(side for side in (self.left, self.right) if isinstance(side, str)))
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        left, right = (
+            numbers(batch[side]) if isinstance(side, str) else pa.repeat(pa.scalar(float(side)), len(batch))
+            for side in (self.left, self.right)
+        )
+        if self.operation == "divide":
+            right = pc.if_else(pc.equal(right, 0.0), None, right)
+        return {self.into: _OPERATIONS[self.operation](left, right)}
+
+
+_OPERATIONS = {
+    "add": pc.add,
+    "subtract": pc.subtract,
+    "multiply": pc.multiply,
+    "divide": pc.divide,
+    "power": pc.power,
+    "min": lambda left, right: pc.min_element_wise(left, right, skip_nulls=False),
+    "max": lambda left, right: pc.max_element_wise(left, right, skip_nulls=False),
+}

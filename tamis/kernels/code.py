@@ -1,0 +1,234 @@
+"""Comments in source code and text in HTML, read by small scanners that never fail on broken input."""
+# mypy: disallow-untyped-defs=False
+# ruff: noqa: SIM109, SIM110
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_QUOTE, _APOSTROPHE, _BACKSLASH, _HASH, _NEWLINE = 34, 39, 92, 35, 10
+
+
+@njit(nogil=True, cache=True)
+def _count(data, start, stop):
+    """Characters of a span."""
+    chars = 0
+    for at in range(start, stop):
+        chars += (data[at] & 0xC0) != 0x80
+    return chars
+
+
+@njit(nogil=True, cache=True)
+def _starts_with(data, at, end, marker):
+    if at + len(marker) > end:
+        return False
+    for index in range(len(marker)):
+        if data[at + index] != marker[index]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _end_of_string(data, at, end, quote, triple):
+    """The position after the quotes that close the string whose content begins at `at`; a newline ends a short one."""
+    while at < end:
+        byte = data[at]
+        if byte == _BACKSLASH:
+            at += 2
+            continue
+        if byte == quote:
+            if not triple:
+                return at + 1
+            if at + 2 < end and data[at + 1] == quote and data[at + 2] == quote:
+                return at + 3
+        elif byte == _NEWLINE and not triple:
+            return at
+        at += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _is_name(byte):
+    return 97 <= (byte | 32) <= 122 or 48 <= byte <= 57 or byte == 95 or byte >= 128
+
+
+@njit(nogil=True, cache=True)
+def _is_prefix(byte):
+    lower = byte | 32
+    return lower == 114 or lower == 98 or lower == 117 or lower == 102  # r b u f
+
+
+@njit(nogil=True, cache=True)
+def measure_python(data, offsets, out):
+    """out[i] = characters in comments ('#' included) and docstrings of row i: strings that are a statement of their own."""
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        chars, depth = 0, 0
+        fresh = True  # at the beginning of a statement
+        while at < end:
+            byte = data[at]
+            if byte == _NEWLINE or byte == 59:
+                fresh = fresh or depth == 0
+                at += 1
+            elif byte == 32 or byte == 9 or byte == 12 or byte == 13:
+                at += 1
+            elif byte == _HASH:
+                start = at
+                while at < end and data[at] != _NEWLINE:
+                    at += 1
+                chars += _count(data, start, at)
+            elif byte == _QUOTE or byte == _APOSTROPHE:
+                triple = at + 2 < end and data[at + 1] == byte and data[at + 2] == byte
+                start = at + 3 if triple else at + 1
+                at = _end_of_string(data, start, end, byte, triple)
+                if fresh and depth == 0:
+                    chars += _count(data, start, max(start, at - (3 if triple else 1)))
+                fresh = False
+            elif _is_name(byte):
+                start = at
+                while at < end and _is_name(data[at]):
+                    at += 1
+                quoted = at < end and (data[at] == _QUOTE or data[at] == _APOSTROPHE)
+                prefix = at - start <= 2 and _is_prefix(byte) and _is_prefix(data[at - 1])
+                fresh = fresh and quoted and prefix
+            else:
+                if byte == 40 or byte == 91 or byte == 123:
+                    depth += 1
+                elif byte == 41 or byte == 93 or byte == 125:
+                    depth = max(0, depth - 1)
+                elif byte == _BACKSLASH:
+                    at += 1
+                fresh = False
+                at += 1
+        out[row] = chars
+
+
+@njit(nogil=True, cache=True)
+def measure_comments(data, offsets, line, other_line, opening, closing, quotes, out):
+    """out[i] = characters in comments of row i, their markers aside.
+
+    line, other_line: what begins a comment up to the end of the line, or empty; opening, closing: around a block, or
+    empty (uint8 arrays). quotes: uint8[256], 1 for what holds a string on one line, 2 on several.
+    """
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        chars = 0
+        while at < end:
+            byte = data[at]
+            if len(opening) and byte == opening[0] and _starts_with(data, at, end, opening):
+                at += len(opening)
+                start = at
+                while at < end and not (data[at] == closing[0] and _starts_with(data, at, end, closing)):
+                    at += 1
+                chars += _count(data, start, at)
+                at += len(closing)
+                continue
+            first = len(line) and byte == line[0] and _starts_with(data, at, end, line)
+            second = len(other_line) and byte == other_line[0] and _starts_with(data, at, end, other_line)
+            if first or second:
+                at += len(line) if first else len(other_line)
+                start = at
+                while at < end and data[at] != _NEWLINE:
+                    at += 1
+                chars += _count(data, start, min(at, end))
+            elif quotes[byte]:
+                at = _end_of_string_of(data, at + 1, end, byte, quotes[byte] == 2)
+            else:
+                at += 1
+        out[row] = chars
+
+
+@njit(nogil=True, cache=True)
+def _end_of_string_of(data, at, end, quote, several):
+    while at < end:
+        byte = data[at]
+        if byte == _BACKSLASH:
+            at += 2
+            continue
+        if byte == quote:
+            return at + 1
+        if byte == _NEWLINE and not several:
+            return at
+        at += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _names(data, at, end, name):
+    """Whether the tag at `at` is called `name` (lower case)."""
+    if at + len(name) > end:
+        return False
+    for index in range(len(name)):
+        if data[at + index] | 32 != name[index]:
+            return False
+    return at + len(name) == end or not _is_name(data[at + len(name)])
+
+
+@njit(nogil=True, cache=True)
+def measure_html(data, offsets, script, style, out):
+    """out[i] = characters of row i outside tags, comments, scripts and styles; an entity (&amp;) is one.
+
+    script, style: these words as uint8 arrays.
+    """
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        chars = 0
+        while at < end:
+            byte = data[at]
+            following = data[at + 1] if at + 1 < end else np.uint8(0)
+            if byte == 60 and (97 <= (following | 32) <= 122 or following == 47 or following == 33 or following == 63):
+                if at + 3 < end and following == 33 and data[at + 2] == 45 and data[at + 3] == 45:
+                    at = _after_comment(data, at + 4, end)
+                    continue
+                raw = _names(data, at + 1, end, script)
+                hidden = raw or _names(data, at + 1, end, style)
+                at = _after_tag(data, at + 1, end)
+                if hidden:
+                    at = _before_closing(data, at, end, script if raw else style)
+            elif byte == 38:
+                stop = at + 1
+                while stop < min(end, at + 12) and (_is_name(data[stop]) or data[stop] == 35) and data[stop] < 128:
+                    stop += 1
+                entity = stop < end and stop > at + 1 and data[stop] == 59
+                chars += 1
+                at = stop + 1 if entity else at + 1
+            else:
+                chars += (byte & 0xC0) != 0x80
+                at += 1
+        out[row] = chars
+
+
+@njit(nogil=True, cache=True)
+def _after_comment(data, at, end):
+    while at + 2 < end:
+        if data[at] == 45 and data[at + 1] == 45 and data[at + 2] == 62:
+            return at + 3
+        at += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _after_tag(data, at, end):
+    """The position after the '>' of a tag, quoted attribute values read over."""
+    quote = np.uint8(0)
+    while at < end:
+        byte = data[at]
+        if quote:
+            if byte == quote:
+                quote = np.uint8(0)
+        elif byte == 62:
+            return at + 1
+        elif (byte == _QUOTE or byte == _APOSTROPHE) and data[at - 1] == 61:
+            quote = byte
+        at += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _before_closing(data, at, end, name):
+    while at + 1 < end:
+        if data[at] == 60 and data[at + 1] == 47 and _names(data, at + 2, end, name):
+            return at
+        at += 1
+    return end

@@ -1,0 +1,147 @@
+"""Many phrases looked for at once in each row (Aho and Corasick 1975), and characters looked up in a set.
+
+The automaton reads a byte at a time, with A-Z read as a-z; bytes that stand in no phrase share one class, which keeps
+its table small. Phrases are matched as bytes: those with letters outside ASCII want a text in lower case.
+"""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE, UNSPACED
+from tamis.kernels.words import decode, flags_of
+
+
+class Automaton(NamedTuple):
+    classes: np.ndarray
+    """uint8[256]: the class of each byte."""
+    moves: np.ndarray
+    """int32[states * classes]: where each state goes on each class."""
+    phrase: np.ndarray
+    """int32[states]: the phrase that ends in a state, or -1."""
+    shorter: np.ndarray
+    """int32[states]: the state of the longest shorter phrase that ends there too, or 0."""
+    sizes: np.ndarray
+    """int64[phrases]: their bytes."""
+
+
+def build_automaton(phrases: Sequence[str]) -> Automaton:
+    """The automaton of some phrases; empty ones are never found, and of equal ones the last."""
+    texts = [phrase.lower().encode() for phrase in phrases]
+    used = sorted({byte for text in texts for byte in text})
+    classes = np.zeros(256, np.uint8)
+    for index, byte in enumerate(used):
+        classes[byte] = index + 1
+        if 97 <= byte <= 122:
+            classes[byte - 32] = index + 1
+    width = len(used) + 1
+    children: list[dict[int, int]] = [{}]
+    phrase = [-1]
+    for index, text in enumerate(texts):
+        state = 0
+        for byte in text:
+            step = int(classes[byte])
+            if step not in children[state]:
+                children[state][step] = len(children)
+                children.append({})
+                phrase.append(-1)
+            state = children[state][step]
+        if text:
+            phrase[state] = index
+    moves = np.zeros((len(children), width), np.int32)
+    shorter = np.zeros(len(children), np.int32)
+    failure = [0] * len(children)
+    queue = deque([0])
+    while queue:
+        state = queue.popleft()
+        if state:
+            moves[state] = moves[failure[state]]
+        for step, child in children[state].items():
+            failure[child] = int(moves[state, step]) if state else 0
+            moves[state, step] = child
+            back = failure[child]
+            shorter[child] = back if phrase[back] >= 0 else shorter[back]
+            queue.append(child)
+    sizes = np.array([len(text) for text in texts], np.int64)
+    return Automaton(classes, moves.ravel(), np.array(phrase, np.int32), shorter, sizes)
+
+
+@njit(nogil=True, cache=True)
+def _is_whole(data, start, stop, row_start, row_end, points, kinds):
+    """Whether a match is not inside a longer word; letters of scripts without spaces do not make words longer."""
+    if start > row_start:
+        before = start - 1
+        while before > row_start and data[before] & 0xC0 == 0x80:
+            before -= 1
+        flags = flags_of(decode(data, before, row_end)[0], points, kinds)
+        if (flags & ALPHANUMERIC and not flags & UNSPACED) or data[before] == 95:
+            return False
+    if stop < row_end:
+        flags = flags_of(decode(data, stop, row_end)[0], points, kinds)
+        if (flags & ALPHANUMERIC and not flags & UNSPACED) or data[stop] == 95:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, whole, points, kinds, out):
+    """Per row; out int64[3, rows].
+
+    0  matches of any phrase, of all those that end at one place (whole words only if `whole`)
+    1  paragraphs, parted by empty lines, with a match
+    2  matches of phrase 0
+    """
+    width = len(moves) // len(phrase)
+    for row in range(len(offsets) - 1):
+        start, end = offsets[row], offsets[row + 1]
+        state, line_start = 0, start
+        matches = paragraphs = special = 0
+        matched = False
+        for at in range(start, end):
+            byte = data[at]
+            state = np.int64(moves[state * width + classes[byte]])
+            if byte == 10:
+                if at == line_start or (at == line_start + 1 and data[line_start] == 13):
+                    paragraphs += matched
+                    matched = False
+                line_start = at + 1
+            ending = state if phrase[state] >= 0 else np.int64(shorter[state])
+            while ending:
+                index = phrase[ending]
+                if not whole or _is_whole(data, at + 1 - sizes[index], at + 1, start, end, points, kinds):
+                    matches += 1
+                    matched = True
+                    special += index == 0
+                ending = np.int64(shorter[ending])
+        out[0, row], out[1, row], out[2, row] = matches, paragraphs + matched, special
+
+
+def character_set(characters: Iterable[str]) -> np.ndarray:
+    """uint8[code points]: 1 for those in the set."""
+    members = np.zeros(0x110000, np.uint8)
+    members[[ord(character) for character in characters]] = 1
+    return members
+
+
+@njit(nogil=True, cache=True)
+def count_members(data, offsets, members, points, kinds, out):
+    """out[i] = characters of row i, trimmed of white space at both ends, that are in `members`."""
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        count = pending = 0  # spaces count once something follows them
+        begun = False
+        while at < end:
+            point, at = decode(data, at, end)
+            if flags_of(point, points, kinds) & SPACE:
+                pending += begun and members[point]
+            else:
+                begun = True
+                count += pending + members[point]
+                pending = 0
+        out[row] = count

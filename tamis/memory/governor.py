@@ -1,0 +1,172 @@
+"""Keeps a run inside its budget: how much each worker may hold, what was learnt, and what to do when it was not enough.
+
+hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worker, never the kernel's killer
+    in an operator     the batch is halved and tried again, down to one row, which then fails with its size
+    anywhere else      the partition is tried again: smaller batches, then fewer workers, then without rows too
+                       large to hold, and if even that is too much, a clear error
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tamis.errors import BudgetError
+from tamis.events import Events, MemoryAction
+from tamis.memory import process
+from tamis.memory.budget import (
+    BATCH_COPIES,
+    DEFAULT_BATCH_BYTES,
+    SMALLEST_BATCH_BYTES,
+    WORKER_BYTES,
+    Budget,
+)
+from tamis.parameters import format_bytes
+
+ROW_COPIES = 8
+"""A row is held at most so many times while it is read, processed and written."""
+
+SMALLEST_ROW_LIMIT = 1_000_000
+"""Rows up to this size are never given up for lack of memory; the budget is."""
+
+MOST_COPIES = 200.0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How one attempt at a partition is to use memory."""
+
+    batch_bytes: int
+    max_row_bytes: int | None = None
+    """Rows larger than this are failed with their size instead of being read."""
+
+
+@dataclass
+class Learned:
+    """What earlier partitions, and earlier runs over the same output, taught: memory held per byte of batch."""
+
+    copies: dict[str, float] = field(default_factory=dict)
+
+    def note(self, stage: str, peak_bytes: int, batch_bytes: int) -> None:
+        if batch_bytes > 0 and peak_bytes > 0:
+            seen = min(MOST_COPIES, peak_bytes / batch_bytes)
+            self.copies[stage] = max(seen, 0.9 * self.copies.get(stage, 0.0) + 0.1 * seen)
+
+    def as_text(self) -> bytes:
+        return json.dumps({"bytes_held_per_batch_byte": self.copies}, indent=2).encode()
+
+    @staticmethod
+    def from_text(text: bytes | None) -> Learned:
+        if text is None:
+            return Learned()
+        try:
+            found = json.loads(text)["bytes_held_per_batch_byte"]
+        except (ValueError, KeyError, TypeError):
+            return Learned()  # a hint for the next run, not a record: a damaged one is as good as none
+        return Learned({str(name): float(value) for name, value in found.items()})
+
+
+class Governor:
+    """Derives each worker's allowance from the budget, learns from what was used, and answers overflows."""
+
+    def __init__(self, budget: Budget, emit: Events, learned: Learned | None = None) -> None:
+        self.budget, self.emit = budget, emit
+        self.learned = learned or Learned()
+        self.workers = budget.workers
+        self.actions: dict[str, int] = {}
+        self._batch_bytes = budget.batch_bytes
+        self._stage = ""
+
+    @property
+    def worker_bytes(self) -> int:
+        """What each worker may hold, code included."""
+        return max(0, self.budget.total_bytes - self.budget.driver_bytes) // self.workers
+
+    def begin(self, stage: str) -> None:
+        """A new stage: its operators may hold more or less per byte than those before."""
+        self._stage = stage
+        self._batch_bytes = self.budget.batch_bytes
+        copies = self.learned.copies.get(stage)
+        if copies is not None:
+            self._fit(copies)
+
+    def allowance(self) -> Allowance:
+        return Allowance(self._batch_bytes)
+
+    def finished(self, peak_bytes: int, batch_bytes: int, splits: int) -> None:
+        """Learn from a partition that went through: how much it held, and whether batches had to be halved."""
+        self.learned.note(self._stage, peak_bytes, batch_bytes)
+        if splits:
+            self._act("split", splits, f"{splits} batches were halved because an operator ran out of memory")
+            self._batch_bytes = max(SMALLEST_BATCH_BYTES, self._batch_bytes // 2)
+        self._fit(self.learned.copies.get(self._stage, BATCH_COPIES))
+
+    def overflowed(self, allowance: Allowance, what: str) -> Allowance:
+        """What to try next for a partition that ran out of memory outside an operator."""
+        if allowance.batch_bytes > SMALLEST_BATCH_BYTES:
+            smaller = max(SMALLEST_BATCH_BYTES, allowance.batch_bytes // 2)
+            self._batch_bytes = min(self._batch_bytes, smaller)
+            self._act("shrink", 1, f"{what} ran out of memory; batches of {format_bytes(smaller)} from now on")
+            return replace(allowance, batch_bytes=smaller)
+        if self.workers > 1:
+            self.workers -= 1
+            self._act("fewer_workers", 1, f"{what} ran out of memory; {self.workers} workers from now on")
+            return allowance
+        limit = (self.worker_bytes - WORKER_BYTES) // ROW_COPIES
+        if allowance.max_row_bytes is not None:
+            limit = min(limit, allowance.max_row_bytes // 2)
+        if limit >= SMALLEST_ROW_LIMIT:
+            self._act("isolate", 1, f"{what} ran out of memory; rows over {format_bytes(limit)} are failed")
+            return replace(allowance, max_row_bytes=limit)
+        raise BudgetError(
+            f"{what} does not fit into {format_bytes(self.budget.total_bytes)} of memory, even in the smallest batches",
+            hint=f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
+        )
+
+    def _fit(self, copies: float) -> None:
+        room = 0.8 * (self.worker_bytes - WORKER_BYTES)
+        fitting = int(room / max(copies, 1.0))
+        self._batch_bytes = max(SMALLEST_BATCH_BYTES, min(self._batch_bytes, fitting, DEFAULT_BATCH_BYTES))
+
+    def _act(self, kind: str, count: int, detail: str) -> None:
+        self.actions[kind] = self.actions.get(kind, 0) + count
+        self.emit(MemoryAction(kind, detail))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report: what was allowed, what was done about overflows, what was learnt."""
+        return {
+            "budget_bytes": self.budget.total_bytes,
+            "worker_bytes": self.worker_bytes,
+            "workers": self.workers,
+            "batch_bytes": self._batch_bytes,
+            "actions": dict(self.actions),
+            "bytes_held_per_batch_byte": {name: round(value, 2) for name, value in self.learned.copies.items()},
+        }
+
+
+# ---------------------------------------------------------------------------------------------------- inside a worker
+
+
+def cap_this_process(share_bytes: int) -> None:
+    """From now on, let this process hold at most `share_bytes`: more is a MemoryError here and nobody else's problem.
+
+    The limit counts private writable mappings, so what is mapped already (and shared with the server this process was
+    forked from) is added to it and what is resident already is taken off.
+    """
+    if sys.platform != "linux":
+        return
+    room = max(0, share_bytes - _pss())
+    limit = process.data_bytes() + room
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _pss() -> int:
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return process.status()["VmRSS"]

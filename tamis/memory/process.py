@@ -1,0 +1,66 @@
+"""The memory of this very process: its peak, and giving back what it no longer needs."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+
+def status() -> dict[str, int]:
+    """The `Vm...` lines of /proc/self/status in bytes; empty where there is no such file."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("Vm"):
+            found[name] = int(value.split()[0]) * 1024
+    return found
+
+
+def data_bytes() -> int:
+    """Private writable memory this process has mapped, which RLIMIT_DATA limits."""
+    return status().get("VmData", 0)
+
+
+def reset_peak() -> int:
+    """Begin measuring the peak anew; returns what is held now. Does nothing where the kernel cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return 0
+    return status().get("VmRSS", 0)
+
+
+def peak_bytes() -> int:
+    """The most this process held since `reset_peak`, or since it began where that cannot be reset."""
+    found = status().get("VmHWM")
+    if found is not None:
+        return found
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def trim() -> None:
+    """Give back to the system what is free: collect garbage, release Arrow's pool, trim the C library's arenas."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    libc = _libc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+@functools.cache
+def _libc() -> Any:
+    """The C library if it can trim (glibc), else None."""
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") else None

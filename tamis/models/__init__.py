@@ -1,0 +1,1 @@
+"""Models: finding their files, reading them, training small ones."""

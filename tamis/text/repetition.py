@@ -1,0 +1,322 @@
+"""Filters on text that repeats itself: lines, paragraphs, n-grams of words.
+
+Paragraphs are parted by empty lines, trimmed, and blank ones do not count; neither do blank lines, unless a dialect
+says so. A missing or empty text repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tamis.batch import Batch, Facts
+from tamis.errors import ParameterError
+from tamis.kernels.repetition import LONGEST, SHORTEST
+from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.text.quality import text_facts, word_facts
+from tamis.text.segment import NGRAM_STATS, Words, ratio
+from tamis.text.web import Dialect
+
+
+def ngram_facts(batch: Batch, words: Words, length: int) -> Facts:
+    """Facts about the n-grams of one length."""
+    return {name: each[:, length - SHORTEST] for name, each in batch.facts("text", NGRAM_STATS[words]).items()}
+
+
+@operator(reads="text", writes="unique_lines")
+class RepeatedLines(Filter):
+    """Keep documents of which at least 70 % of the lines are left without repeated ones (Rae et al. 2021).
+
+    Different lines / lines, both not blank. A text without lines scores 1.
+
+    >>> RepeatedLines().score(Batch.from_rows([{"text": "a\\nb\\na\\n\\na"}]))["unique_lines"].tolist()
+    [0.5]
+    """
+
+    min_unique_lines: float = 0.7
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        return {"unique_lines": 1 - ratio(found["line_later"], found["lines"])}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("unique_lines", self.min_unique_lines)]
+
+
+@operator(reads="text", writes="unique_paragraphs")
+class RepeatedParagraphs(Filter):
+    """Keep documents of which at least 70 % of the paragraphs are left without repeated ones (Rae et al. 2021).
+
+    >>> RepeatedParagraphs().score(Batch.from_rows([{"text": "a\\n\\nb\\n\\na\\n\\nc"}]))["unique_paragraphs"].tolist()
+    [0.75]
+    """
+
+    min_unique_paragraphs: float = 0.7
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        return {"unique_paragraphs": 1 - ratio(found["paragraph_later"], found["paragraphs"])}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("unique_paragraphs", self.min_unique_paragraphs)]
+
+
+@operator(reads="text", writes="unique_line_chars")
+class RepeatedLinesByChars(Filter):
+    """Keep documents of which at least 80 % of the characters are left without repeated lines (Rae et al. 2021).
+
+    >>> RepeatedLinesByChars().score(Batch.from_rows([{"text": "aaaa\\nb\\nb\\n"}]))["unique_line_chars"].round(2).tolist()
+    [0.83]
+    """
+
+    min_unique_line_chars: float = 0.8
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        return {"unique_line_chars": 1 - ratio(found["line_later_chars"], found["line_chars"])}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("unique_line_chars", self.min_unique_line_chars)]
+
+
+@operator(reads="text", writes="unique_paragraph_chars")
+class RepeatedParagraphsByChars(Filter):
+    """Keep documents of which at least 80 % of the characters are left without repeated paragraphs (Rae et al. 2021).
+
+    >>> batch = Batch.from_rows([{"text": "aaa\\n\\nb\\n\\nb"}])
+    >>> RepeatedParagraphsByChars().score(batch)["unique_paragraph_chars"].tolist()
+    [0.8]
+    """
+
+    min_unique_paragraph_chars: float = 0.8
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        return {"unique_paragraph_chars": 1 - ratio(found["paragraph_later_chars"], found["paragraph_chars"])}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("unique_paragraph_chars", self.min_unique_paragraph_chars)]
+
+
+def _check_length(name: str, length: int) -> None:
+    if not SHORTEST <= length <= LONGEST:
+        raise ParameterError(f"`n` of `{name}` must be from {SHORTEST} to {LONGEST}, got {length}")
+
+
+@operator(reads="text", writes="top_ngram")
+class RepeatingTopNGrams(Filter):
+    """Drop documents in which the most frequent n-gram of words takes up too much (Rae et al. 2021).
+
+    Occurrences of the most frequent n-gram * its characters with the spaces between its words / characters. Of equally
+    frequent ones the first in the text counts, so that the score never depends on chance. A text of fewer than n words
+    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4.
+
+    >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_2_grams"].round(2).tolist()
+    [0.67]
+    """
+
+    n: int = 2
+    max_top_ngram: float = 0.2
+    words: Words = "auto"
+    column: str = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_length(self.name, self.n)
+
+    def score_columns(self) -> dict[str, str]:
+        (column,) = super().score_columns().values()
+        return {f"top_{self.n}_grams": column.replace("top_ngram", f"top_{self.n}_grams")}
+
+    def score(self, batch: Batch) -> Scores:
+        found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
+        share = ratio(found["top_count"] * (found["top_chars"] + self.n - 1), chars)
+        return {f"top_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+
+    def rules(self) -> list[Rule]:
+        return [at_most(f"top_{self.n}_grams", self.max_top_ngram)]
+
+
+@operator(reads="text", writes="duplicate_ngrams")
+class RepeatingDuplicateNGrams(Filter):
+    """Drop documents in which n-grams of words that stood before take up too much (Rae et al. 2021).
+
+    Characters, with the spaces between, covered by n-grams that occurred earlier in the text, each counted once
+    / characters. A text of fewer than n words scores 1, as in NeMo Curator. Gopher's bounds are 0.15 ... 0.10 for
+    n = 5 ... 10.
+
+    >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_2_grams"].round(2).tolist()
+    [0.33]
+    """
+
+    n: int = 2
+    max_duplicate_ngrams: float = 0.2
+    words: Words = "auto"
+    column: str = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_length(self.name, self.n)
+
+    def score_columns(self) -> dict[str, str]:
+        (column,) = super().score_columns().values()
+        return {f"duplicate_{self.n}_grams": column.replace("duplicate_ngrams", f"duplicate_{self.n}_grams")}
+
+    def score(self, batch: Batch) -> Scores:
+        found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
+        share = ratio(found["later_chars"], chars)
+        return {f"duplicate_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+
+    def rules(self) -> list[Rule]:
+        return [at_most(f"duplicate_{self.n}_grams", self.max_duplicate_ngrams)]
+
+
+_SCORES = (
+    "gopher_duplicate_lines", "gopher_duplicate_paragraphs", "gopher_duplicate_line_chars",
+    "gopher_duplicate_paragraph_chars", "gopher_top_2_grams", "gopher_top_3_grams", "gopher_top_4_grams",
+    "gopher_duplicate_5_grams", "gopher_duplicate_6_grams", "gopher_duplicate_7_grams", "gopher_duplicate_8_grams",
+    "gopher_duplicate_9_grams", "gopher_duplicate_10_grams",
+)  # fmt: skip
+
+
+@operator(reads="text", writes=_SCORES)
+class GopherRepetition(Filter):
+    """Drop documents that repeat themselves, by the rules of MassiveWeb (Rae et al. 2021, table A1).
+
+    score                 datatrove             dolma                  dclm                    paper
+    duplicate_lines       copies after the      all copies of what     all copies, trimmed     copies after the
+                          first / lines         repeats, blank lines   lines / lines           first / lines
+                                                too / all lines
+    duplicate_line_chars  their characters      / characters in words  / characters of lines   / characters of lines
+                          / characters
+    duplicate_paragraphs  as lines              0                      as lines                as lines
+    top_n_grams           occurrences * length  occurrences * letters  the longest of the      occurrences * letters
+                          with spaces           / characters in words  most frequent, if it    / characters in words,
+                          / characters                                 repeats                 if it repeats
+    duplicate_n_grams     read on, skipping     all occurrences,       words inside, once      as dclm
+                          each repeat           overlaps again         / characters in words
+                          / characters          / all n-grams
+
+    `letters` are the characters of the words. Of equally frequent n-grams the first in the text counts, except with
+    dclm. `words=None` tells words apart as the dialect does: dolma by whitespace, dclm by UAX #29, the others "auto".
+    datatrove joins the words of an n-gram before it compares; here n-grams are equal if their words are.
+
+    >>> batch = Batch.from_rows([{"text": "one two\\none two\\none two three"}])
+    >>> scores = GopherRepetition().score(batch)
+    >>> [round(float(scores[f"gopher_{name}"][0]), 2) for name in ("duplicate_lines", "duplicate_line_chars", "top_2_grams")]
+    [0.33, 0.24, 0.72]
+    """
+
+    max_duplicate_lines: float | None = 0.30
+    max_duplicate_paragraphs: float | None = 0.30
+    max_duplicate_line_chars: float | None = 0.20
+    max_duplicate_paragraph_chars: float | None = 0.20
+    max_top_2_grams: float | None = 0.20
+    max_top_3_grams: float | None = 0.18
+    max_top_4_grams: float | None = 0.16
+    max_duplicate_5_grams: float | None = 0.15
+    max_duplicate_6_grams: float | None = 0.14
+    max_duplicate_7_grams: float | None = 0.13
+    max_duplicate_8_grams: float | None = 0.12
+    max_duplicate_9_grams: float | None = 0.11
+    max_duplicate_10_grams: float | None = 0.10
+    dialect: Dialect = "datatrove"
+    words: Words | None = None
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        how: Words = self.words or _WORDS[self.dialect]
+        text = text_facts(batch)
+        letters = word_facts(batch, how)["chars"]
+        scores = dict(zip(_SCORES[:4], _LINES[self.dialect](text, letters), strict=True))
+        for n in range(2, 11):
+            name = f"gopher_top_{n}_grams" if n < 5 else f"gopher_duplicate_{n}_grams"
+            measure = _TOP[self.dialect] if n < 5 else _DUPLICATE[self.dialect]
+            scores[name] = measure(ngram_facts(batch, how, n), n, text["chars"], letters)
+        return scores
+
+    def rules(self) -> list[Rule]:
+        return [between(name, None, getattr(self, name.replace("gopher_", "max_"))) for name in _SCORES]
+
+
+_Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_NGRAMS = Callable[[Facts, int, np.ndarray, np.ndarray], np.ndarray]
+
+_WORDS: dict[str, Words] = {"datatrove": "auto", "dolma": "whitespace", "dclm": "unicode", "paper": "auto"}
+
+
+def _lines_datatrove(text: Facts, letters: np.ndarray) -> _Four:
+    return (
+        ratio(text["line_later"], text["lines"]),
+        ratio(text["paragraph_later"], text["paragraphs"]),
+        ratio(text["line_later_chars"], text["chars"]),
+        ratio(text["paragraph_later_chars"], text["chars"]),
+    )
+
+
+def _lines_dolma(text: Facts, letters: np.ndarray) -> _Four:
+    lines = text["newlines"] + 1
+    blank = lines - text["lines"]
+    none = np.zeros(len(lines))
+    copies = text["line_all"] + np.where(blank > 1, blank, 0)
+    return ratio(copies, lines), none, ratio(text["line_all_chars"], letters), none
+
+
+def _lines_dclm(text: Facts, letters: np.ndarray) -> _Four:
+    return (
+        ratio(text["trimmed_line_all"], text["lines"]),
+        ratio(text["paragraph_all"], text["paragraphs"]),
+        ratio(text["trimmed_line_all_chars"], text["trimmed_line_chars"]),
+        ratio(text["paragraph_all_chars"], text["paragraph_chars"]),
+    )
+
+
+def _lines_paper(text: Facts, letters: np.ndarray) -> _Four:
+    return (
+        ratio(text["line_later"], text["lines"]),
+        ratio(text["paragraph_later"], text["paragraphs"]),
+        ratio(text["line_later_chars"], text["line_chars"]),
+        ratio(text["paragraph_later_chars"], text["paragraph_chars"]),
+    )
+
+
+def _top_datatrove(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return ratio(found["top_count"] * (found["top_chars"] + n - 1), chars)
+
+
+def _top_dolma(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return ratio(found["top_count"] * found["top_chars"], letters)
+
+
+def _top_dclm(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return np.where(found["top_count"] > 1, ratio(found["top_count"] * found["top_chars_longest"], letters), 0.0)
+
+
+def _top_paper(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return np.where(found["top_count"] > 1, ratio(found["top_count"] * found["top_chars"], letters), 0.0)
+
+
+def _duplicate_datatrove(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return ratio(found["greedy_chars"], chars)
+
+
+def _duplicate_dolma(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return ratio(found["all_chars"], found["total_chars"])
+
+
+def _duplicate_once(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray) -> np.ndarray:
+    return ratio(found["covered_chars"], letters)
+
+
+_LINES = {"datatrove": _lines_datatrove, "dolma": _lines_dolma, "dclm": _lines_dclm, "paper": _lines_paper}
+_TOP: dict[str, _NGRAMS] = {
+    "datatrove": _top_datatrove, "dolma": _top_dolma, "dclm": _top_dclm, "paper": _top_paper,
+}  # fmt: skip
+_DUPLICATE: dict[str, _NGRAMS] = {
+    "datatrove": _duplicate_datatrove, "dolma": _duplicate_dolma, "dclm": _duplicate_once, "paper": _duplicate_once,
+}  # fmt: skip

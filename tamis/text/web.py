@@ -1,0 +1,297 @@
+"""The quality rules of well-known web corpora, several measures each: Gopher, C4, FineWeb.
+
+The same rule is computed differently from project to project. `dialect` names whose sums are meant:
+
+    datatrove  Hugging Face's library, which made FineWeb
+    dolma      AI2's toolkit, tagger gopher_v1
+    dclm       DataComp-LM and datamap-rs
+    paper      the words of the paper, where they decide
+
+Bounds are inclusive, whatever a project does at equality. A missing or empty text scores 0 throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column, Facts
+from tamis.operator import Filter, Rule, Scores, at_least, between, operator
+from tamis.text.quality import text_facts, word_facts
+from tamis.text.segment import LineStats, Words, WordStats, ratio
+
+Dialect = Literal["datatrove", "dolma", "dclm", "paper"]
+
+
+@operator(
+    reads="text",
+    writes=(
+        "gopher_words", "gopher_word_length", "gopher_symbols", "gopher_bullet_lines", "gopher_ellipsis_lines",
+        "gopher_alphabetic_words", "gopher_stop_words",
+    ),
+)  # fmt: skip
+class GopherQuality(Filter):
+    """Keep documents that read like prose, by the rules of MassiveWeb (Rae et al. 2021, appendix A.1.1).
+
+    score             datatrove                dolma                    dclm                     paper
+    words             words that are not all   words                    words                    words
+                      symbols
+    word_length       mean over these          median                   mean                     mean
+    symbols           '#', or ellipses, the    words with '#' or the    '#' and ellipses         as datatrove
+                      larger; / words          ellipsis character       / words
+                                               / words
+    bullet_lines      begin with the bullet    '-' or '*' in the first  black circle, bullet,    any bullet, '-', '*'
+                      or '-' / lines           column / lines           '*', '-' / not blank     / not blank
+    ellipsis_lines    end in either ellipsis   end in the character     end in any ellipsis,     end in either
+                      / lines                  / lines                  ". . ." too / not blank  / not blank
+    alphabetic_words  words with a letter / words
+    stop_words        different ones, lower    occurrences, lower case  occurrences, any case    as datatrove
+                      case
+
+    Symbols are punctuation, symbols and controls by Unicode category. `words=None` tells words apart as the dialect
+    does, by whitespace; datatrove and paper take the characters of scripts without spaces as words ("auto").
+
+    >>> batch = Batch.from_rows([{"text": "- The cat and\\n- the dog have # 2 lives..."}])
+    >>> for name, value in GopherQuality().score(batch).items(): print(name, round(float(value[0]), 2))
+    gopher_words 8.0
+    gopher_word_length 3.5
+    gopher_symbols 0.09
+    gopher_bullet_lines 1.0
+    gopher_ellipsis_lines 0.5
+    gopher_alphabetic_words 0.64
+    gopher_stop_words 3.0
+    """
+
+    min_words: int | None = 50
+    max_words: int | None = 100_000
+    min_word_length: float | None = 3
+    max_word_length: float | None = 10
+    max_symbols: float | None = 0.1
+    max_bullet_lines: float | None = 0.9
+    max_ellipsis_lines: float | None = 0.3
+    min_alphabetic_words: float | None = 0.8
+    min_stop_words: int | None = 2
+    stop_words: list[str] | None = None
+    dialect: Dialect = "datatrove"
+    words: Words | None = None
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        how: Words = self.words or ("whitespace" if self.dialect in ("dolma", "dclm") else "auto")
+        words = word_facts(batch, how)
+        if self.stop_words is not None:
+            words = batch.facts("text", WordStats(how, tuple(self.stop_words)))
+        count, length, symbols, bullets, ellipses, stops = _GOPHER[self.dialect](text_facts(batch), words)
+        return {
+            "gopher_words": count,
+            "gopher_word_length": length,
+            "gopher_symbols": symbols,
+            "gopher_bullet_lines": bullets,
+            "gopher_ellipsis_lines": ellipses,
+            "gopher_alphabetic_words": ratio(words["alphabetic"], words["words"]),
+            "gopher_stop_words": stops,
+        }
+
+    def rules(self) -> list[Rule]:
+        return [
+            between("gopher_words", self.min_words, self.max_words),
+            between("gopher_word_length", self.min_word_length, self.max_word_length),
+            between("gopher_symbols", None, self.max_symbols),
+            between("gopher_bullet_lines", None, self.max_bullet_lines),
+            between("gopher_ellipsis_lines", None, self.max_ellipsis_lines),
+            between("gopher_alphabetic_words", self.min_alphabetic_words, None),
+            between("gopher_stop_words", self.min_stop_words, None),
+        ]
+
+
+_Measures = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _gopher_datatrove(text: Facts, words: Facts) -> _Measures:
+    lines = text["newlines"] + text["last_line_open"]
+    return (
+        words["plain"],
+        ratio(words["plain_chars"], words["plain"]),
+        ratio(np.maximum(text["hashes"], text["ellipses"]), words["words"]),
+        ratio(text["bullet_lines"] + text["dash_lines"], lines),
+        ratio(text["ellipsis_lines"], lines),
+        words["listed_distinct"],
+    )
+
+
+def _gopher_dolma(text: Facts, words: Facts) -> _Measures:
+    lines = text["newlines"] + 1
+    return (
+        words["words"],
+        words["median_twice"] / 2,
+        ratio(words["marked"], words["words"]),
+        ratio(text["untrimmed_bullet_lines"], lines),
+        ratio(text["ellipsis_lines_untrimmed"], lines),
+        words["listed_exact"],
+    )
+
+
+def _gopher_dclm(text: Facts, words: Facts) -> _Measures:
+    bullets = text["disc_lines"] + text["bullet_lines"] + text["star_lines"] + text["dash_lines"]
+    return (
+        words["words"],
+        ratio(words["chars"], words["words"]),
+        ratio(text["hashes"] + text["ellipses"] + text["spaced_ellipses"], words["words"]),
+        ratio(bullets, text["lines"]),
+        ratio(text["ellipsis_lines"] + text["spaced_ellipsis_lines"], text["lines"]),
+        words["listed"],
+    )
+
+
+def _gopher_paper(text: Facts, words: Facts) -> _Measures:
+    bullets = text["disc_lines"] + text["bullet_lines"] + text["star_lines"] + text["dash_lines"]
+    return (
+        words["words"],
+        ratio(words["chars"], words["words"]),
+        ratio(np.maximum(text["hashes"], text["ellipses"]), words["words"]),
+        ratio(bullets + text["other_bullet_lines"], text["lines"]),
+        ratio(text["ellipsis_lines"], text["lines"]),
+        words["listed_distinct"],
+    )
+
+
+_GOPHER = {
+    "datatrove": _gopher_datatrove,
+    "dolma": _gopher_dolma,
+    "dclm": _gopher_dclm,
+    "paper": _gopher_paper,
+}
+
+
+def lorem_ipsum(column: Column) -> Facts:
+    """1 where the words of the printers' filler text stand in a row's text, in any case."""
+    found = pc.fill_null(pc.match_substring(column, "lorem ipsum", ignore_case=True), False)
+    return {"lorem_ipsum": found.to_numpy(zero_copy_only=False).astype(np.int64)}
+
+
+@operator(reads="text", writes=("c4_sentences", "c4_curly_brackets", "c4_lorem_ipsum", "c4_chars"))
+class C4Quality(Filter):
+    """Keep documents by the page rules of C4 (Raffel et al. 2020, section 2.2); its line rules are a cleaning step.
+
+    At least 5 sentences, no curly bracket (code), no "lorem ipsum" (placeholders). The "dclm" dialect asks for 3
+    sentences and at most 190 000 characters, as in the configuration of DataComp-LM. Sentences are counted in the text
+    as it comes, by stops (see `kernels.lines`), not with a trained splitter.
+
+    >>> batch = Batch.from_rows([{"text": "One. Two! Three?\\nLorem Ipsum {}"}])
+    >>> {name: int(value[0]) for name, value in C4Quality().score(batch).items()}
+    {'c4_sentences': 4, 'c4_curly_brackets': 1, 'c4_lorem_ipsum': 1, 'c4_chars': 31}
+    """
+
+    min_sentences: int | None = None
+    max_curly_brackets: int | None = 0
+    max_lorem_ipsum: int | None = 0
+    max_chars: int | None = None
+    dialect: Literal["paper", "datatrove", "dclm"] = "paper"
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        filler = batch.facts("text", lorem_ipsum)["lorem_ipsum"]
+        return {
+            "c4_sentences": found["sentences"],
+            "c4_curly_brackets": found["curly"],
+            "c4_lorem_ipsum": filler,
+            "c4_chars": found["chars"],
+        }
+
+    def rules(self) -> list[Rule]:
+        strict = self.dialect == "dclm"
+        sentences = self.min_sentences if self.min_sentences is not None else 3 if strict else 5
+        chars = self.max_chars if self.max_chars is not None else 190_000 if strict else None
+        return [
+            at_least("c4_sentences", sentences),
+            between("c4_curly_brackets", None, self.max_curly_brackets),
+            between("c4_lorem_ipsum", None, self.max_lorem_ipsum),
+            between("c4_chars", None, chars),
+        ]
+
+
+@operator(reads="text", writes="long_paragraphs")
+class C4Paragraphs(Filter):
+    """Keep pages with at least three lines of 200 characters or more (mC4, Xue et al. 2021).
+
+    >>> C4Paragraphs().score(Batch.from_rows([{"text": "x" * 200 + "\\nshort"}]))["long_paragraphs"].tolist()
+    [1]
+    """
+
+    min_long_paragraphs: int = 3
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        return {"long_paragraphs": text_facts(batch)["long_lines"]}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("long_paragraphs", self.min_long_paragraphs)]
+
+
+@operator(
+    reads="text",
+    writes=("fineweb_ended_lines", "fineweb_short_lines", "fineweb_duplicate_line_chars", "fineweb_newlines"),
+)
+class FineWebQuality(Filter):
+    """Drop lists, menus and repeated lines, by the rules FineWeb found on top of Gopher's and C4's (Penedo et al. 2024).
+
+    score                 meaning                                                                 default
+    ended_lines           lines ending in . ? ! " or ' / lines                                    at least 0.12
+    short_lines           lines of at most 30 characters / lines                                  at most 0.67
+    duplicate_line_chars  characters of lines that stood before in the text / characters but \\n   at most 0.01
+    newlines              newlines / words                                                        at most 0.3
+
+    Lines are those that are not blank (datatrove) or all of them (paper: the code that made FineWeb). With
+    `stops="unicode"` the sentence stops of every script end a line too.
+
+    >>> batch = Batch.from_rows([{"text": "It rains.\\nHome\\nHome\\n"}])
+    >>> for name, value in FineWebQuality().score(batch).items(): print(name, round(float(value[0]), 2))
+    fineweb_ended_lines 0.33
+    fineweb_short_lines 1.0
+    fineweb_duplicate_line_chars 0.24
+    fineweb_newlines 0.75
+    """
+
+    min_ended_lines: float | None = 0.12
+    max_short_lines: float | None = 0.67
+    short_line_chars: int = 30
+    max_duplicate_line_chars: float | None = 0.01
+    max_newlines: float | None = 0.3
+    stops: Literal["english", "unicode"] = "english"
+    dialect: Literal["datatrove", "paper"] = "datatrove"
+    words: Words = "auto"
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        text, words = text_facts(batch), word_facts(batch, self.words)
+        ended = text["marked_lines_untrimmed" if self.stops == "english" else "stopped_lines_untrimmed"]
+        short = (
+            batch.facts("text", LineStats(self.short_line_chars))["short_lines"]
+            if self._unusual
+            else text["short_lines"]
+        )
+        lines = text["lines"]
+        if self.dialect == "paper":
+            blank = text["newlines"] + 1 - lines
+            lines, short = lines + blank, short + blank
+        return {
+            "fineweb_ended_lines": ratio(ended, lines),
+            "fineweb_short_lines": ratio(short, lines),
+            "fineweb_duplicate_line_chars": ratio(text["line_later_chars"], text["chars"] - text["newlines"]),
+            "fineweb_newlines": ratio(text["newlines"], words["words"]),
+        }
+
+    @property
+    def _unusual(self) -> bool:
+        return self.short_line_chars != 30
+
+    def rules(self) -> list[Rule]:
+        return [
+            between("fineweb_ended_lines", self.min_ended_lines, None),
+            between("fineweb_short_lines", None, self.max_short_lines),
+            between("fineweb_duplicate_line_chars", None, self.max_duplicate_line_chars),
+            between("fineweb_newlines", None, self.max_newlines),
+        ]

@@ -1,0 +1,191 @@
+"""Whole jobs in one object: each builds a pipeline of a reader, a step and a writer, and runs it.
+
+    ExactDeduplicationWorkflow(input_path="in/", output_path="out/", text_field="text").run()
+
+The parameters are those that users of NeMo Curator know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tamis.dedup.exact import ExactDedup
+from tamis.dedup.fuzzy import FuzzyDedup
+from tamis.dedup.keep import Keep
+from tamis.dedup.verdicts import Verdicts
+from tamis.errors import ParameterError, SourceError, did_you_mean
+from tamis.operator import Gather, Sink, Source
+from tamis.pipeline import Pipeline
+from tamis.report import Report
+
+Paths: TypeAlias = str | Path | Sequence[str | Path]
+
+FORMATS = ("jsonl", "parquet", "csv", "arrow")
+
+
+def format_of(paths: Paths) -> str:
+    """The format of the files at a path, told by their names."""
+    first = paths if isinstance(paths, (str, Path)) else next(iter(paths), "")
+    path = Path(str(first))
+    names = [path.name]
+    if path.is_dir():
+        names = sorted(file.name for file in path.rglob("*") if file.is_file() and not file.name.startswith((".", "_")))
+    for name in names:
+        for suffix in name.lower().split(".")[1:]:
+            if suffix in ("jsonl", "ndjson", "json"):
+                return "jsonl"
+            if suffix in ("parquet", "csv", "arrow"):
+                return suffix
+    raise SourceError(
+        f"the format of {first} is not told by its name", hint=f"name it: input_filetype one of {', '.join(FORMATS)}"
+    )
+
+
+def reader_and_writer(
+    paths: Paths,
+    output: str | Path,
+    filetype: str | None,
+    *,
+    output_filetype: str | None = None,
+    blocksize: int | str | None = None,
+) -> tuple[Source, Sink]:
+    """A reader of these files, and a writer of the same format."""
+    from tamis.sinks import tables as sinks
+    from tamis.sources import tables as sources
+
+    source_format = filetype or format_of(paths)
+    names = {"jsonl": "Jsonl", "parquet": "Parquet", "csv": "Csv", "arrow": "Arrow"}
+    target_format = output_filetype or source_format
+    for given in (source_format, target_format):
+        if given not in names:
+            raise ParameterError(
+                f"there is no format {given!r}", hint=did_you_mean(given, names) or f"one of {', '.join(names)}"
+            )
+    reader = getattr(sources, f"{names[source_format]}Reader")(paths, blocksize=blocksize)
+    return reader, getattr(sinks, f"{names[target_format]}Writer")(str(output))
+
+
+@dataclass
+class _Deduplication:
+    """What the workflows of deduplication have in common."""
+
+    input_path: Paths
+    output_path: str | Path
+    input_filetype: Literal["jsonl", "parquet", "csv", "arrow"] | None = None
+    input_blocksize: int | str | None = None
+    text_field: str = "text"
+    perform_removal: bool = True
+    output_filetype: Literal["jsonl", "parquet", "csv", "arrow"] | None = None
+    keep: Keep = "first"
+    by: str | None = None
+    prefer: Sequence[str] | None = None
+    prefer_column: str | None = None
+    against: str | None = None
+    update: bool = False
+
+    def step(self) -> Gather:
+        raise NotImplementedError
+
+    def pipeline(self) -> Pipeline:
+        """The steps that `run` runs: a reader, the deduplication, and a writer of the same format."""
+        reader, writer = reader_and_writer(
+            self.input_path,
+            self.output_path,
+            self.input_filetype,
+            output_filetype=self.output_filetype,
+            blocksize=self.input_blocksize,
+        )
+        return Pipeline(reader, self.step(), writer if self.perform_removal else Verdicts(str(self.output_path)))
+
+    def run(self, **options: Any) -> Report:
+        """Deduplicate; takes the options of `Pipeline.run`.
+
+        Without `perform_removal` no rows are written, only the groups of duplicates, to `_tamis/groups/` in the output folder.
+        """
+        return self.pipeline().run(**options)
+
+
+@dataclass
+class ExactDeduplicationWorkflow(_Deduplication):
+    """Remove exact duplicates from a folder of files.
+
+    >>> ExactDeduplicationWorkflow(input_path="in/", output_path="out/", input_blocksize="1GB").text_field
+    'text'
+    """
+
+    ignore_case: bool = False
+    ignore_whitespace: bool = False
+    unicode: Literal["NFC", "NFKC"] | None = None
+    unit: Literal["document", "paragraph", "line"] = "document"
+    max_removed: float = 0.5
+
+    def step(self) -> ExactDedup:
+        return ExactDedup(
+            column=self.text_field,
+            unit=self.unit,
+            ignore_case=self.ignore_case,
+            ignore_whitespace=self.ignore_whitespace,
+            unicode=self.unicode,
+            keep=self.keep,
+            by=self.by,
+            prefer=self.prefer,
+            prefer_column=self.prefer_column,
+            max_removed=self.max_removed,
+            against=self.against,
+            update=self.update,
+        )
+
+
+@dataclass
+class FuzzyDeduplicationWorkflow(_Deduplication):
+    """Remove near-duplicates from a folder of files.
+
+    `char_ngrams`, `num_bands` and `minhashes_per_band` are NeMo Curator's names; `char_ngrams` chooses n-grams of characters.
+
+    >>> FuzzyDeduplicationWorkflow(input_path="in/", output_path="out/", char_ngrams=24).step().unit
+    'character'
+    """
+
+    settings: Literal["fineweb", "dolma3", "nemo"] = "fineweb"
+    threshold: float = 0.8
+    verify: Literal["jaccard", "signature", "none"] = "jaccard"
+    char_ngrams: int | None = None
+    word_ngrams: int | None = None
+    num_bands: int | None = None
+    minhashes_per_band: int | None = None
+    num_hashes: int | None = None
+    seed: int = 1
+    reuse: str | None = None
+
+    def step(self) -> FuzzyDedup:
+        if self.char_ngrams is not None and self.word_ngrams is not None:
+            raise ParameterError("give `char_ngrams` or `word_ngrams`, not both")
+        return FuzzyDedup(
+            column=self.text_field,
+            settings="nemo" if self.char_ngrams is not None else self.settings,
+            threshold=self.threshold,
+            verify=self.verify,
+            ngram=self.char_ngrams or self.word_ngrams,
+            unit="character" if self.char_ngrams is not None else "word" if self.word_ngrams is not None else None,
+            num_bands=self.num_bands,
+            num_rows=self.minhashes_per_band,
+            num_hashes=self.num_hashes,
+            seed=self.seed,
+            keep=self.keep,
+            by=self.by,
+            prefer=self.prefer,
+            prefer_column=self.prefer_column,
+            against=self.against,
+            update=self.update,
+            reuse=self.reuse,
+        )
+
+    def rethreshold(self, threshold: float, output_path: str | Path, **options: Any) -> Report:
+        """Deduplicate again to another folder with another threshold, from the hashes of this workflow's output.
+
+        The result is that of a run with this threshold from the start; the input is read again, nothing is hashed.
+        """
+        return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)

@@ -1,0 +1,153 @@
+"""Overflows, made on purpose: each is answered as promised, and every row is accounted for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tamis.errors import BudgetError
+from tamis.events import Events
+from tamis.memory.budget import SMALLEST_BATCH_BYTES, make_budget
+from tamis.memory.governor import Allowance, Governor, Learned
+from tamis.operator import Map, operator
+from tamis.parameters import parse_bytes
+from tamis.report import Report
+
+
+def governor(**options):
+    seen = []
+    return Governor(make_budget(**options), Events([seen.append])), seen
+
+
+class TestDecisions:
+    def test_the_order_is_smaller_batches_then_fewer_workers_then_large_rows_then_an_error(self):
+        chief, seen = governor(memory="700MB", workers=2)
+        allowance = chief.allowance()
+        kinds = []
+        with pytest.raises(BudgetError, match="does not fit into 700 MB of memory"):
+            while True:
+                allowance = chief.overflowed(allowance, "a.jsonl")
+                kinds.append(seen[-1].kind)
+        assert list(dict.fromkeys(kinds)) == ["shrink", "fewer_workers", "isolate"]
+        assert chief.workers == 1
+        assert allowance.batch_bytes == SMALLEST_BATCH_BYTES
+
+    def test_a_worker_taken_away_leaves_its_share_to_the_others(self):
+        chief, _ = governor(memory="1GB", workers=2)
+        before = chief.worker_bytes
+        chief.overflowed(Allowance(SMALLEST_BATCH_BYTES), "a")
+        assert chief.worker_bytes == pytest.approx(2 * before, abs=1)
+
+    def test_what_was_held_decides_the_next_batch_size(self):
+        chief, _ = governor(memory="600MB", workers=1)
+        chief.begin("stage")
+        before = chief.allowance().batch_bytes
+        chief.finished(peak_bytes=40 * before, batch_bytes=before, splits=0)
+        assert chief.allowance().batch_bytes < before / 2
+
+    def test_what_was_learnt_is_used_by_the_next_run(self):
+        chief, _ = governor(memory="600MB", workers=1)
+        chief.begin("stage")
+        chief.finished(peak_bytes=400_000_000, batch_bytes=4_000_000, splits=0)
+        learned = Learned.from_text(chief.learned.as_text())
+        other = Governor(make_budget(memory="600MB", workers=1), Events([]), learned)
+        other.begin("stage")
+        assert other.allowance() == chief.allowance()
+        assert Learned.from_text(b"not json").copies == {}
+
+
+@operator(reads="text", writes="grown")
+class GrowForTests(Map):
+    """Makes a hundred times as many bytes as it is given."""
+
+    factor: int = 100
+
+    def apply(self, batch):
+        return {"grown": pa.compute.binary_repeat(batch["text"], self.factor)}
+
+
+@operator(reads="text", writes="n")
+class GreedyForTests(Map):
+    """Takes memory until it is stopped, when it meets a certain text."""
+
+    def apply(self, batch):
+        if "greedy" in batch["text"].to_pylist():
+            taken = []
+            while True:
+                taken.append(np.ones(5_000_000))
+        return {"n": np.zeros(len(batch))}
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tests.memory.test_governor import GreedyForTests, GrowForTests
+folder = Path(sys.argv[1])
+report = Pipeline(*eval(sys.argv[2])).run(memory=sys.argv[3], workers=int(sys.argv[4]))
+print(json.dumps(report.as_dict()))
+"""
+
+
+def run(tmp_path, steps, memory="450MB", workers=1):
+    """The steps in a process of their own, whose memory is that of the run alone."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), steps, memory, str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    assert done.returncode == 0, done.stderr
+    report = Report(**json.loads(done.stdout))
+    assert report.balances
+    assert report.peak_memory_bytes < parse_bytes(memory)
+    return report
+
+
+def test_rows_that_grow_a_hundredfold_are_processed_in_smaller_batches(tmp_path):
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(4000):
+            file.write(json.dumps({"id": number, "text": "abcdefghij" * 300}) + "\n")
+    report = run(
+        tmp_path, "[JsonlReader(folder / 'in.jsonl'), GrowForTests(), JsonlWriter(folder / 'out', fields=['id'])]"
+    )
+    assert report.kept == 4000
+    assert set(report.memory["actions"]) & {"split", "shrink"}
+
+
+def test_a_row_that_alone_takes_everything_fails_alone(tmp_path):
+    rows = [{"text": "modest"}] * 20 + [{"text": "greedy"}] + [{"text": "modest"}] * 20
+    report = run(tmp_path, f"[Rows({rows!r}), GreedyForTests()]")
+    assert (report.kept, report.failed) == (40, 1)
+    assert report.memory["actions"]["split"] > 0
+
+
+@pytest.mark.slow
+def test_a_row_too_large_to_hold_fails_with_its_size(tmp_path):
+    path = tmp_path / "in.jsonl"
+    with path.open("w") as file:
+        for number in range(50):
+            if number == 25:
+                file.write('{"text": "' + "x" * 300_000_000 + '"}\n')
+            file.write(json.dumps({"text": f"row {number}"}) + "\n")
+    report = run(tmp_path, "[JsonlReader(folder / 'in.jsonl'), JsonlWriter(folder / 'out')]")
+    assert (report.read, report.kept, report.failed) == (51, 50, 1)
+    (line,) = next((tmp_path / "out" / "_tamis" / "failed").iterdir()).read_text().splitlines()
+    assert "300,000,0" in json.loads(line)["error"]
+
+
+def test_the_same_rows_at_every_budget(tmp_path):
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(30_000):
+            file.write(json.dumps({"id": number, "text": f"text {number} " * 20}) + "\n")
+    seen = set()
+    for memory in ("340MB", "500MB", "2GB"):
+        run(
+            tmp_path,
+            f"[JsonlReader(folder / 'in.jsonl'), GrowForTests(factor=3), JsonlWriter(folder / '{memory}')]",
+            memory,
+            workers=2,
+        )
+        seen.add(b"".join(file.read_bytes() for file in sorted((tmp_path / memory).glob("part-*"))))
+    assert len(seen) == 1
