@@ -6,6 +6,7 @@ TamisError                 has a hint: what to do about it
 ├── ColumnError            a step reads a column that is not there
 ├── SourceError            the input cannot be listed, opened or understood
 ├── SinkError              the output cannot be written, or holds something else
+│   └── DiskFull           there is no room left to write to
 ├── LedgerError            the record of what is done is damaged or in use
 ├── OperatorError          a step broke its contract (wrong number of rows, ...)
 ├── BudgetError            the work cannot fit the memory or disk it was given
@@ -62,6 +63,10 @@ class SourceError(TamisError):
 
 class SinkError(TamisError):
     """The output cannot be written, or the folder holds something else."""
+
+
+class DiskFull(SinkError):
+    """There is no room left on the disk that a run writes to."""
 
 
 class LedgerError(TamisError):

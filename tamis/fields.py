@@ -203,10 +203,12 @@ class Concat(Map):
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         parts = [texts(batch[name]).cast(pa.large_string()) for name in self.columns]
-        joined = pc.binary_join_element_wise(*parts, self.separator, null_handling="skip")
         missing = pc.is_null(pc.coalesce(*parts))
-        narrow = pc.if_else(missing, None, joined)
-        return {self.into: narrow.cast(pa.string()) if narrow.nbytes < 2**31 else narrow}
+        # Arrow forgets rows whose every part is null (seen in 26.0), so they get one that is not.
+        parts[0] = pc.if_else(missing, "", parts[0])
+        separator = pa.scalar(self.separator, pa.large_string())
+        joined = pc.if_else(missing, None, pc.binary_join_element_wise(*parts, separator, null_handling="skip"))
+        return {self.into: joined.cast(pa.string()) if joined.nbytes < 2**31 else joined}
 
 
 @operator(reads="text")

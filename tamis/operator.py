@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, dataclass_transform
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +107,10 @@ class Operator:
         names = [spec.name for spec in dataclasses.fields(self) if spec.name not in self.incidental]
         values = {name: as_text(getattr(self, name)) for name in names}
         return {"step": self.name, "version": self.version, "parameters": values}
+
+    def changed(self, **parameters: Any) -> Self:
+        """This operator with some parameters changed."""
+        return dataclasses.replace(self, **parameters)
 
     def check(self) -> None:
         """Look for mistakes that can be seen before any data moves."""
@@ -245,6 +249,14 @@ class Gather(Operator):
         """Facts about each row, as columns with one value per row."""
         raise NotImplementedError
 
+    def disk_bytes(self, num_rows: int, num_bytes: int) -> int | None:
+        """What observing and resolving so many rows of so many bytes writes to disk; None if that is not known."""
+        return None
+
+    def memory_bytes(self, num_rows: int) -> int:
+        """What resolving holds in the driver for so many rows."""
+        return 0
+
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         """Read the observations and call `decide(partition, drop, reason)` once for each partition."""
         raise NotImplementedError
@@ -299,6 +311,10 @@ class Work(Protocol):
 
     def publish(self, name: str, file: Path) -> None:
         """Move a finished file to `_tamis/<name>` in the output folder."""
+        ...
+
+    def published(self, folder: str) -> list[str]:
+        """The names in `_tamis/<folder>`, of this run and of earlier ones."""
         ...
 
     def withdraw(self, name: str) -> None:
@@ -532,9 +548,19 @@ OPERATOR_MODULES = (
     "tamis.sources.memory",
     "tamis.sinks.tables",
     "tamis.text.quality",
+    "tamis.text.web",
+    "tamis.text.repetition",
+    "tamis.text.lists",
+    "tamis.text.tokens",
+    "tamis.text.code",
     "tamis.sampling",
     "tamis.dedup.exact",
     "tamis.dedup.fuzzy",
+    "tamis.fields",
+    "tamis.text.clean",
+    "tamis.text.lines",
+    "tamis.text.pii",
+    "tamis.text.documents",
 )
 
 

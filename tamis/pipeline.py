@@ -15,15 +15,17 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from tamis.errors import ParameterError
+from tamis.errors import BudgetError, DiskFull, ParameterError
 from tamis.events import Events, Subscriber
 from tamis.executors.drive import Run, prepare_output
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.sampled import run_sampled
 from tamis.ledger import Ledger
 from tamis.memory.budget import SERVER_BYTES, Budget, make_budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.monitor import TreeMemory, held_bytes
+from tamis.memory.profile import Profile, profile_of
 from tamis.operator import Operator, Sink, as_operator
 from tamis.plan import Explanation, Plan, make_plan, shape_of
 from tamis.report import Report
@@ -75,6 +77,8 @@ class Pipeline:
         rejects: bool = False,
         fresh: bool = False,
         on_error: Literal["isolate", "raise"] | None = None,
+        on_overflow: Literal["error", "sample"] = "error",
+        max_seconds: float | None = None,
         on_event: Subscriber | Sequence[Subscriber] = (),
     ) -> Report:
         """Run the pipeline and account for every row.
@@ -82,22 +86,51 @@ class Pipeline:
         Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` starts over. A row that
         breaks a step is set aside under `_tamis/failed/` and the rest goes on, except inline, where errors are raised as
         they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `_tamis/rejects/`.
+
+        If the job as a whole cannot fit its memory or disk, that is an error; with `on_overflow="sample"` a random share of
+        the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
+        report tells the share and the weight of each row.
         """
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
         if device == "gpu":
             raise ParameterError("none of these steps runs on a GPU", hint="leave --device at auto")
-        subscribers = [on_event] if callable(on_event) else list(on_event)
-        with ExitStack() as stack:
-            return self._run(
-                stack,
-                self._budget(memory, workers),
-                executor,
-                rejects=rejects,
-                fresh=fresh,
-                on_error=on_error or ("raise" if executor == "inline" else "isolate"),
-                emit=Events(subscribers),
+        emit = Events([on_event] if callable(on_event) else list(on_event))
+        budget = self._budget(memory, workers)
+        errors = on_error or ("raise" if executor == "inline" else "isolate")
+
+        def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
+            with ExitStack() as stack:
+                return Pipeline(*steps)._run(
+                    stack, budget, executor, rejects=rejects, fresh=fresh, on_error=errors, emit=emit
+                )
+
+        try:
+            return attempt(self.steps, fresh=fresh)
+        except (BudgetError, DiskFull) as error:
+            if on_overflow != "sample":
+                raise
+            report = run_sampled(attempt, self.steps, error, emit, max_seconds)
+            if self.sink is not None:
+                with ExitStack() as stack:
+                    self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())
+            return report
+
+    def profile(self, *, rows: int = 20_000, memory: int | str | None = None) -> Profile:
+        """Run the first rows with one worker and measure what each step holds and how long it takes.
+
+        The output goes nowhere. Tells the memory, workers and block size to use for the whole.
+        """
+        source = self.steps[0].changed(limit=rows) if hasattr(self.steps[0], "limit") else self.steps[0]
+        steps = [source, *shape_of(self.steps).operators]
+        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+            if self.sink is not None:
+                steps.append(self.sink.changed(path=folder, mode="overwrite", storage_options=None))
+            budget = self._budget(memory, 1)
+            report = Pipeline(*steps)._run(
+                stack, budget, "local", rejects=False, fresh=True, on_error="isolate", emit=Events(), profile=True
             )
+        return profile_of(report, budget.driver_bytes)
 
     def collect(self, **options: Any) -> pa.Table:
         """The rows that come out, as one Arrow table: for small things. Takes the options of `run`."""
@@ -122,6 +155,7 @@ class Pipeline:
         fresh: bool,
         on_error: str,
         emit: Events,
+        profile: bool = False,
     ) -> Report:
         memory, stop = TreeMemory(), Stop()
         store = self._store(stack)
@@ -132,7 +166,7 @@ class Pipeline:
         else:  # before anything else: what workers are forked from starts while the plan is made
             modules = {type(step).__module__ for step in self.steps} - {"__main__"}
             runner = stack.enter_context(LocalExecutor(governor, modules, emit, memory, stop))
-        make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error)
+        make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile)
         plan = make_plan_for(None)  # mistakes are told before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
@@ -159,12 +193,14 @@ class Pipeline:
 
 
 def _planner(
-    steps: Sequence[Operator], budget: Budget, store: Store, *, rejects: bool, on_error: str
+    steps: Sequence[Operator], budget: Budget, store: Store, *, rejects: bool, on_error: str, profile: bool
 ) -> Callable[[int | None], Plan]:
     from tamis.sinks.tables import ParquetWriter
 
     side = ParquetWriter(store.root) if rejects else None
-    return lambda blocksize: make_plan(steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error)
+    return lambda blocksize: make_plan(
+        steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error, profile=profile
+    )
 
 
 Sequential = Pipeline

@@ -15,6 +15,7 @@ from typing import Any
 
 import tamis
 from tamis.errors import ColumnError, ParameterError, TamisError
+from tamis.executors.estimate import estimate
 from tamis.executors.worker import Stage
 from tamis.memory.budget import Budget
 from tamis.memory.spill import SpilledRows
@@ -142,6 +143,7 @@ def make_plan(
     blocksize: int | None = None,
     rejects: Sink | None = None,
     on_error: str = "isolate",
+    profile: bool = False,
 ) -> Plan:
     """Look at the input and turn the steps into stages. Reads file listings, footers and samples, no more.
 
@@ -162,7 +164,7 @@ def make_plan(
     if columns is not None:
         optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
         columns = tuple(sorted({*columns, *optional}))
-    stages = _cut(shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines)
+    stages = _cut(shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines, profile=profile)
     identity = [step.identity() for step in steps]
     return Plan(
         stages=tuple(stages),
@@ -186,6 +188,7 @@ def _cut(
     on_error: str,
     *,
     keep_lines: bool,
+    profile: bool,
 ) -> list[Stage]:
     work = store.scratch().parent / "work" if store.local else store.scratch() / "work"
     stages: list[Stage] = []
@@ -222,6 +225,7 @@ def _cut(
                 rejects=rejects,
                 on_error=on_error,
                 keep_lines=keep_lines,
+                profile=profile,
             )
         )
         if cut is None:
@@ -259,6 +263,7 @@ class Explanation:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.estimate = estimate(plan.stages, plan.layout, plan.budget)
 
     def as_dict(self) -> dict[str, Any]:
         plan = self._plan
@@ -286,6 +291,7 @@ class Explanation:
             "batch_bytes": plan.budget.batch_bytes,
             "blocksize": plan.blocksize,
             "output": plan.store.root if plan.sink else None,
+            "estimate": self.estimate.as_dict(),
             "reasons": dict(plan.reasons),
             "hints": list(plan.hints),
         }
@@ -307,6 +313,7 @@ class Explanation:
             if stage.end is not None:
                 verb = "observe" if isinstance(stage.end, Gather) else "write"
                 lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
+        lines.append(str(self.estimate))
         lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
         lines += [f"hint: {hint}" for hint in plan.hints]
         return "\n".join(lines)

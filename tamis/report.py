@@ -33,10 +33,13 @@ class OperatorAccount:
     created: int = 0
     failed: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    """The most it held on top of what was there, when profiled."""
 
     def add(self, other: OperatorAccount) -> None:
         for name in ("rows_in", "rows_out", "seconds", "num_bytes", "created", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         for reason, count in other.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
@@ -111,6 +114,8 @@ class Report:
     output: str | None = None
     state: str = "finished"
     """finished, interrupted, or unchanged (there was nothing to do)"""
+    sample: dict[str, Any] | None = None
+    """Set if only a share of the rows was processed because all would not fit: the share and the weight of a row."""
     memory: dict[str, Any] = field(default_factory=dict)
     """The budget, what was done to stay inside it, and what was learnt."""
     notes: list[str] = field(default_factory=list)
@@ -141,6 +146,10 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def as_text(self) -> bytes:
+        """As it stands in report.json."""
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode()
+
     @staticmethod
     def load(output: str | Path) -> Report:
         """The report of a finished or interrupted run, from its output folder."""
@@ -167,6 +176,10 @@ class Report:
         for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
             lines.append(f"  {count:>21,}{_percent(count, self.read)}  {reason}")
         lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.read)}")
+        if self.sample is not None:
+            lines.append(
+                f"of {self.sample['share']:.2%} of the rows, since all did not fit; each stands for {self.sample['weight']:.0f}"
+            )
         rate = self.num_bytes / self.seconds if self.seconds else 0
         lines.append(
             f"in {self.seconds:.1f} s ({format_bytes(rate)}/s), at most {format_bytes(self.peak_memory_bytes)} of memory"
@@ -187,6 +200,8 @@ def _operator_row(op: OperatorAccount, busy: float) -> dict[str, Any]:
         "seconds": round(op.seconds, 4),
         "share": round(op.seconds / busy, 4),
         "mb_per_s": round(rate, 1) if rate is not None else None,
+        "num_bytes": op.num_bytes,
+        "peak_bytes": op.peak_bytes,
     }
 
 

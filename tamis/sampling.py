@@ -1,4 +1,4 @@
-"""A random sample of fixed size, the same for any order of work."""
+"""Random samples that are the same for any order of work: a share of the rows, or a number of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,40 @@ import numpy as np
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
-from tamis.operator import Decide, Gather, Observations, Work, operator
+from tamis.operator import Decide, Filter, Gather, Observations, Rule, Scores, Work, at_most, operator
+
+
+def lots(batch: Batch, seed: int) -> np.ndarray:
+    """A random number per row that depends on its address and on nothing else."""
+    salt = seed.to_bytes(8, "little", signed=True)
+    keys = (batch.origin.address(row).encode() for row in range(len(batch)))
+    return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys), dtype="<u8")
+
+
+@operator(writes="lot")
+class RowShare(Filter):
+    """Keep a random share of the rows; a larger share holds all rows of a smaller one.
+
+    The choice depends on the addresses of the rows and on `seed`. The score `lot` is spread evenly over 0 to 1.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = Rows([{"n": n} for n in range(1000)])
+    >>> 400 < Pipeline(rows, RowShare(share=0.5)).run().kept < 600
+    True
+    """
+
+    share: float = 1.0
+    seed: int = 0
+
+    def check(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ParameterError(f"`share` must lie between 0 and 1, got {self.share}")
+
+    def score(self, batch: Batch) -> Scores:
+        return {"lot": lots(batch, self.seed) / 2.0**64}
+
+    def rules(self) -> list[Rule]:
+        return [at_most("lot", self.share)]
 
 
 @operator()
@@ -32,10 +65,7 @@ class Sample(Gather):
             raise ParameterError(f"`rows` must not be negative, got {self.rows}")
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        salt = self.seed.to_bytes(8, "little", signed=True)
-        keys = (batch.origin.address(row).encode() for row in range(len(batch)))
-        hashes = (hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys)
-        return {"lot": np.frombuffer(b"".join(hashes), dtype="<u8")}
+        return {"lot": lots(batch, self.seed)}
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         smallest = np.empty(0, dtype=np.uint64)

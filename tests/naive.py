@@ -1,5 +1,7 @@
 """Slow, obvious answers to what the text kernels compute, and texts to ask about."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import re
@@ -144,11 +146,12 @@ def segments(text: str) -> list[str]:
 def word_stats(text: str, mode: str, listed: tuple[str, ...]) -> dict[str, float]:
     found = words(text, mode)
     lengths = sorted(map(len, found))
+    capped = [min(length, 1023) for length in lengths]
     plain = [word for word in found if any(c.isalnum() for c in word)]
     middle = len(lengths) // 2
     median = 0.0
     if lengths:
-        median = lengths[middle] if len(lengths) % 2 else (lengths[middle - 1] + lengths[middle]) / 2
+        median = capped[middle] if len(capped) % 2 else (capped[middle - 1] + capped[middle]) / 2
     ellipses = {"...", "[...]", "(...)", "…", "[…]", "(…)", "-»", "(-»)", "[-»]"}
     return {
         "words": len(found),

@@ -8,6 +8,7 @@ import doctest
 import importlib
 import inspect
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,16 @@ TEXTS = [
     "<html><body><p>Hello { lorem ipsum } javascript</p></body></html>",
 ]
 
-EXAMPLES = {"sample": {"rows": 3}}
+DATA = Path(__file__).parent / "text" / "data"
+EXAMPLES = {
+    "sample": {"rows": 3},
+    "substring": {"substring": "A"},
+    "histogram": {"path": str(DATA / "histogram.txt")},
+    "token_count": {"tokenizer": str(DATA / "tokenizer.json")},
+    "tokenizer_fertility": {"tokenizer": str(DATA / "tokenizer.json")},
+    "general_comment_to_code": {"language": "shell"},
+    "per_extension": {"language": "python", "extension": "py", "metadata_file": str(DATA / "code_meta.csv")},
+}
 
 OURS = {name: cls for name, cls in registered().items() if cls.__module__.startswith("tamis.")}
 STEPS = {name: cls for name, cls in OURS.items() if not issubclass(cls, (Source, Sink))}

@@ -470,3 +470,29 @@ def test_events_tell_the_story_in_order():
     assert kinds[0] is RunStarted
     assert kinds[-1] is RunFinished
     assert kinds.count(PartitionCommitted) == 3
+
+
+class TestExplain:
+    def test_memory_spill_and_disk_are_told_before_the_run(self, tmp_path):
+        write_jsonl(tmp_path / "in.jsonl", numbered(5000))
+        size = (tmp_path / "in.jsonl").stat().st_size
+        pipeline = Pipeline(
+            JsonlReader(tmp_path / "in.jsonl"), WordCount(), Sample(rows=9), JsonlWriter(tmp_path / "out")
+        )
+        found = pipeline.explain(memory="1GB").as_dict()["estimate"]
+        assert found["memory_bytes"] <= 1_000_000_000
+        assert size * 0.5 < found["spill_bytes"] < size * 3
+        assert found["output_bytes"] == pytest.approx(size, rel=0.1)
+        assert found["rows"] == pytest.approx(5000, rel=0.5)
+        assert found["fits_disk"]
+
+    def test_a_profile_measures_each_step_and_recommends(self, tmp_path):
+        write_jsonl(tmp_path / "in.jsonl", numbered(5000))
+        profile = Pipeline(
+            JsonlReader(tmp_path / "in.jsonl"), WordCount(min_words=1), JsonlWriter(tmp_path / "out")
+        ).profile(rows=2000)
+        assert [op.name for op in profile.operators] == ["jsonl_reader", "word_count", "jsonl_writer"]
+        assert profile.rows == 2000
+        assert profile.memory_bytes > 300_000_000
+        assert "recommended: --memory" in str(profile)
+        assert not (tmp_path / "out").exists()

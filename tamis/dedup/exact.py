@@ -197,7 +197,7 @@ class ExactDedup(Gather):
             keep_entries=keep_digests,
         )
         settled = settling.run(work, f"fates, {num_buckets}")
-        publish(work, work.folder, summary_of(self.name, rows, found, settled), {})
+        publish(work, summary_of(self.name, rows, found, settled), {})
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
         name = self._columns[0]

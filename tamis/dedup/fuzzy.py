@@ -23,7 +23,7 @@ from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
-from tamis.dedup.settle import GROUPS, Settling, check_disk, publish
+from tamis.dedup.settle import DETAILS, Settling, check_disk, publish
 from tamis.dedup.shuffle import as_matrix, bucket_count, from_matrix, usable_bytes
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
@@ -31,7 +31,7 @@ from tamis.kernels import minhash
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operator import Decide, Gather, Observations, Work, digest, operator
 
-CANDIDATES = f"{GROUPS}/candidates"
+CANDIDATES = "candidates"
 
 SETTINGS: dict[str, tuple[str, int, int, int, bool]] = {
     "fineweb": ("word", 5, 14, 8, True),  # Penedo et al. 2024, section 3.4
@@ -267,7 +267,7 @@ class FuzzyDedup(Gather):
         summary |= {"threshold": self.threshold, "required": self._comparison.required, "verify": self.verify}
         summary |= {"hashing": self.hashing(), "keep": [self.keep, self.by, self.prefer, self.prefer_column]}
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
-        publish(work, work.folder, summary, {CANDIDATES: collected})
+        publish(work, summary, {CANDIDATES: collected})
         if index_folder is not None and self.against is not None:
             index_folder.mkdir(exist_ok=True)
             add_generation(self.against, own, index_folder)
@@ -327,26 +327,28 @@ class FuzzyDedup(Gather):
 
     # --------------------------------------------------------------------------------------------------------------- reuse
 
-    def _earlier(self) -> dict[str, Any]:
-        """The summary of the run whose hashes are used again, after making sure that it fits."""
-        file = Path(str(self.reuse)) / "_tamis" / GROUPS / "summary.json"
-        if not file.exists():
-            raise ParameterError(
-                f"{self.reuse} is not the output of a fuzzy deduplication", hint="reuse=OUTPUT of an earlier run"
-            )
-        summary = json.loads(file.read_text())
-        wanted = {"step": self.name, "hashing": self.hashing(), "verify": self.verify}
+    def _earlier(self) -> tuple[Path, dict[str, Any]]:
+        """Folder and summary of the run whose hashes are used again, after making sure that it fits."""
+        wanted = {"hashing": self.hashing(), "verify": self.verify}
         wanted["keep"] = json.loads(json.dumps([self.keep, self.by, self.prefer, self.prefer_column]))
-        for name, value in wanted.items():
-            if summary.get(name) != value:
-                raise ParameterError(
-                    f"{self.reuse} was made with {name} {summary.get(name)}, this step has {value}",
-                    hint="with `reuse`, only `threshold` may differ",
-                )
-        return summary
+        refused: str | None = None
+        for file in sorted((Path(str(self.reuse)) / "_tamis" / DETAILS).glob("*/summary.json")):
+            summary = json.loads(file.read_text())
+            if summary["step"] != self.name:
+                continue
+            differing = [name for name, value in wanted.items() if summary.get(name) != value]
+            if not differing:
+                return file.parent, summary
+            name = differing[0]
+            refused = f"{self.reuse} was made with {name} {summary.get(name)}, this step has {wanted[name]}"
+        if refused is not None:
+            raise ParameterError(refused, hint="with `reuse`, only `threshold` may differ")
+        raise ParameterError(
+            f"{self.reuse} is not the output of a fuzzy deduplication", hint="reuse= names the output of an earlier run"
+        )
 
     def _reused(self, rows: RowNumbers, summary: dict[str, Any]) -> tuple[Index | None, list[Path], int]:
-        earlier = self._earlier()
+        folder, earlier = self._earlier()
         if earlier["rows"] != rows.total:
             raise ParameterError(
                 f"{self.reuse} was made from {earlier['rows']:,} rows, these are {rows.total:,}",
@@ -355,8 +357,7 @@ class FuzzyDedup(Gather):
         names = ("texts", "short", "shingles", "proposed", "candidates", "components")
         summary |= {name: earlier[name] for name in names if name in earlier} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
-        folder = Path(str(self.reuse)) / "_tamis" / CANDIDATES
-        return index, sorted(folder.glob("*.arrow")), int(earlier["buckets"])
+        return index, sorted((folder / CANDIDATES).glob("*.arrow")), int(earlier["buckets"])
 
 
 def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:

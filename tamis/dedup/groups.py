@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from tamis.dedup.settle import GROUPS, NEAR_MISSES
+from tamis.dedup.settle import DETAILS, GROUPS, NEAR_MISSES
 from tamis.errors import TamisError
 
 _PAIR = (
@@ -37,18 +37,24 @@ class Groups:
     """
 
     folder: Path
-    summary: dict[str, Any]
+    summaries: dict[str, dict[str, Any]]
+    """What each deduplicating step of the pipeline found in all, by stage."""
 
     @staticmethod
     def load(output: str | Path) -> Groups:
         """The groups of the last deduplication in an output folder."""
         folder = Path(output) / "_tamis"
-        file = folder / GROUPS / "summary.json"
-        if not file.exists():
+        files = sorted((folder / DETAILS).glob("*/summary.json"))
+        if not files:
             raise TamisError(
                 f"there are no groups of duplicates in {output}", hint="name the output folder of a deduplication"
             )
-        return Groups(folder, json.loads(file.read_text()))
+        return Groups(folder, {file.parent.name: json.loads(file.read_text()) for file in files})
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the last step found in all."""
+        return list(self.summaries.values())[-1]
 
     def table(self) -> pa.Table:
         """All rows that went, with their twins."""
@@ -106,5 +112,8 @@ class Groups:
         return {int(size): count for size, count in self.summary.get("group_sizes", {}).items()}
 
     def _dataset(self, name: str) -> ds.Dataset | None:
-        files = sorted((self.folder / name).glob("*.parquet"))
-        return ds.dataset([str(file) for file in files]) if files else None
+        where = (self.folder / GROUPS).glob("*.parquet")
+        if name == NEAR_MISSES:
+            where = (self.folder / DETAILS).glob(f"*/{NEAR_MISSES}/*.parquet")
+        files = sorted(str(file) for file in where)
+        return ds.dataset(files) if files else None

@@ -1,9 +1,11 @@
 """The last step of every deduplication: what was found about each row becomes its fate, and is written down.
 
-pairs (row, twin), by partition of the row  ->  decide(partition, drop, reason)
-                                            ->  _tamis/groups/part-000000.parquet       rows that go, and why
-                                            ->  _tamis/near_misses/part-000000.parquet  rows that just stayed
-                                            ->  entries of an index, if one is kept
+    pairs (row, twin), by partition of the row  ->  decide(partition, drop, reason)
+                                                ->  _tamis/groups/stage-0-000000.parquet    rows that go, and why
+                                                ->  _tamis/dedup/stage-0/near_misses/       rows that just stayed
+                                                ->  entries of an index, if one is kept
+
+A pipeline may deduplicate several times; what each step found is under the number of its stage.
 """
 
 from __future__ import annotations
@@ -37,7 +39,26 @@ PAIRS = pa.schema(
     }
 )
 
-GROUPS, NEAR_MISSES = "groups", "near_misses"
+GROUPS, DETAILS, NEAR_MISSES = "groups", "dedup", "near_misses"
+
+FOUND = pa.schema(
+    {
+        "id": pa.string(),
+        "kept_id": pa.string(),
+        "address": pa.string(),
+        "kept_address": pa.string(),
+        "similarity": pa.float32(),
+        "bands": pa.int16(),
+        "short": pa.bool_(),
+        "unit": pa.int32(),
+        "kept_unit": pa.int32(),
+        "bytes": pa.int64(),
+        "row": pa.int64(),
+        "kept_row": pa.int64(),
+        "index": pa.string(),
+    }
+)
+"""A row that went (or a unit of it that was cut), and the one that stayed in its place. Without ids where the data has none."""
 KeepEntries = Callable[[pa.Table, np.ndarray, Path, int], None]
 """Writes the rows of a partition that stay to a part of an index: (facts, local row numbers, folder, partition)."""
 
@@ -87,36 +108,49 @@ def settle(settling: Settling, partition: int) -> dict[str, int]:
 
 def write_pairs(settling: Settling, pairs: pa.Table, folder: str, partition: int) -> None:
     """Rows and their twins by address, as Parquet."""
-    if not pairs.num_rows:
-        return
-    row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
-    address, name = settling.rows.addresses(row)
-    twin_address, twin_name = twin_addresses(settling, twin)
+    if pairs.num_rows:
+        facts = {name: pairs.column(name) for name in ("similarity", "bands", "short")}
+        row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
+        write_found(settling.rows, settling.index, row, twin, facts, settling.folder / folder, partition)
+
+
+def write_found(
+    rows: RowNumbers,
+    index: Index | None,
+    row: np.ndarray,
+    twin: np.ndarray,
+    facts: Mapping[str, Any],
+    folder: Path,
+    partition: int,
+) -> None:
+    """Write a part of the groups: rows by number, their twins, and what is known of each pair."""
+    address, name = rows.addresses(row)
+    twin_address, twin_name = twin_addresses(rows, index, twin)
+    old = twin >= rows.total
     columns: dict[str, Any] = {
+        "id": name,
+        "kept_id": twin_name,
         "address": address,
         "kept_address": twin_address,
-        "similarity": pairs.column("similarity"),
-        "bands": pairs.column("bands"),
-        "short": pairs.column("short"),
         "row": row,
-        "kept_row": pa.array(twin, mask=twin >= settling.rows.total),
-        "index": pa.array(
-            [settling.index.path if settling.index and old else None for old in twin >= settling.rows.total],
-            pa.string(),
-        ),
+        "kept_row": pa.array(twin, mask=old),
+        "index": pa.array([index.path if index is not None and there else None for there in old], pa.string()),
+        **facts,
     }
-    if "id" in settling.rows.observed[partition].column_names:
-        columns = {"id": name, "kept_id": twin_name, **columns}
-    with Unfinished(settling.folder / folder / f"part-{partition:06d}.parquet") as temporary:
-        pq.write_table(pa.table(columns), temporary, compression="zstd")
+    if "id" not in rows.observed[partition].column_names:
+        del columns["id"], columns["kept_id"]
+    schema = pa.schema([spec for spec in FOUND if spec.name in columns or not spec.name.endswith("id")])
+    table = pa.table({spec.name: columns.get(spec.name, pa.nulls(len(row), spec.type)) for spec in schema}).cast(schema)
+    with Unfinished(folder / f"{partition:06d}.parquet") as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
-def twin_addresses(settling: Settling, twins: np.ndarray) -> tuple[pa.Array, pa.Array]:
-    inside = twins < settling.rows.total
-    if inside.all() or settling.index is None:
-        return settling.rows.addresses(twins)
-    address, name = settling.rows.addresses(twins[inside])
-    old_address, old_name = settling.index.addresses(twins[~inside] - settling.rows.total)
+def twin_addresses(rows: RowNumbers, index: Index | None, twins: np.ndarray) -> tuple[pa.Array, pa.Array]:
+    inside = twins < rows.total
+    if inside.all() or index is None:
+        return rows.addresses(twins)
+    address, name = rows.addresses(twins[inside])
+    old_address, old_name = index.addresses(twins[~inside] - rows.total)
     at = np.empty(len(twins), np.int64)
     at[inside] = np.arange(int(inside.sum()))
     at[~inside] = np.arange(int((~inside).sum())) + int(inside.sum())
@@ -151,22 +185,40 @@ def histogram(sizes: np.ndarray) -> dict[str, int]:
     return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 
-def publish(work: Work, folder: Path, summary: Mapping[str, Any], more: Mapping[str, Sequence[Path]]) -> None:
-    """Put what was found into the output folder, in place of what an earlier run left there; `more` by folder.
+def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Sequence[Path]]) -> None:
+    """Put what was found into the output folder, in place of what earlier runs of this and later stages left there.
 
     The files are linked and not moved, so that this can be repeated after an interruption.
     """
-    found = {name: sorted((folder / name).glob("*.parquet")) for name in (GROUPS, NEAR_MISSES)}
-    for name in found:
-        work.withdraw(name)
-    text = folder / "summary.json"
+    folder, stage = work.folder, work.folder.parent.name
+    for place in (GROUPS, DETAILS):
+        for name in work.published(place):
+            if _stage_number(name) >= _stage_number(stage):
+                work.withdraw(f"{place}/{name}")
+    text, empty = folder / "summary.json", folder / "000000.parquet"
     text.write_text(json.dumps(summary, indent=2, ensure_ascii=False))
-    for name, files in [*found.items(), *more.items(), (GROUPS, [text])]:
+    groups = sorted((folder / GROUPS).glob("*.parquet"))
+    if not groups:  # so that there is something to read for those who look
+        pq.write_table(FOUND.empty_table(), empty)
+        groups = [empty]
+    near = sorted((folder / NEAR_MISSES).glob("*.parquet"))
+    for name, files in [(NEAR_MISSES, near), *more.items(), ("", groups), ("", [text])]:
         for file in files:
             copy = folder / f"{file.name}.copy"
             copy.unlink(missing_ok=True)
             link(file, copy)
-            work.publish(f"{name}/{file.name}", copy)
+            is_group = not name and file is not text
+            target = (
+                f"{GROUPS}/{stage}-{file.name}"
+                if is_group
+                else "/".join(filter(None, (DETAILS, stage, name, file.name)))
+            )
+            work.publish(target, copy)
+
+
+def _stage_number(name: str) -> int:
+    """The number in `stage-3` and `stage-3-000001.parquet`."""
+    return int(name.split("-")[1]) if name.startswith("stage-") else 0
 
 
 def check_disk(work: Work, needed: int, what: str) -> None:

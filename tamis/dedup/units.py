@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tamis.batch import Column, contiguous
 from tamis.dedup.index import Index, write_part
 from tamis.dedup.rows import RowNumbers, subset
-from tamis.dedup.settle import GROUPS, check_disk, publish
+from tamis.dedup.settle import GROUPS, check_disk, publish, write_found
 from tamis.dedup.shuffle import (
     ShuffleWriter,
-    Unfinished,
     bounds_of,
     bucket_count,
     bucket_of,
@@ -51,16 +48,19 @@ def find_units(
 
 
 def unit_facts(column: Column, name: str, unit: str, min_bytes: int, normal: TextNormal) -> dict[str, Column]:
-    """Per row, the digests and sizes of its units, and the bytes of its text."""
+    """Per row, the digests and sizes of its units, and the size of its text; white space does not count in sizes."""
     data, offsets = text_buffers(column, name)
     firsts, starts, stops = find_units(data, offsets, unit, min_bytes)
     digests = digest_spans(data, starts, stops, normal)
     spans = pa.array(firsts)
+    size, length = np.empty(len(starts), np.uint32), np.empty(len(column), np.int64)
+    kernel.count_solid(data, starts, stops, size)
+    kernel.count_solid(data, offsets[:-1], offsets[1:], length)
     return {
         "high": pa.LargeListArray.from_arrays(spans, pa.array(digests[:, 0])),
         "low": pa.LargeListArray.from_arrays(spans, pa.array(digests[:, 1])),
-        "size": pa.LargeListArray.from_arrays(spans, pa.array((stops - starts).astype(np.uint32))),
-        "length": pa.array(np.diff(offsets)),
+        "size": pa.LargeListArray.from_arrays(spans, pa.array(size)),
+        "length": pa.array(length),
     }
 
 
@@ -116,7 +116,7 @@ def resolve(
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
         summary[name] = sum(part[name] for part in settled)
-    publish(work, work.folder, summary, {})
+    publish(work, summary, {})
 
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
@@ -220,7 +220,15 @@ def settle_units(
         length = numbers(facts.column("length"))
         drop = removed > max_removed * length
         drop |= (removed > 0) & (removed >= length)
-        _write_cuts(rows, cuts, partition, unit, cut_bytes, folder, index)
+        facts_of_cuts = {
+            "similarity": np.ones(len(local), np.float32),
+            "unit": unit_numbers,
+            "kept_unit": cuts.column("kept_unit"),
+            "bytes": cut_bytes,
+        }
+        write_found(
+            rows, index, local + first, numbers(cuts.column("kept_row")), facts_of_cuts, folder / GROUPS, partition
+        )
     keep = ~drop[local] if len(local) else np.empty(0, np.bool_)
     ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32) if count else np.empty(0, np.int32)
     payload = pa.ListArray.from_arrays(
@@ -235,39 +243,6 @@ def settle_units(
         "cut_bytes": int(removed.sum()),
         "rewritten": int(np.count_nonzero((removed > 0) & ~drop)),
     }
-
-
-def _write_cuts(
-    rows: RowNumbers,
-    cuts: pa.Table,
-    partition: int,
-    unit: str,
-    cut_bytes: np.ndarray,
-    folder: Path,
-    index: Index | None,
-) -> None:
-    row, kept = numbers(cuts.column("row")), numbers(cuts.column("kept_row"))
-    address, name = rows.addresses(row)
-    inside = kept < rows.total
-    kept_address: list[str | None] = [None] * len(kept)
-    for at, found in zip(np.flatnonzero(inside), rows.addresses(kept[inside])[0].to_pylist(), strict=True):
-        kept_address[at] = found
-    if index is not None and not inside.all():
-        found_there = index.addresses(kept[~inside] - rows.total)[0].to_pylist()
-        for at, found in zip(np.flatnonzero(~inside), found_there, strict=True):
-            kept_address[at] = found
-    columns: Mapping[str, Any] = {
-        "id": name,
-        "address": address,
-        "unit": cuts.column("unit"),
-        "kept_address": pa.array(kept_address, pa.string()),
-        "kept_unit": cuts.column("kept_unit"),
-        "bytes": cut_bytes,
-        "row": row,
-        "kept_row": pa.array(kept, mask=~inside),
-    }
-    with Unfinished(folder / GROUPS / f"part-{partition:06d}.parquet") as temporary:
-        pq.write_table(pa.table(columns), temporary, compression="zstd")
 
 
 def _keep_units(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, partition: int) -> None:

@@ -29,7 +29,7 @@ import psutil
 import pyarrow as pa
 
 import tamis
-from tamis.errors import Interrupted, SinkError
+from tamis.errors import BudgetError, Interrupted, SinkError
 from tamis.events import (
     Events,
     MemorySampled,
@@ -47,6 +47,7 @@ from tamis.memory import spill
 from tamis.memory.governor import Governor
 from tamis.memory.monitor import TreeMemory
 from tamis.operator import Gather, Partition, Sink, digest
+from tamis.parameters import format_bytes
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.store import INTERNAL, Store
@@ -292,6 +293,13 @@ class Run:
         assert isinstance(stage.end, Gather)
         folder = Path(stage.work)
         rows = {commit.partition: commit.extra["observed"] for commit in self._commits(stage.index)}
+        needs = stage.end.memory_bytes(sum(rows.values()))
+        if needs > self.plan.budget.total_bytes - self.plan.budget.driver_bytes:
+            raise BudgetError(
+                f"`{stage.end.name}` needs {format_bytes(needs)} to decide about {sum(rows.values()):,} rows",
+                hint=f"give it --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
+                "or let it work on a sample with --on-overflow sample",
+            )
         work = _GatherWork(self, executor, stage, digest(sorted(self.keys[stage.index])))
         fates = spill.Fates(folder, rows)
         try:
@@ -388,8 +396,7 @@ class Run:
         report.state = state
         report.notes = self.notes
         report.memory = self.governor.as_dict()
-        text = json.dumps(report.as_dict(), indent=2, ensure_ascii=False)
-        self.plan.store.write(f"{INTERNAL}/report.json", text.encode())
+        self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
         self.plan.store.write(
             f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
         )
@@ -478,6 +485,9 @@ class _GatherWork:
 
     def publish(self, name: str, file: Path) -> None:
         self._run.plan.store.publish(file, f"{INTERNAL}/{name}")
+
+    def published(self, folder: str) -> list[str]:
+        return self._run.plan.store.names(f"{INTERNAL}/{folder}")
 
     def withdraw(self, name: str) -> None:
         self._run.plan.store.remove(f"{INTERNAL}/{name}")

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import LINE, Batch, Failure
-from tamis.errors import OperatorError, SinkError, TamisError
+from tamis.errors import DiskFull, OperatorError, TamisError
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
@@ -63,6 +63,8 @@ class Stage:
     on_error: str = "isolate"
     keep_lines: bool = False
     """Rows are written as the lines they were read from."""
+    profile: bool = False
+    """Measure the peak of each operator, which takes time."""
 
 
 @dataclass
@@ -125,7 +127,7 @@ class StageRunner:
                 return run.all()
             except OSError as error:
                 if _disk_full(error):
-                    raise SinkError(
+                    raise DiskFull(
                         f"the disk is full while writing {self.stage.store.root}",
                         hint="make room and run the same command again: what is committed is kept",
                     ) from error
@@ -320,9 +322,12 @@ class _PartitionRun:
     def _timed(self, op: Operator | None, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
         assert op is not None
         mine = self.account.operators[self.step]
+        before = process.reset_peak() if self.stage.profile else 0
         began = time.perf_counter()
         result = self._isolating(self.step, batch, apply)
         mine.seconds += time.perf_counter() - began
+        if self.stage.profile:
+            mine.peak_bytes = max(mine.peak_bytes, process.peak_bytes() - before)
         mine.rows_in += len(batch)
         mine.rows_out += len(result)
         mine.num_bytes += _bytes_read(op, batch)

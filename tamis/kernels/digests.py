@@ -165,6 +165,16 @@ def find_units(data, offsets, paragraphs, min_bytes, firsts, starts, stops):
 
 
 @njit(nogil=True, cache=True)
+def count_solid(data, starts, stops, out):
+    """out[i] = bytes of data[starts[i]:stops[i]] that are not white space."""
+    for index in range(len(starts)):
+        count = 0
+        for at in range(starts[index], stops[index]):
+            count += data[at] > 32
+        out[index] = count
+
+
+@njit(nogil=True, cache=True)
 def cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts, buffer, spans):
     """Copy each row to buffer without its units cuts[cut_offsets[row]:cut_offsets[row + 1]], ascending numbers in the row.
 

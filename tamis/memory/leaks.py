@@ -3,7 +3,7 @@
 Each worker is measured at comparable moments (after a committed shard, after collection and trimming), so that what is
 left is what it cannot let go of. A rise counts as a leak when all of these hold for the whole history or its recent part:
 
-    it is no chance        Mann-Kendall test, its variance widened for autocorrelation (Hamed and Rao 1998)
+    it is no chance        Mann-Kendall test, its variance widened because neighbours are alike (Yue and Wang 2004)
     it is large            Theil-Sen slope times span, against the baseline and against the noise around the line
     it is steady           each quarter stands above the one before: a step or two is a cache that was loaded
     it does not level off  the later half rises about as fast as the earlier: an allocator that settles does not
@@ -22,8 +22,14 @@ import numpy as np
 MAD_TO_SIGMA = 1.4826
 """Scales the median absolute deviation to the standard deviation of a normal distribution."""
 
-MAX_LAG = 12
-"""Autocorrelation is looked at this far at most; further ones of a short series are noise themselves."""
+MAX_CORRELATION = 0.95
+"""Of neighbouring values; with more than that a series would have to be endless to prove anything."""
+
+CLEAN = 0.02
+"""Noise below this part of the growth is no noise, and its correlation says nothing."""
+
+LOOKS = 20
+"""A series is looked at again when it has grown by one part in so many."""
 
 T = TypeVar("T")
 
@@ -65,12 +71,13 @@ def fit_trend(moments: Sequence[float], values: Sequence[float]) -> Trend | None
     residual = y - (slope * x + middle)
     noise = MAD_TO_SIGMA * float(np.median(np.abs(residual)))
     growth = slope * float(x[-1] - x[0])
+    factor = 1.0 if noise <= CLEAN * abs(growth) else _redundancy(residual)
     return Trend(
         slope=slope,
         level=float(slope * x[-1] + middle),
         growth=growth,
         noise=noise,
-        confidence=_mann_kendall(y, residual),
+        confidence=_mann_kendall(y, factor),
         steady=growth > 0 and _is_steady(x, y, slope),
     )
 
@@ -84,27 +91,27 @@ def _theil_sen(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.median((y[second] - y[first])[apart] / run[apart]))
 
 
-def _mann_kendall(y: np.ndarray, residual: np.ndarray) -> float:
+def _mann_kendall(y: np.ndarray, factor: float) -> float:
     n = len(y)
     first, second = np.triu_indices(n, 1)
     score = float(np.sign(y[second] - y[first]).sum())
-    variance = n * (n - 1) * (2 * n + 5) / 18 * _autocorrelation_factor(residual)
+    variance = n * (n - 1) * (2 * n + 5) / 18 * factor
     z = (score - np.sign(score)) / math.sqrt(variance)
     return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
-def _autocorrelation_factor(residual: np.ndarray) -> float:
-    """How much less a correlated series says than independent values would (Hamed and Rao 1998, equation 4)."""
+def _redundancy(residual: np.ndarray) -> float:
+    """How many correlated values say as much as one independent value would (Yue and Wang 2004).
+
+    The correlation of neighbours is taken by ranks, and corrected for being underestimated in a short series that was
+    detrended (Kendall 1954).
+    """
     n = len(residual)
     ranks = residual.argsort().argsort().astype(np.float64)
     ranks -= ranks.mean()
-    total = float(ranks @ ranks)
-    factor = 0.0
-    for lag in range(1, min(MAX_LAG, n // 3) + 1):
-        correlation = float(ranks[:-lag] @ ranks[lag:]) / total
-        if correlation > 1.64 / math.sqrt(n):  # only what is significant, and never in favour of an alarm
-            factor += (n - lag) * (n - lag - 1) * (n - lag - 2) * correlation
-    return 1.0 + 2.0 / (n * (n - 1) * (n - 2)) * factor
+    found = float(ranks[:-1] @ ranks[1:]) / float(ranks @ ranks)
+    correlation = min(MAX_CORRELATION, max(0.0, (n * found + 2) / max(1, n - 4)))
+    return (1 + correlation) / (1 - correlation)
 
 
 def _is_steady(x: np.ndarray, y: np.ndarray, slope: float) -> bool:
@@ -177,11 +184,11 @@ class LeakDetector:
         stage: str = "",
         *,
         warmup: int = 5,
-        min_points: int = 12,
+        min_points: int = 16,
         min_growth: float = 0.1,
         min_growth_bytes: int = 4_000_000,
-        noise_ratio: float = 5.0,
-        min_confidence: float = 0.9995,
+        noise_ratio: float = 4.0,
+        min_confidence: float = 0.9999,
         keep: int = 256,
     ) -> None:
         """`warmup` moments are ignored: imports, compilation and pools fill then. `min_growth` is of the baseline."""
@@ -202,6 +209,8 @@ class LeakDetector:
         series.points.append((moment, float(num_bytes), at_s))
         if len(series.points) > self.keep:
             series.points = thinned(series.points)
+        if series.seen % max(1, len(series.points) // LOOKS):
+            return None  # every look is a chance for a false alarm, and a long series changes slowly
         leak = self._judge(worker, series.points)
         if leak is None:
             return None
@@ -219,26 +228,27 @@ class LeakDetector:
         length = len(points)
         while length >= self.min_points:
             recent, before = points[-length:], points[:-length]
-            leak = self._judge_stretch(worker, recent, max((point[1] for point in before), default=0.0))
+            leak = self._judge_stretch(worker, recent, _usual_high([point[1] for point in before]))
             if leak is not None:
                 return leak
             length //= 2
         return None
 
     def _judge_stretch(
-        self, worker: int, points: list[tuple[int, float, float | None]], highest_before: float
+        self, worker: int, points: list[tuple[int, float, float | None]], usual_high: float
     ) -> Leak | None:
         moments, values = [point[0] for point in points], [point[1] for point in points]
-        baseline = float(np.median(values[: max(3, len(values) // 4)]))
+        quarter = max(3, len(values) // 4)
+        baseline = float(np.median(values[:quarter]))
         enough = max(self.min_growth * baseline, self.min_growth_bytes)
-        if max(values[-3:]) - min(values[:3]) < enough:
-            return None  # the cheap question first: nearly always the answer
+        if np.median(values[-quarter:]) - baseline < 0.6 * enough:
+            return None  # the cheap question first, nearly always the answer; on a line it is 0.75 of the growth
         trend = fit_trend(moments, values)
         if (
             trend is None
             or trend.growth < max(enough, self.noise_ratio * trend.noise)
             or trend.confidence < self.min_confidence
-            or trend.level - trend.noise < highest_before
+            or trend.level < usual_high
             or not trend.steady
         ):
             return None
@@ -254,3 +264,11 @@ class LeakDetector:
             confidence=trend.confidence,
             now_bytes=int(trend.level),
         )
+
+
+def _usual_high(values: list[float]) -> float:
+    """What a series has shown itself to reach without leaking."""
+    if not values:
+        return 0.0
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(np.asarray(values) - np.median(values))))
+    return max(values) + 2 * spread

@@ -193,7 +193,7 @@ def train(
     *,
     settings: Settings | None = None,
     epochs: int = 5,
-    rate: float = 0.2,
+    rate: float = 0.1,
     holdout: float = 0.1,
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,

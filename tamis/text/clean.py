@@ -116,7 +116,8 @@ class Pieces:
         mask = pc.is_null(self.text) if self.text.null_count else None
         offsets = pa.array(running[self.offsets], pa.int32())
         kept = flat if keep.all() else flat.filter(pa.array(keep))
-        return pc.binary_join(pa.ListArray.from_arrays(offsets, kept, mask=mask), self.separator)
+        lists = pa.ListArray.from_arrays(offsets, kept, mask=mask)
+        return pc.binary_join(lists, pa.scalar(self.separator, kept.type))
 
 
 def mask_of(values: Column) -> np.ndarray:

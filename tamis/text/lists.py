@@ -302,7 +302,8 @@ def _address(url: str) -> str:
     >>> _address("HTTPS://me@Example.org:8080/a/b?c#d")
     'example.org/a/b'
     """
-    rest = url.strip().lower().partition("://")[2] or url.strip().lower()
+    text = url.strip().lower()
+    rest = text.partition("://")[2] or text.removeprefix("//")
     place, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
     host = place.rpartition("@")[2]
     host = host if host.startswith("[") else host.partition(":")[0]

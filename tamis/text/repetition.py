@@ -108,20 +108,20 @@ def _check_length(name: str, length: int) -> None:
         raise ParameterError(f"`n` of `{name}` must be from {SHORTEST} to {LONGEST}, got {length}")
 
 
-@operator(reads="text", writes="top_ngram")
+@operator(reads="text", writes="top_ngrams")
 class RepeatingTopNGrams(Filter):
     """Drop documents in which the most frequent n-gram of words takes up too much (Rae et al. 2021).
 
     Occurrences of the most frequent n-gram * its characters with the spaces between its words / characters. Of equally
     frequent ones the first in the text counts, so that the score never depends on chance. A text of fewer than n words
-    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4.
+    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4. Kept as top_2_grams and so on.
 
-    >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_2_grams"].round(2).tolist()
+    >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_ngrams"].round(2).tolist()
     [0.67]
     """
 
     n: int = 2
-    max_top_ngram: float = 0.2
+    max_top_ngrams: float = 0.2
     words: Words = "auto"
     column: str = "text"
 
@@ -130,16 +130,15 @@ class RepeatingTopNGrams(Filter):
         _check_length(self.name, self.n)
 
     def score_columns(self) -> dict[str, str]:
-        (column,) = super().score_columns().values()
-        return {f"top_{self.n}_grams": column.replace("top_ngram", f"top_{self.n}_grams")}
+        return {name: column.replace("ngrams", f"{self.n}_grams") for name, column in super().score_columns().items()}
 
     def score(self, batch: Batch) -> Scores:
         found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
         share = ratio(found["top_count"] * (found["top_chars"] + self.n - 1), chars)
-        return {f"top_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+        return {"top_ngrams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
 
     def rules(self) -> list[Rule]:
-        return [at_most(f"top_{self.n}_grams", self.max_top_ngram)]
+        return [at_most("top_ngrams", self.max_top_ngrams)]
 
 
 @operator(reads="text", writes="duplicate_ngrams")
@@ -150,7 +149,7 @@ class RepeatingDuplicateNGrams(Filter):
     / characters. A text of fewer than n words scores 1, as in NeMo Curator. Gopher's bounds are 0.15 ... 0.10 for
     n = 5 ... 10.
 
-    >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_2_grams"].round(2).tolist()
+    >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_ngrams"].round(2).tolist()
     [0.33]
     """
 
@@ -164,16 +163,15 @@ class RepeatingDuplicateNGrams(Filter):
         _check_length(self.name, self.n)
 
     def score_columns(self) -> dict[str, str]:
-        (column,) = super().score_columns().values()
-        return {f"duplicate_{self.n}_grams": column.replace("duplicate_ngrams", f"duplicate_{self.n}_grams")}
+        return {name: column.replace("ngrams", f"{self.n}_grams") for name, column in super().score_columns().items()}
 
     def score(self, batch: Batch) -> Scores:
         found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
         share = ratio(found["later_chars"], chars)
-        return {f"duplicate_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+        return {"duplicate_ngrams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
 
     def rules(self) -> list[Rule]:
-        return [at_most(f"duplicate_{self.n}_grams", self.max_duplicate_ngrams)]
+        return [at_most("duplicate_ngrams", self.max_duplicate_ngrams)]
 
 
 _SCORES = (

@@ -1,5 +1,7 @@
 """Characters, lines, sentences and paragraphs against slow answers."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
 import pyarrow as pa

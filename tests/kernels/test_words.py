@@ -1,7 +1,10 @@
 """The word kernels against slow answers, and against the conformance file of Unicode where it is installed."""
 
+# ruff: noqa: RUF001
+
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -85,7 +88,7 @@ def breaks(text: str) -> list[str]:
     count = find_breaks(data, offsets, tables.POINTS, tables.KINDS, ends)
     raw = data.tobytes()
     edges = [0, *ends[:count].tolist()]
-    return [raw[start:stop].decode(errors="surrogatepass") for start, stop in zip(edges, edges[1:], strict=False)]
+    return [raw[start:stop].decode(errors="surrogatepass") for start, stop in itertools.pairwise(edges)]
 
 
 def test_word_boundaries_pass_the_conformance_file_of_unicode() -> None:

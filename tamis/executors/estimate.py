@@ -1,0 +1,123 @@
+"""What a run will need, told before it: peak memory, spill and output on disk, from one small batch of the input.
+
+The peak is what is planned for and kept: a worker that would hold more is stopped by its cap. Disk is a guess from the sample,
+and an upper bound where rows are dropped on the way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tamis.batch import Batch, Failure
+from tamis.executors.steps import facts_of, view
+from tamis.executors.worker import Stage
+from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
+from tamis.operator import Gather, Layout, Reading
+from tamis.parameters import format_bytes
+
+SAMPLE_BYTES = 500_000
+SPILL_RATIO = 0.6
+"""Rows on their way between stages are compressed with lz4."""
+
+OUTPUT_RATIO = {"": 1.0, "gz": 0.4, "zst": 0.4, "zstd": 0.4, "xz": 0.3, "bz2": 0.35, "lz4": 0.6, "snappy": 0.55}
+"""Bytes written per byte of text, by compression, as seen on web text."""
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What one stage needs."""
+
+    stage: int
+    memory_bytes: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs, and what there is."""
+
+    rows: int
+    row_bytes: int
+    memory_bytes: int
+    spill_bytes: int
+    output_bytes: int
+    free_disk_bytes: int
+    stages: tuple[StageEstimate, ...]
+
+    @property
+    def fits_disk(self) -> bool:
+        return self.spill_bytes + self.output_bytes <= self.free_disk_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"fits_disk": self.fits_disk}
+
+    def __str__(self) -> str:
+        lines = [
+            f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk on the way "
+            f"and at most {format_bytes(self.output_bytes)} for the output; {format_bytes(self.free_disk_bytes)} are free"
+        ]
+        lines.append(f"rows         about {self.rows:,} of {format_bytes(self.row_bytes)} each")
+        if not self.fits_disk:
+            lines.append("warning: the disk will not do")
+        return "\n".join(lines)
+
+
+def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget) -> Estimate:
+    """Predict from the first rows of the input what the stages of a plan will need."""
+    plan = list(stages)
+    total = sum(partition.size for partition in layout.partitions)
+    sample = _first_rows(plan[0], layout)
+    rows_seen = len(sample) if sample is not None else 0
+    row_bytes = max(1, sample.num_bytes // rows_seen) if sample is not None and rows_seen else 1
+    rows = total // row_bytes if rows_seen else 0
+    estimates = []
+    for stage in plan:
+        needs = sum(op.resources.memory_bytes for op in stage.operators)
+        held = budget.workers * (WORKER_BYTES + needs + BATCH_COPIES * budget.batch_bytes)
+        spill = int(total * SPILL_RATIO) if stage.spills_rows else 0
+        if isinstance(stage.end, Gather):
+            spill += _facts_bytes(stage.end, sample, rows, total)
+        estimates.append(StageEstimate(stage.index, min(budget.total_bytes, budget.driver_bytes + held), spill))
+    end = plan[-1].end
+    compression = getattr(end, "compression", None) or ""
+    output = int(total * OUTPUT_RATIO.get(compression, 1.0)) if end is not None and end.kind == "sink" else 0
+    return Estimate(
+        rows=rows,
+        row_bytes=row_bytes,
+        memory_bytes=max((stage.memory_bytes for stage in estimates), default=0),
+        spill_bytes=sum(stage.spill_bytes for stage in estimates),
+        output_bytes=output,
+        free_disk_bytes=_free(plan[0]),
+        stages=tuple(estimates),
+    )
+
+
+def _first_rows(stage: Stage, layout: Layout) -> Batch | None:
+    def ignore(failure: Failure) -> None:
+        """Bad rows are the run's business."""
+
+    reading = Reading(stage.columns, layout.schema, SAMPLE_BYTES, ignore, stage.keep_lines, SAMPLE_BYTES)
+    for partition in layout.partitions[:1]:
+        for batch in stage.source.read(partition, reading):
+            return batch
+    return None
+
+
+def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int) -> int:
+    """What a Gather says it writes; if it does not say, what it observes of the sample, over all rows."""
+    said = gather.disk_bytes(rows, num_bytes)
+    if said is not None or sample is None or not len(sample):
+        return said or 0
+    facts = facts_of(gather, gather.observe(view(gather, sample)), len(sample))
+    return facts.nbytes * rows // len(sample)
+
+
+def _free(stage: Stage) -> int:
+    folder = Path(stage.work)
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,55 @@
+"""When all rows will not fit: a random share of them, doubled from round to round until it does not fit either."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from tamis.errors import BudgetError, DiskFull
+from tamis.events import Events, MemoryAction
+from tamis.operator import Operator
+from tamis.report import Report
+from tamis.sampling import RowShare
+
+SMALLEST_SHARE = 1 / 64
+"""The first round; a sixth doubling would be everything, which is known not to fit."""
+
+
+class Attempt(Protocol):
+    """Runs these steps from the start, replacing what is in the output."""
+
+    def __call__(self, steps: Sequence[Operator], *, fresh: bool) -> Report: ...
+
+
+def run_sampled(
+    attempt: Attempt, steps: Sequence[Operator], error: Exception, emit: Events, max_seconds: float | None
+) -> Report:
+    """The largest share that fits, of a series in which each holds the one before; `error` is why all did not."""
+    began = time.monotonic()
+    rounds: list[dict[str, float]] = []
+    share, fits = SMALLEST_SHARE, True
+    report = Report()
+    while share < 1 and fits:
+        emit(MemoryAction("sample", f"not all rows fit; trying {share:.2%} of them"))
+        before = time.monotonic()
+        try:
+            report = attempt(_sampled(steps, share), fresh=True)
+        except (BudgetError, DiskFull) as overflow:
+            error, fits = overflow, False
+        else:
+            rounds.append({"share": share, "seconds": round(time.monotonic() - before, 3), "kept": report.kept})
+            share *= 2
+            if max_seconds is not None and time.monotonic() - began + 2 * rounds[-1]["seconds"] > max_seconds:
+                break
+    if not rounds:
+        raise error
+    fitted = rounds[-1]["share"]
+    if not fits:  # the round that did not fit replaced the output of the last one that did
+        report = attempt(_sampled(steps, fitted), fresh=True)
+    report.sample = {"share": fitted, "weight": 1 / fitted, "rounds": rounds}
+    return report
+
+
+def _sampled(steps: Sequence[Operator], share: float) -> list[Operator]:
+    return [steps[0], RowShare(share=share), *steps[1:]]

@@ -1,0 +1,85 @@
+"""What a pipeline needs, measured on a sample: per operator peak, bytes held per byte given, time, and settings to use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tamis.memory.budget import BATCH_COPIES, DEFAULT_BATCH_BYTES, DEFAULT_BLOCKSIZE, WORKER_BYTES, usable_cpus
+from tamis.parameters import format_bytes
+from tamis.report import Report
+
+HEADROOM = 1.25
+"""Other rows may need more than those of the sample."""
+
+
+@dataclass(frozen=True)
+class OperatorProfile:
+    """One step on the sample."""
+
+    name: str
+    rows: int
+    seconds: float
+    mb_per_s: float | None
+    peak_bytes: int
+    held_per_byte: float
+    """Peak over the bytes of a batch it was given."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured, and what follows from it."""
+
+    rows: int
+    operators: tuple[OperatorProfile, ...]
+    copies: float
+    """Bytes a worker held per byte of batch, over the whole stage."""
+    memory_bytes: int
+    workers: int
+    blocksize: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{'step':<24}{'rows':>10}{'seconds':>10}{'MB/s':>9}{'peak':>11}{'held per byte':>15}"]
+        for op in self.operators:
+            rate = f"{op.mb_per_s:.1f}" if op.mb_per_s is not None else "-"
+            lines.append(
+                f"{op.name:<24}{op.rows:>10,}{op.seconds:>10.3f}{rate:>9}{format_bytes(op.peak_bytes):>11}{op.held_per_byte:>15.1f}"
+            )
+        lines.append("")
+        lines.append(f"a worker held {self.copies:.1f} bytes per byte of batch over {self.rows:,} rows")
+        lines.append(
+            f"recommended: --memory {format_bytes(self.memory_bytes).replace(' ', '')} --workers {self.workers}, "
+            f"blocksize {format_bytes(self.blocksize).replace(' ', '')}"
+        )
+        return "\n".join(lines)
+
+
+def profile_of(report: Report, driver_bytes: int) -> Profile:
+    """Read the profile off the report of a profiled run with one worker."""
+    held = report.memory["bytes_held_per_batch_byte"].values()
+    copies = max(max(held, default=0.0), 2.0)
+    batch = report.memory["batch_bytes"]
+    operators = tuple(
+        OperatorProfile(
+            name=op["name"],
+            rows=op["rows_in"],
+            seconds=op["seconds"],
+            mb_per_s=op["mb_per_s"],
+            peak_bytes=op["peak_bytes"],
+            held_per_byte=round(op["peak_bytes"] / max(1, min(batch, op["num_bytes"])), 2),
+        )
+        for op in report.operators
+    )
+    workers = usable_cpus()
+    each = WORKER_BYTES + HEADROOM * max(copies, BATCH_COPIES) * DEFAULT_BATCH_BYTES
+    return Profile(
+        rows=report.read,
+        operators=operators,
+        copies=round(copies, 2),
+        memory_bytes=int(driver_bytes + workers * each),
+        workers=workers,
+        blocksize=DEFAULT_BLOCKSIZE,
+    )

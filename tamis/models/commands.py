@@ -1,0 +1,143 @@
+"""`tamis train-classifier`: from two sets of files to a classifier, with its marks.
+
+`train_classifier` is the command, to be added to a typer app; `train_on_files` is the same for Python. What is heavy is
+imported when it is needed, so that listing the commands costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tamis.models.linear import Settings, Trained
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What came of training on files."""
+
+    trained: Trained
+    positive: int
+    negative: int
+    output: str
+    skipped: int = 0
+    """Texts found on both sides, which can teach nothing."""
+
+    def __str__(self) -> str:
+        marks, rows = self.trained.evaluation, self.trained.evaluation.rows
+        lines = [
+            f"{self.positive:,} positive and {self.negative:,} negative texts: "
+            f"{self.trained.trained_rows:,} to train on, {rows:,} held out",
+        ]
+        if self.skipped:
+            lines.append(f"{self.skipped:,} texts were in both sets and left out")
+        lines += [
+            f"loss      {' '.join(f'{loss:.4f}' for loss in self.trained.losses)}",
+            "on the texts held out:",
+            f"  accuracy  {marks.accuracy:.4f}",
+            f"  precision {marks.precision:.4f}   {marks.true_positive} of {marks.true_positive + marks.false_positive}",
+            f"  recall    {marks.recall:.4f}   {marks.true_positive} of {marks.true_positive + marks.false_negative}",
+            f"  F1        {marks.f1:.4f}",
+            f"  AUC       {marks.auc:.4f}",
+            f"written to {self.output}; use it as LinearClassifier(model={self.output!r})",
+        ]
+        return "\n".join(lines)
+
+
+def _read_texts(paths: Sequence[str], text_field: str, limit: int | None) -> pa.Array:
+    """The texts of files of any format there is a reader for, nulls and empty ones left out."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from tamis.pipeline import Pipeline
+    from tamis.sources.tables import reader_for
+
+    table = Pipeline(reader_for(list(paths), fields=[text_field], limit=limit)).collect()
+    if text_field not in table.column_names:
+        return pa.array([], pa.large_string())
+    column = table.column(text_field).cast(pa.large_string()).combine_chunks()
+    return column.filter(pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
+
+
+def train_on_files(
+    positive: Sequence[str],
+    negative: Sequence[str],
+    output: str,
+    *,
+    text_field: str = "text",
+    settings: Settings | None = None,
+    epochs: int = 5,
+    rate: float = 0.1,
+    holdout: float = 0.1,
+    max_rows: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> Lesson:
+    """Train on the texts of two sets of files (JSONL, Parquet, CSV, Arrow, text lines) and write the model to `output`.
+
+    Texts found on both sides are left out. Holds all texts in memory; `max_rows` takes the first so many of each side.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from tamis.models.linear import train
+    from tamis.text.segment import buffers
+
+    sides = [_read_texts(negative, text_field, max_rows), _read_texts(positive, text_field, max_rows)]
+    shared = pc.unique(sides[0].filter(pc.is_in(sides[0], value_set=sides[1])))
+    kept = [side.filter(pc.invert(pc.is_in(side, value_set=shared))) for side in sides] if len(shared) else sides
+    data, offsets = buffers(pa.concat_arrays(kept))
+    targets = np.repeat(np.array([0, 1], np.uint8), [len(side) for side in kept])
+    trained = train(
+        data, offsets, targets, settings=settings, epochs=epochs, rate=rate, holdout=holdout, seed=seed, progress=progress
+    )
+    trained.model.save(output)
+    return Lesson(trained, len(kept[1]), len(kept[0]), output, sum(map(len, sides)) - sum(map(len, kept)))
+
+
+def train_classifier(
+    positive: Annotated[
+        list[str], typer.Option("--positive", metavar="PATH", help="Texts like those to keep; may be repeated.")
+    ],
+    negative: Annotated[
+        list[str], typer.Option("--negative", metavar="PATH", help="Texts like those to drop; may be repeated.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the model to this file.")],
+    text_field: Annotated[str, typer.Option(metavar="NAME", help="The column that holds the text.")] = "text",
+    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Passes over the texts.")] = 5,
+    rate: Annotated[float, typer.Option(metavar="X", help="The learning rate.")] = 0.1,
+    bits: Annotated[int, typer.Option(metavar="N", min=8, max=28, help="2**N weights.")] = 20,
+    min_ngram: Annotated[int, typer.Option(metavar="N", min=1, help="The shortest character n-gram.")] = 3,
+    max_ngram: Annotated[int, typer.Option(metavar="N", min=0, help="The longest; 0: words only.")] = 5,
+    max_chars: Annotated[int, typer.Option(metavar="N", min=0, help="Characters of each text; 0: all.")] = 0,
+    max_rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="The first N texts of each side.")] = None,
+    holdout: Annotated[float, typer.Option(metavar="X", help="Share of the texts to test on.")] = 0.1,
+    seed: Annotated[int, typer.Option(metavar="N", help="For the order of the texts.")] = 0,
+) -> None:
+    """Train a text classifier and print its marks on texts it has not seen."""
+    from tamis.models.linear import Settings
+
+    def tell(epoch: int, loss: float) -> None:
+        typer.echo(f"pass {epoch} of {epochs}: loss {loss:.4f}", err=True)
+
+    lesson = train_on_files(
+        positive,
+        negative,
+        output,
+        text_field=text_field,
+        settings=Settings(bits, min_ngram, max_ngram, max_chars),
+        epochs=epochs,
+        rate=rate,
+        holdout=holdout,
+        max_rows=max_rows,
+        seed=seed,
+        progress=tell,
+    )
+    typer.echo(str(lesson))

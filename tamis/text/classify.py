@@ -1,0 +1,221 @@
+"""Filters by learned scores that need no GPU: fastText classifiers, and linear ones trained with `tamis train-classifier`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Column
+from tamis.errors import ParameterError, did_you_mean
+from tamis.models.fasttext import FastText, find_model, fingerprint, open_model
+from tamis.models.linear import LinearModel, open_linear
+from tamis.operator import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
+from tamis.text.segment import buffers
+
+_MEMORY = Resources(memory="256MB")
+
+
+def identify(step: Operator, identity: dict[str, Any], model: str | Path) -> dict[str, Any]:
+    """The identity of a step with a model: what is in the file counts, not where it lies."""
+    parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
+    return identity | {"parameters": parameters, "model": fingerprint(find_model(model))}
+
+
+def _open(model: str | Path, label: str | None = None) -> FastText:
+    found = open_model(find_model(model))
+    if label is not None and label not in found.labels:
+        listed = ", ".join(found.labels[:20])
+        hint = did_you_mean(label, found.labels) or f"it has {listed}"
+        raise ParameterError(f"the model {model} has no label {label!r}", hint=hint)
+    return found
+
+
+def _scores(model: FastText, column: Column, label: str, max_chars: int) -> np.ndarray:
+    """What a model says of a label, 0 for a text without words, at most 1."""
+    data, offsets = buffers(column)
+    scores = np.minimum(model.score(data, offsets, label, max_chars=max_chars), 1)
+    scores[model.blank(data, offsets)] = 0
+    return scores
+
+
+def _check_length(step: Operator, max_chars: int) -> None:
+    if max_chars < 0:
+        raise ParameterError(f"`max_chars` of `{step.name}` must not be negative, got {max_chars}", hint="0 reads all")
+
+
+@operator(reads="text", writes="fasttext_score", resources=_MEMORY)
+class FastTextScore(Filter):
+    """Keep documents to which a fastText classifier gives `label` with a probability between the bounds.
+
+    `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores are those of the
+    fastText library, line breaks read as spaces; a text that is null, empty or only spaces scores 0. Several models in one
+    pipeline keep their scores apart by `score_column`.
+
+    >>> FastTextScore(model="oh_eli5.bin", label="__label__hq", min_score=0.018).rules()[0].minimum
+    0.018
+    """
+
+    model: str | Path
+    label: str
+    column: str = "text"
+    min_score: float = 0.5
+    max_score: float = 1.0
+    max_chars: int = 0
+    score_column: str = "fasttext_score"
+
+    cost = 3.0
+
+    def check(self) -> None:
+        _check_length(self, self.max_chars)
+        find_model(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return identify(self, super().identity(), self.model)
+
+    def setup(self) -> None:
+        _open(self.model, self.label)
+
+    def score(self, batch: Batch) -> Scores:
+        return {"fasttext_score": _scores(_open(self.model, self.label), batch["text"], self.label, self.max_chars)}
+
+    def rules(self) -> list[Rule]:
+        return [between("fasttext_score", self.min_score, self.max_score)]
+
+    def score_columns(self) -> dict[str, str]:
+        return {"fasttext_score": self.score_column}
+
+
+@operator(reads="text", writes=("fasttext_quality", "fasttext_quality_margin"), resources=_MEMORY)
+class FastTextQuality(Filter):
+    """Keep documents of quality, and by lot a few of the others, so that the rest of the world is not lost.
+
+    With the probability p of `label`, a document stays if a number drawn from the Pareto distribution with `alpha` is
+    more than 1 - p (Brown et al. 2020, appendix A; NeMo Curator's alpha is 3). `fasttext_quality` is p,
+    `fasttext_quality_margin` the number drawn less 1 - p: what is below 0 goes. The draw depends on the address of the row
+    and on `seed`, so it is the same on every run and for any number of workers.
+
+    >>> FastTextQuality(model="quality.bin").rules()[0].score
+    'fasttext_quality_margin'
+    """
+
+    model: str | Path
+    label: str = "__label__hq"
+    column: str = "text"
+    alpha: float = 3.0
+    seed: int = 42
+    max_chars: int = 0
+
+    cost = 3.0
+
+    def check(self) -> None:
+        _check_length(self, self.max_chars)
+        if self.alpha <= 0:
+            raise ParameterError(f"`alpha` must be positive, got {self.alpha}")
+        find_model(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return identify(self, super().identity(), self.model)
+
+    def setup(self) -> None:
+        _open(self.model, self.label)
+
+    def score(self, batch: Batch) -> Scores:
+        scores = _scores(_open(self.model, self.label), batch["text"], self.label, self.max_chars)
+        drawn = (1 - _lots(batch, self.seed)) ** (-1 / self.alpha) - 1
+        return {"fasttext_quality": scores, "fasttext_quality_margin": drawn - (1 - scores.astype(np.float64))}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("fasttext_quality_margin", 0.0)]
+
+
+def _lots(batch: Batch, seed: int) -> np.ndarray:
+    """A number from 0 to 1 for each row, the same wherever and whenever it is drawn."""
+    salt = seed.to_bytes(8, "little", signed=True)
+    keys = (batch.origin.address(row).encode() for row in range(len(batch)))
+    drawn = b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys)
+    return (np.frombuffer(drawn, "<u8") >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+@operator(reads="text", writes=("label", "label_confidence"), resources=_MEMORY)
+class FastTextLabel(Map):
+    """Add the best label of a fastText classifier and its probability; null for a text without words.
+
+    The prefix "__label__" is taken off.
+
+    >>> FastTextLabel(model="topics.ftz").writes()
+    ('label', 'label_confidence')
+    """
+
+    model: str | Path
+    column: str = "text"
+    max_chars: int = 0
+
+    cost = 3.0
+
+    def check(self) -> None:
+        _check_length(self, self.max_chars)
+        find_model(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return identify(self, super().identity(), self.model)
+
+    def setup(self) -> None:
+        _open(self.model)
+
+    def apply(self, batch: Batch) -> dict[str, Column]:
+        model = _open(self.model)
+        data, offsets = buffers(batch["text"])
+        best, scores = model.predict(data, offsets, max_chars=self.max_chars)
+        unknown = model.blank(data, offsets) | (best[:, 0] < 0)
+        labels = pa.array([label.removeprefix("__label__") for label in model.labels], pa.string())
+        return {
+            "label": labels.take(pa.array(best[:, 0], mask=unknown)),
+            "label_confidence": pa.array(np.minimum(scores[:, 0], 1), mask=unknown),
+        }
+
+
+@operator(reads="text", writes="classifier_score", resources=Resources(memory="64MB"))
+class LinearClassifier(Filter):
+    """Keep documents that a classifier of one's own takes for positive.
+
+    `model` is the file that `tamis train-classifier --positive A --negative B -o model` wrote: logistic regression on hashed
+    word and character n-grams. The score is the probability that a text is like A; one without a word scores 0. Several
+    models in one pipeline keep their scores apart by `score_column`.
+
+    >>> LinearClassifier(model="quality.model", min_score=0.8).rules()[0].minimum
+    0.8
+    """
+
+    model: str | Path
+    column: str = "text"
+    min_score: float = 0.5
+    max_score: float = 1.0
+    score_column: str = "classifier_score"
+
+    cost = 2.0
+
+    def check(self) -> None:
+        find_model(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return identify(self, super().identity(), self.model)
+
+    def setup(self) -> None:
+        self._model()
+
+    def score(self, batch: Batch) -> Scores:
+        data, offsets = buffers(batch["text"])
+        return {"classifier_score": np.nan_to_num(self._model().predict(data, offsets), nan=0.0)}
+
+    def rules(self) -> list[Rule]:
+        return [between("classifier_score", self.min_score, self.max_score)]
+
+    def score_columns(self) -> dict[str, str]:
+        return {"classifier_score": self.score_column}
+
+    def _model(self) -> LinearModel:
+        return open_linear(find_model(self.model))

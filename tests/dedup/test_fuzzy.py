@@ -1,0 +1,423 @@
+"""Near-duplicates: candidates by banding, decisions by comparison, the same for any division of the work."""
+
+import json
+import os
+import random
+import signal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
+from tamis.batch import Batch
+from tamis.dedup import FuzzyDedup, Groups
+from tamis.dedup.fuzzy import best_split
+from tamis.dedup.shuffle import as_matrix
+from tamis.errors import BudgetError, OperatorError, ParameterError
+from tamis.events import WorkerDied
+from tamis.executors import drive
+
+VOCABULARY = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 6)) for n in range(4000)]
+
+
+def document(rng, size=60):
+    return [rng.choice(VOCABULARY) for _ in range(size)]
+
+
+def changed(words, count, rng):
+    words = list(words)
+    for place in rng.sample(range(len(words)), count):
+        words[place] = rng.choice(VOCABULARY)
+    return words
+
+
+def shingles(text, n=5):
+    words = text.split()
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)} or {tuple(words)}
+
+
+def jaccard(left, right):
+    a, b = shingles(left), shingles(right)
+    return len(a & b) / len(a | b)
+
+
+def planted(num, seed=0, size=60, most=12):
+    """Rows, most of them copies of others with a few words changed."""
+    rng = random.Random(seed)
+    originals = [document(rng, size) for _ in range(num // 4)]
+    texts = [" ".join(words) for words in originals]
+    texts += [" ".join(changed(rng.choice(originals), rng.randint(0, most), rng)) for _ in range(num - len(texts))]
+    rng.shuffle(texts)
+    return [{"id": f"d{number}", "text": text} for number, text in enumerate(texts)]
+
+
+def fates(rows, step, per_partition=50, **options):
+    """(ids that stay, pairs as {id: (kept id, similarity)})."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"executor": "inline", **options}
+        Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(**options)
+        stayed = [name for file in sorted(os.listdir(f"{folder}/out")) if file.endswith(".parquet")
+                  for name in pq.read_table(f"{folder}/out/{file}")["id"].to_pylist()]  # fmt: skip
+        pairs = Groups.load(f"{folder}/out").table()
+        return stayed, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs.to_pylist()}
+
+
+# ------------------------------------------------------------------------------------------------------ what is decided
+
+
+def naive(rows, step):
+    """Greedy in source order over rows that share a band key; the keys are the step's own."""
+    facts = step.observe(Batch.from_rows(rows))
+    keys = as_matrix(facts["keys"], np.uint64)
+    sets = [set(each) for each in facts["shingles"].to_pylist()]
+    kept, pairs = [], {}
+    for row in range(len(rows)):
+        best = (-1.0, -1)
+        for other in kept:
+            if sets[row] and (keys[row] == keys[other]).any():
+                alike = len(sets[row] & sets[other]) / len(sets[row] | sets[other])
+                best = max(best, (alike, -other))
+        if best[0] >= step.threshold:
+            pairs[rows[row]["id"]] = (rows[-best[1]]["id"], pytest.approx(best[0]))
+        else:
+            kept.append(row)
+    return [rows[row]["id"] for row in kept], pairs
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.5, 0.7, 0.8, 0.95]), st.integers(5, 60))
+def test_survivors_and_twins_are_those_of_the_naive_reference(seed, threshold, per_partition):
+    rows = planted(60, seed, size=25, most=6)
+    step = FuzzyDedup(threshold=threshold)
+    assert fates(rows, step, per_partition) == naive(rows, step)
+
+
+def test_a_removal_was_itself_verified_and_every_close_pair_that_met_is_resolved():
+    rows = planted(400, 1)
+    texts = {row["id"]: row["text"] for row in rows}
+    stayed, pairs = fates(rows, FuzzyDedup())
+    assert len(pairs) > 100
+    for name, (kept, similarity) in pairs.items():
+        assert kept in stayed
+        assert similarity == pytest.approx(jaccard(texts[name], texts[kept]))
+        assert similarity >= 0.8
+
+
+def test_signature_mode_is_right_in_99_of_100():
+    rows = planted(1500, 2, most=14)
+    texts = {row["id"]: row["text"] for row in rows}
+    _, pairs = fates(rows, FuzzyDedup(verify="signature"), per_partition=500)
+    right = [jaccard(texts[name], texts[kept]) >= 0.8 for name, (kept, _) in pairs.items()]
+    assert len(right) > 300
+    assert np.mean(right) >= 0.99
+
+
+@pytest.mark.parametrize("settings_name", ["fineweb", "dolma3"])
+def test_recall_is_what_the_banding_curve_promises(settings_name):
+    rng = random.Random(5)
+    rows, truth = [], []
+    for number in range(500):
+        words = document(rng, 80)
+        other = changed(words, rng.randint(0, 3), rng)
+        rows += [{"id": f"a{number}", "text": " ".join(words)}, {"id": f"b{number}", "text": " ".join(other)}]
+        truth.append(jaccard(rows[-2]["text"], rows[-1]["text"]))
+    step = FuzzyDedup(settings=settings_name)
+    _, pairs = fates(rows, step, per_partition=200)
+    close = [number for number, similarity in enumerate(truth) if similarity >= 0.8]
+    promised = [step.probability(truth[number]) for number in close]
+    found = sum(f"b{number}" in pairs for number in close)
+    slack = 3 * np.sqrt(sum(p * (1 - p) for p in promised))
+    assert len(close) > 300
+    assert found >= sum(promised) - slack
+    assert all(f"b{number}" not in pairs for number, similarity in enumerate(truth) if similarity < 0.8)
+
+
+def chain(length=12, step=6, size=60):
+    """Documents of which each is like the next and the ends are not alike at all."""
+    rng = random.Random(9)
+    words, rows = document(rng, size), []
+    for number in range(length):
+        rows.append({"id": f"c{number}", "text": " ".join(words)})
+        words = words[:]
+        at = number * step % size
+        words[at : at + step] = document(rng, step)
+    return rows
+
+
+def test_chained_templates_lose_nothing_that_is_unlike_its_twin():
+    rows = chain()
+    texts = {row["id"]: row["text"] for row in rows}
+    assert jaccard(rows[0]["text"], rows[-1]["text"]) < 0.3
+    chained, _ = fates(rows, FuzzyDedup(threshold=0.6, verify="none", num_bands=40, num_rows=3))
+    assert chained == ["c0"]  # what plain connected components make of it
+    for verify in ("jaccard", "signature"):
+        stayed, pairs = fates(rows, FuzzyDedup(threshold=0.6, verify=verify, num_bands=40, num_rows=3))
+        assert len(stayed) > 3
+        assert all(jaccard(texts[name], texts[kept]) >= 0.6 for name, (kept, _) in pairs.items())
+
+
+def test_short_texts_go_by_exact_match_and_that_is_said():
+    rows = [{"text": text} for text in ["Hello there", "hello, there!", "hello you", "", None, "", "!!"]]
+    report = Pipeline(Rows(rows), FuzzyDedup()).run(executor="inline")
+    assert report.dropped == {"exact duplicate, too short for 5-grams": 1}
+
+
+@pytest.mark.parametrize("keep", ["longest", "best", "newest", "none"])
+def test_keep_policies(keep):
+    text = " ".join(document(random.Random(3), 50))
+    rows = [
+        {"id": "a", "text": text, "score": 0.1, "date": "2024-05-01"},
+        {"id": "b", "text": text + " more", "score": 0.9, "date": "2023-01-01"},
+        {"id": "c", "text": text + " than that", "score": 0.5, "date": "2025-01-01"},
+        {"id": "d", "text": "something else that has a few words", "score": 0.0, "date": None},
+    ]
+    by = {"best": "score", "newest": "date"}.get(keep)
+    stayed, _ = fates(rows, FuzzyDedup(keep=keep, by=by))
+    assert stayed == {"longest": ["c", "d"], "best": ["b", "d"], "newest": ["c", "d"], "none": ["d"]}[keep]
+
+
+def test_character_ngrams_and_other_languages():
+    rng = random.Random(4)
+    chinese = "".join(chr(0x4E00 + rng.randrange(2000)) for _ in range(200))
+    thai = "".join(chr(0x0E01 + rng.randrange(40)) for _ in range(200))
+    rows = [{"id": str(n), "text": text} for n, text in enumerate([chinese, chinese[:-3] + "。", thai, thai + "ก"])]
+    for step in (FuzzyDedup(), FuzzyDedup(settings="nemo")):
+        assert fates(rows, step)[0] == ["0", "2"]
+
+
+# ------------------------------------------------------------------------------------------- the same in every division
+
+
+@pytest.mark.parametrize("verify", ["jaccard", "signature", "none"])
+def test_result_does_not_depend_on_partitions_workers_or_budget(verify):
+    rows = planted(600, 11)
+    step = FuzzyDedup(verify=verify, keep="longest")
+    expected = fates(rows, step, per_partition=600)
+    assert len(expected[1]) > 100
+    assert fates(rows, step, per_partition=37) == expected
+    assert fates(rows, step, per_partition=90, executor="local", workers=3, memory="900MB") == expected
+    assert fates(rows, step, per_partition=90, executor="local", workers=1, memory="400MB") == expected
+
+
+def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
+    rows = planted(600, 12)
+    expected = fates(rows, FuzzyDedup(), per_partition=600)
+    from tamis.dedup import fuzzy
+
+    monkeypatch.setattr(fuzzy, "usable_bytes", lambda worker_bytes: 20_000)
+    assert fates(rows, FuzzyDedup(), per_partition=100) == expected
+
+
+def test_a_component_larger_than_a_worker_may_hold_goes_through_the_disk(monkeypatch):
+    from tamis.dedup import fuzzy
+
+    rows = [{"id": str(n), "text": " ".join(document(random.Random(1), 60))} for n in range(300)]
+    monkeypatch.setattr(fuzzy, "usable_bytes", lambda worker_bytes: 5000)
+    stayed, pairs = fates(rows, FuzzyDedup(), per_partition=100)
+    assert (stayed, len(pairs)) == (["0"], 299)
+
+
+def test_a_template_of_many_unlike_pages_costs_no_more_than_its_limit():
+    rng = random.Random(8)
+    frame = document(rng, 40)
+    rows = [{"id": str(n), "text": " ".join(frame + document(rng, 25))} for n in range(900)]
+    step = FuzzyDedup(num_bands=60, num_rows=2)  # everything meets everything
+    stayed, pairs = fates(rows, step, per_partition=300)
+    assert (len(stayed), len(pairs)) == (900, 0)
+
+
+def write_rows(folder, rows, per_file=100):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(0, len(rows), per_file):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[number : number + per_file])
+        (folder / f"{number:06d}.jsonl").write_text(lines)
+    return str(folder)
+
+
+def output_of(folder):
+    return [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
+    rows = planted(300, 13)
+    source = write_rows(tmp_path / "in", rows)
+    options = {"workers": 2, "memory": "900MB"}
+    reader = JsonlReader(source, blocksize="30kB")
+    Pipeline(reader, FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(**options)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    plain = drive._GatherWork.map
+
+    def killing(self, name, function, items):
+        def once(*item):
+            mark = marks / name.replace(" ", "-")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*item)
+
+        return plain(self, name, once, items)
+
+    monkeypatch.setattr(drive._GatherWork, "map", killing)
+    events = []
+    pipeline = Pipeline(reader, FuzzyDedup(), JsonlWriter(str(tmp_path / "killed")))
+    report = pipeline.run(**options, on_event=events.append)
+    assert sum(isinstance(event, WorkerDied) for event in events) >= 5
+    assert report.balances
+    assert output_of(tmp_path / "killed") == output_of(tmp_path / "calm")
+    assert Groups.load(tmp_path / "killed").table().equals(Groups.load(tmp_path / "calm").table())
+
+
+@pytest.mark.parametrize("step", ["bands", "meetings", "components", "candidates", "comparisons", "fates"])
+def test_a_run_that_broke_off_while_resolving_goes_on_there(tmp_path, monkeypatch, step):
+    rows = planted(200, 14)
+    source = write_rows(tmp_path / "in", rows)
+    expected = Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(executor="inline")
+    plain = drive._GatherWork.map
+    calls = []
+
+    def breaking(self, name, function, items):
+        def counted(*item):
+            calls.append(name)
+            return function(*item)
+
+        result = plain(self, name, counted, items)
+        if name.startswith(step) and not broken:
+            broken.append(name)
+            raise RuntimeError("broken off")
+        return result
+
+    broken = []
+    monkeypatch.setattr(drive._GatherWork, "map", breaking)
+    pipeline = Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "out")))
+    with pytest.raises(RuntimeError, match="broken off"):
+        pipeline.run(executor="inline")
+    done = list(calls)
+    report = pipeline.run(executor="inline")
+    assert broken
+    assert not [name for name in calls[len(done) :] if name in done]
+    assert (report.kept, report.dropped) == (expected.kept, expected.dropped)
+    assert output_of(tmp_path / "out") == output_of(tmp_path / "calm")
+
+
+# --------------------------------------------------------------------------------------------------- questioning it
+
+
+def test_groups_near_misses_and_closest_calls(tmp_path):
+    rows = planted(500, 15, most=14)
+    source = write_rows(tmp_path / "in", rows)
+    Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
+    groups = Groups.load(tmp_path / "out")
+    table = pq.read_table(tmp_path / "out" / "_tamis" / "groups")
+    assert {"id", "kept_id", "address", "kept_address", "similarity", "bands"} <= set(table.column_names)
+    assert min(table["bands"].to_pylist()) >= 1
+    closest = groups.closest(5)
+    assert [pair["similarity"] for pair in closest["above"]] == sorted(table["similarity"].to_pylist())[:5]
+    assert all(0.6 < pair["similarity"] < 0.8 for pair in closest["below"])
+    assert len(closest["below"]) == 5
+    histogram = groups.histogram()
+    assert sum((size - 1) * count for size, count in histogram.items()) == table.num_rows
+    assert groups.largest(1)[0]["size"] == max(histogram)
+    name = table["id"][0].as_py()
+    (entry,) = [entry for entry in groups.explain(name) if entry["fate"] == "dropped"]
+    assert entry["kept_id"] == table["kept_id"][0].as_py()
+
+
+@pytest.mark.parametrize("verify", ["jaccard", "signature"])
+def test_another_threshold_from_the_same_hashes_is_a_run_from_the_start(tmp_path, verify, monkeypatch):
+    rows = planted(500, 16, most=14)
+    source = write_rows(tmp_path / "in", rows)
+    out = [str(tmp_path / name) for name in ("loose", "strict", "reused")]
+    for threshold, folder in ((0.7, out[0]), (0.9, out[1])):
+        step = FuzzyDedup(threshold=threshold, verify=verify)
+        Pipeline(JsonlReader(source), step, JsonlWriter(folder)).run(executor="inline")
+    monkeypatch.setattr(FuzzyDedup, "_signed", None)  # nothing is hashed again
+    step = FuzzyDedup(threshold=0.9, verify=verify, reuse=out[0])
+    Pipeline(JsonlReader(source, blocksize="20kB"), step, JsonlWriter(out[2])).run(executor="inline")
+    assert output_of(tmp_path / "reused") == output_of(tmp_path / "strict")
+    columns = ["id", "kept_id", "similarity"]
+    assert Groups.load(out[2]).table().select(columns).equals(Groups.load(out[1]).table().select(columns))
+    assert len(output_of(tmp_path / "strict")) > len(output_of(tmp_path / "loose"))
+
+
+def test_hashes_of_other_settings_or_other_input_are_not_reused(tmp_path):
+    rows = planted(50, 17)
+    source = write_rows(tmp_path / "in", rows)
+    Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
+    with pytest.raises(ParameterError, match="only `threshold` may differ"):
+        FuzzyDedup(reuse=str(tmp_path / "out"), ngram=3).check()
+    with pytest.raises(ParameterError, match="not the output of a fuzzy"):
+        FuzzyDedup(reuse=str(tmp_path)).check()
+    with pytest.raises(ParameterError, match="was made from 50 rows"):
+        Pipeline(Rows(rows[:40]), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
+
+
+# -------------------------------------------------------------------------------------------------------------- mistakes
+
+
+def test_text_of_another_type_is_refused():
+    with pytest.raises(OperatorError, match="holds int64, not text"):
+        Pipeline(Rows([{"text": 3}]), FuzzyDedup()).run(executor="inline")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"threshold": 0.0}, "above 0"),
+        ({"threshold": 1.5}, "at most 1"),
+        ({"ngram": 0}, "from 1 to 64"),
+        ({"num_hashes": 100, "num_bands": 3}, "by itself"),
+        ({"update": True}, "needs an index"),
+        ({"keep": "best"}, "needs a column"),
+    ],
+)
+def test_parameters_that_cannot_be(parameters, message):
+    with pytest.raises(ParameterError, match=message):
+        FuzzyDedup(**parameters).check()
+
+
+def test_too_little_disk_is_told_before_the_work_begins(monkeypatch):
+    import shutil
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, 10))
+    with pytest.raises(BudgetError, match="of disk"):
+        Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
+
+
+def test_a_disk_that_fills_up_is_told(monkeypatch):
+    from tamis.dedup import shuffle
+    from tamis.errors import SinkError
+
+    def full(self, *args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shuffle.ShuffleWriter, "write_ordered", full)
+    with pytest.raises(SinkError, match="the disk is full"):
+        Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
+
+
+def test_splits_follow_the_threshold():
+    assert FuzzyDedup(num_hashes=112, threshold=0.8).bands == best_split(0.8, 112)
+    low, high = best_split(0.5, 128), best_split(0.9, 128)
+    assert low[1] < high[1]
+    assert all(bands * rows <= 128 for bands, rows in (low, high))
+
+
+def test_an_empty_input_and_one_row():
+    table = pa.table({"text": pa.array([], pa.string())})
+    assert Pipeline(Rows(table), FuzzyDedup()).run(executor="inline").read == 0
+    assert Pipeline(Rows([{"text": "alone"}]), FuzzyDedup()).run(executor="inline").kept == 1
+
+
+def test_disk_is_estimated_from_rows_and_bytes():
+    step = FuzzyDedup()
+    assert 3e9 < step.disk_bytes(10_000_000, 5_000_000_000) < 12e9
+    assert FuzzyDedup(verify="signature").disk_bytes(10_000_000, 50_000_000_000) < step.disk_bytes(10_000_000, 50_000_000_000)

@@ -1,0 +1,369 @@
+"""Cleaning of whole texts, each step against a slow and obvious version."""
+
+import re
+import string
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tamis import Pipeline, Rows
+from tamis.batch import Batch
+from tamis.errors import OperatorError, ParameterError
+from tamis.operator import build_operator
+from tamis.text.clean import (
+    POLICY_PHRASES,
+    BoilerplateRemoval,
+    LineRemoval,
+    MarkdownRemoval,
+    Newlines,
+    QuotationRemoval,
+    Slice,
+    UnicodeRepair,
+    UrlRemoval,
+    Whitespace,
+    literal,
+)
+
+STEPS = [
+    UnicodeRepair(),
+    Newlines(),
+    Newlines(unify=False),
+    Whitespace(),
+    UrlRemoval(),
+    MarkdownRemoval(),
+    QuotationRemoval(),
+    Slice(left=2, right=-2),
+    Slice(left="a", right="b"),
+    LineRemoval(["Menu"]),
+    BoilerplateRemoval(),
+    BoilerplateRemoval(place="anywhere"),
+]
+
+ODD = [
+    "",
+    None,
+    " \t\n ",
+    "x",
+    "\x00\x07\x1b[31m",
+    "a\r\nb\rc\x85d\u2028e\x0bf",
+    "e\u0301\u0301 \U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627\u200f",
+    "\ufeff\ufffd\U0010ffff",
+    '[[[[((((****____""""',
+]
+
+pieces = st.sampled_from(
+    [
+        *"ab .,\"'*_[]()<>&;\n\r\t",
+        "\u00a0",
+        "\u3000",
+        "\u2028",
+        "\u201c",
+        "\u201d",
+        "\u00e9",
+        "\u4f60",
+        "\U0001f600",
+        "\n\n",
+    ]
+    + ["http://", "https://x.org/", "WWW.", "Menu", "we use cookies", "Privacy Policy", "lorem ipsum", "**b**", "_i_"]
+)
+texts = st.lists(pieces, max_size=14).map("".join)
+
+
+def clean(step, *values):
+    return step.clean(pa.array(values, pa.string())).to_pylist()
+
+
+def one(step, text):
+    return clean(step, text)[0]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+class TestEveryStep:
+    def test_odd_texts_are_texts_and_nulls_stay_null(self, step):
+        result = clean(step, *ODD)
+        assert [text is None for text in result] == [text is None for text in ODD]
+
+    def test_types_of_strings_are_kept_and_others_refused(self, step):
+        for kind in (pa.string(), pa.large_string()):
+            assert step.clean(pa.array(["a b", None, "Menu\nwe use cookies"], kind)).type == kind
+        assert step.apply(Batch(pa.table({"text": pa.nulls(2)})))["text"].to_pylist() == [None, None]
+        with pytest.raises(OperatorError, match="a text column holds strings"):
+            step.apply(Batch(pa.table({"text": [1, 2]})))
+
+    def test_a_part_of_a_column_is_as_good_as_a_column(self, step):
+        column = pa.array(["one", *(text for text in ODD), "two\n\nMenu"], pa.string())
+        assert step.clean(column.slice(3, 6)).to_pylist() == step.clean(column).to_pylist()[3:9]
+
+    def test_five_megabytes_of_one_thing_are_no_problem(self, step):
+        for unit in ("a", " ", "\n", "*", "[", '"', "_a", "http://a,", "\r\n"):
+            assert len(clean(step, unit * (5_000_000 // len(unit)))) == 1
+
+
+def test_another_column_is_rewritten_or_filled():
+    rows = [{"prompt": "a  b", "text": "c  d"}]
+    assert Pipeline(Rows(rows), Whitespace(column="prompt")).collect().to_pylist() == [
+        {"prompt": "a b", "text": "c  d"}
+    ]
+    filled = Pipeline(Rows(rows), Whitespace(column="prompt", into="clean")).collect().to_pylist()
+    assert filled == [{"prompt": "a  b", "text": "c  d", "clean": "a b"}]
+
+
+@given(st.text(max_size=5))
+def test_a_literal_matches_itself_and_nothing_else(text):
+    column = pa.array([text, text + "x", "x" + text], pa.string())
+    found = pa.compute.match_substring_regex(column, rf"\A{literal(text)}\z").to_pylist()
+    assert found == [True, text + "x" == text, "x" + text == text]
+
+
+class TestUnicodeRepair:
+    @pytest.mark.parametrize(
+        ("broken", "repaired"),
+        [
+            ("Caf\u00c3\u00a9", "Caf\u00e9"),
+            ("it\u00e2\u20ac\u2122s", "it\u2019s"),
+            ("&lt;b&gt; &amp; co", "<b> & co"),
+            ("<p>&amp;</p>", "<p>&amp;</p>"),
+            ("a\r\nb", "a\nb"),
+            ("\ufb01n \uff21\uff22", "fin AB"),
+            ("bell\x07", "bell"),
+            ("\u201ccurly\u201d", "\u201ccurly\u201d"),
+        ],
+    )
+    def test_by_hand(self, broken, repaired):
+        assert one(UnicodeRepair(), broken) == repaired
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        text=st.lists(
+            st.one_of(
+                st.sampled_from(
+                    [*"aB .<&;\n\r\x1b\x85\u00c2\u00c3\u00e2\u20ac\u2122\u00a0\u0153\u201c\u2019\u2026\u0430"]
+                )
+                | st.sampled_from(
+                    ["&amp;", "&eacute;", "\u00c3\u00a9", "\u00e2\u20ac\u2122", "\ufb01", "\u0432\u0402"]
+                ),
+                st.characters(codec="utf-8", max_codepoint=0x25FF),
+                st.characters(codec="utf-8"),
+            ),
+            max_size=12,
+        ).map("".join),
+        uncurl_quotes=st.booleans(),
+        unescape_html=st.sampled_from(["auto", True, False]),
+        normalization=st.sampled_from([None, "NFC", "NFKD"]),
+    )
+    def test_the_same_as_ftfy(self, text, uncurl_quotes, unescape_html, normalization):
+        import ftfy
+
+        options = {"uncurl_quotes": uncurl_quotes, "unescape_html": unescape_html, "normalization": normalization}
+        config = ftfy.TextFixerConfig(explain=False, **options)
+        assert one(UnicodeRepair(**options), text) == ftfy.fix_text(text, config)
+
+    def test_no_character_that_ftfy_changes_is_skipped(self):
+        import ftfy
+
+        config = ftfy.TextFixerConfig(explain=False, uncurl_quotes=False, normalization=None)
+        points = [*range(0x80, 0x600), *range(0x2000, 0x2600), *range(0x600, 0x10FFFF, 431)]
+        texts = [f"a{chr(point)} b{chr(point)}c\n" for point in points if not 0xD800 <= point < 0xE000]
+        assert clean(UnicodeRepair(), *texts) == [ftfy.fix_text(text, config) for text in texts]
+
+    def test_long_lines_are_cut_where_ftfy_cuts_them(self):
+        import ftfy
+
+        text = "Caf\u00c3\u00a9 <b> &amp; " * 3
+        for length in (1, 7, 20):
+            config = ftfy.TextFixerConfig(
+                explain=False, uncurl_quotes=False, normalization=None, max_decode_length=length
+            )
+            assert one(UnicodeRepair(max_decode_length=length), text) == ftfy.fix_text(text, config)
+
+
+class TestNewlines:
+    @given(texts, st.integers(1, 4))
+    def test_against_python(self, text, most):
+        plain = re.sub("\r\n?|[\v\f\x85\u2028\u2029]", "\n", text)
+        plain = re.sub("\n{%d,}" % (most + 1), "\n" * most, plain)
+        assert one(Newlines(max_newlines=most), text) == plain
+        assert one(Newlines(max_newlines=most), plain) == plain
+
+    def test_both_kinds_of_runs_are_shortened_where_they_are_kept(self):
+        assert one(Newlines(unify=False), "a\r\n\r\n\r\nb\n\n\nc\rd") == "a\r\n\r\nb\n\nc\rd"
+
+    def test_nonsense_is_refused(self):
+        with pytest.raises(ParameterError, match="max_newlines"):
+            Newlines(max_newlines=0).check()
+
+
+class TestWhitespace:
+    @given(texts)
+    def test_against_python(self, text):
+        blank = "[\t \u00a0\u3000]"
+        plain = re.sub(f"{blank}+", " ", text)
+        plain = "\n".join(line.strip(" ") for line in plain.split("\n"))
+        # The first and the last line are not beside a newline on both sides: the text as a whole is trimmed.
+        assert one(Whitespace(), text) == plain.strip()
+        assert one(Whitespace(), plain.strip()) == plain.strip()
+
+    def test_each_part_can_be_left_out(self):
+        text = " a  b \n c "
+        assert one(Whitespace(trim_lines=False, trim=False), text) == " a b \n c "
+        assert one(Whitespace(collapse=False, trim=False), text) == " a  b\nc "
+        assert one(Whitespace(collapse=False, trim_lines=False), text) == "a  b \n c"
+
+
+class TestUrlRemoval:
+    @pytest.mark.parametrize(
+        ("text", "left"),
+        [
+            ("see https://a.org/b?c=d#e now", "see  now"),
+            ("see http://a.org.", "see ."),
+            ("(HTTP://A.ORG/x)", "()"),
+            ("www.example.com, and", ", and"),
+            ("awww.cute stays", "awww.cute stays"),
+            ("\u8bf7\u8bbf\u95eehttps://a.org/b\u3002\u8c22\u8c22", "\u8bf7\u8bbf\u95ee\u3002\u8c22\u8c22"),
+            ("https://a.org/Stra\u00dfe end", " end"),
+            ('<a href="https://a.org">x</a>', '<a href="">x</a>'),
+            ("http:// alone", "http:// alone"),
+            ("ftp://a.org", "ftp://a.org"),
+        ],
+    )
+    def test_by_hand(self, text, left):
+        assert one(UrlRemoval(), text) == left
+
+    @given(texts)
+    def test_twice_is_once_and_nothing_else_is_touched(self, text):
+        once = one(UrlRemoval(), text)
+        assert one(UrlRemoval(), once) == once
+        assert once in text or "http" in text.lower() or "www." in text.lower()
+
+    def test_a_replacement_is_taken_as_it_is(self):
+        assert one(UrlRemoval(replacement=r"<\1>"), "a http://b.c d") == r"a <\1> d"
+
+
+class TestMarkdownRemoval:
+    @pytest.mark.parametrize(
+        ("text", "left"),
+        [
+            ("**bold** *it* __u__ _u_", "bold it u u"),
+            ("***both***", "both"),
+            ("2 * 3 * 4 and a_b_c", "2 * 3 * 4 and a_b_c"),
+            ("[a](http://b.c/d_(e)) ![i](x.png)", "http://b.c/d_(e) x.png"),
+            ('[a](b "title")', "b"),
+            ("[not a link] (really)", "[not a link] (really)"),
+            ("*over\nlines*", "*over\nlines*"),
+            ("* item one\n* item two", "* item one\n* item two"),
+        ],
+    )
+    def test_by_hand(self, text, left):
+        assert one(MarkdownRemoval(), text) == left
+
+    def test_what_becomes_of_links(self):
+        assert one(MarkdownRemoval(links="text"), "[a **b**](c)") == "a b"
+        assert one(MarkdownRemoval(links="keep"), "[a](c) *d*") == "[a](c) d"
+
+    @given(st.text(string.ascii_letters + "*_ \n", max_size=20))
+    def test_only_marks_are_taken_away(self, text):
+        assert one(MarkdownRemoval(), text).translate({42: None, 95: None}) == text.translate({42: None, 95: None})
+
+
+class TestQuotationRemoval:
+    @pytest.mark.parametrize(
+        ("text", "left"),
+        [
+            ('"all of it"', "all of it"),
+            (' "all"\n', " all\n"),
+            ("\u201call\nof it\u201d", "all\nof it"),
+            ("\u201eja\u201c", "ja"),
+            ('"one" and "two"', '"one" and "two"'),
+            ('""', '""'),
+            ('"open', '"open'),
+            ("'it's'", "'it's'"),
+        ],
+    )
+    def test_by_hand(self, text, left):
+        assert one(QuotationRemoval(), text) == left
+
+    @given(st.text('"a\n ', max_size=8))
+    def test_against_python(self, text):
+        inner = text.strip()
+        whole = len(inner) > 2 and inner[0] == inner[-1] == '"' and inner.count('"') == 2
+        assert one(QuotationRemoval(), text) == (text.replace('"', "") if whole else text)
+
+    def test_pairs_are_pairs(self):
+        with pytest.raises(ParameterError, match="pairs of marks"):
+            QuotationRemoval(quotes=["'"]).check()
+
+
+class TestSlice:
+    bound = st.none() | st.integers(-5, 5) | st.text("ab", min_size=1, max_size=2)
+
+    @given(st.text("ab\u00e9 ", max_size=8), bound, bound, st.booleans(), st.booleans(), st.booleans())
+    def test_against_python(self, text, left, right, include_left, include_right, strip):
+        step = Slice(left=left, right=right, include_left=include_left, include_right=include_right, strip=strip)
+        start, stop = left or 0, len(text) if right is None else right
+        expected = text
+        if isinstance(left, str):
+            start = text.find(left) + (0 if include_left else len(left))
+            expected = None if left not in text else expected
+        if isinstance(right, str):
+            stop = text.rfind(right) + (len(right) if include_right else 0)
+            expected = None if right not in text else expected
+        expected = "" if expected is None else text[start:stop]
+        assert one(step, text) == (expected.strip() if strip else expected)
+
+
+class TestLineRemoval:
+    @given(st.lists(st.sampled_from(["Menu", "menu", "", "a", "Menu ", "Menu\r"]), max_size=6).map("\n".join))
+    def test_against_python(self, text):
+        step = LineRemoval(["Menu", ""])
+        kept = [line for line in text.split("\n") if line.rstrip("\r") not in ("Menu", "")]
+        assert one(step, text) == "\n".join(kept)
+        assert one(step, one(step, text)) == one(step, text)
+
+    def test_nothing_to_remove_is_a_mistake(self):
+        with pytest.raises(ParameterError, match="nothing to remove"):
+            LineRemoval().check()
+
+    def test_a_recipe_gives_a_list(self):
+        assert build_operator("line_removal", {"lines": ["a"]}) == LineRemoval(["a"])
+
+
+def paragraphs_without_boilerplate(text, place):
+    """What `BoilerplateRemoval` promises, paragraph by paragraph."""
+    if "lorem ipsum" in text.lower():
+        return ""
+    paragraphs = text.split("\n\n")
+    found = [any(phrase in paragraph.lower() for phrase in POLICY_PHRASES) for paragraph in paragraphs]
+    if place == "edges":
+        inner = "".join("x" if flag else "." for flag in found).strip("x")
+        if not inner or "x" in inner:
+            return text
+    return "\n\n".join(p for p, flag in zip(paragraphs, found, strict=True) if not flag)
+
+
+class TestBoilerplateRemoval:
+    @given(
+        st.lists(st.sampled_from(["a", "", "We Use Cookies!", "b\nc", "\nterms of use"]), max_size=7).map("\n\n".join)
+    )
+    def test_against_python(self, text):
+        for place in ("edges", "anywhere"):
+            assert one(BoilerplateRemoval(place=place), text) == paragraphs_without_boilerplate(text, place)
+
+    def test_rows_do_not_disturb_each_other(self):
+        texts = [
+            "a",
+            "We use cookies\n\na",
+            None,
+            "a\n\nwe use cookies\n\nb",
+            "we use cookies",
+            "Lorem Ipsum dolor",
+            "",
+        ]
+        expected = ["a", "a", None, texts[3], texts[4], "", ""]
+        assert clean(BoilerplateRemoval(), *texts) == expected
+
+    def test_an_empty_phrase_is_refused(self):
+        with pytest.raises(ParameterError, match="empty phrase"):
+            BoilerplateRemoval(phrases=[""]).check()
