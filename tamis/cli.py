@@ -121,6 +121,11 @@ class Device(StrEnum):
     gpu = "gpu"
 
 
+class OnOverflow(StrEnum):
+    error = "error"
+    sample = "sample"
+
+
 class OnError(StrEnum):
     isolate = "isolate"
     raise_ = "raise"
@@ -219,6 +224,10 @@ def run(
     on_error: Annotated[
         OnError | None, typer.Option(help="Set a row that breaks a step apart (the default), or stop at it.")
     ] = None,
+    on_overflow: Annotated[
+        OnOverflow, typer.Option(help="If the job as a whole cannot fit: stop, or process a sample that does.")
+    ] = OnOverflow.error,
+    max_seconds: Annotated[float | None, typer.Option(help="With --on-overflow sample: stop growing it then.")] = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
 ) -> None:
@@ -239,6 +248,8 @@ def run(
                 rejects=rejects or bool(chosen.settings.rejects),
                 fresh=fresh,
                 on_error=on_error.value if on_error is not None else None,
+                on_overflow=on_overflow.value,
+                max_seconds=max_seconds,
                 on_event=progress,
             )
         except Interrupted as error:
@@ -284,6 +295,26 @@ def explain(
         give_json(explanation.as_dict())
     else:
         give(str(explanation))
+
+
+@app.command()
+@explains_errors
+def profile(
+    recipe: RecipeArgument,
+    inputs: InputOption = None,
+    output: OutputOption = None,
+    rows: Annotated[int, typer.Option(help="How many rows to measure on.")] = 20_000,
+    memory: MemoryOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe on its first rows and tell what each step holds and takes, and which settings to use."""
+    chosen = prepare(recipe, inputs, output if output is not None else "profiled-output", overrides)
+    found = chosen.build().profile(rows=rows, memory=memory if memory is not None else chosen.settings.memory)
+    if as_json:
+        give_json(found.as_dict())
+    else:
+        give(str(found))
 
 
 @app.command()

@@ -298,6 +298,7 @@ def verify(
 
 def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
     """`table.take(order)` through a file: for a component that is larger than a worker's share."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     file = path.with_name(f"{path.name}.sorted")
     with pa.ipc.new_file(file, table.schema) as writer:
         for start in range(0, len(order), 2**16):

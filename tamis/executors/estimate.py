@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tamis.batch import Batch, Failure
+from tamis.batch import LINE, Batch, Failure
 from tamis.executors.steps import facts_of, view
 from tamis.executors.worker import Stage
 from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
@@ -72,7 +72,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget) -> Estimat
     total = sum(partition.size for partition in layout.partitions)
     sample = _first_rows(plan[0], layout)
     rows_seen = len(sample) if sample is not None else 0
-    row_bytes = max(1, sample.num_bytes // rows_seen) if sample is not None and rows_seen else 1
+    row_bytes = max(1, _size(sample) // rows_seen) if sample is not None and rows_seen else 1
     rows = total // row_bytes if rows_seen else 0
     estimates = []
     for stage in plan:
@@ -94,6 +94,10 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget) -> Estimat
         free_disk_bytes=_free(plan[0]),
         stages=tuple(estimates),
     )
+
+
+def _size(batch: Batch) -> int:
+    return batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
 
 
 def _first_rows(stage: Stage, layout: Layout) -> Batch | None:

@@ -17,6 +17,7 @@ import time
 import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -180,7 +181,8 @@ class _PartitionRun:
             self.progress(self.ordinal, self.account.num_bytes)
         outcome = self._finish()
         self.account.seconds = time.perf_counter() - began
-        self.account.peak_memory_bytes = max(0, process.peak_bytes() - before)
+        peaks = [op.peak_bytes for op in self.account.operators]  # measuring each step resets the peak of the whole
+        self.account.peak_memory_bytes = max(0, process.peak_bytes() - before, *peaks)
         if not self.account.balances:
             raise TamisError(f"the account of {self.stem} does not balance: {self.account}")
         return outcome
@@ -209,9 +211,8 @@ class _PartitionRun:
         batches = iter(stage.source.read(self.partition, reading))
         while True:
             self.marker(self.ordinal, 0, 0)
-            began = time.perf_counter()
-            batch = next(batches, None)
-            mine.seconds += time.perf_counter() - began
+            with self._measured(mine):
+                batch = next(batches, None)
             if batch is None:
                 return
             mine.rows_in += len(batch)
@@ -269,9 +270,8 @@ class _PartitionRun:
             return
         if self.sink is not None:
             mine = self.account.operators[self.step]
-            began = time.perf_counter()
-            self.sink.write(batch.table)
-            mine.seconds += time.perf_counter() - began
+            with self._measured(mine):
+                self.sink.write(batch.table)
             mine.rows_in += len(batch)
             mine.rows_out += len(batch)
             mine.num_bytes += batch.num_bytes
@@ -322,16 +322,24 @@ class _PartitionRun:
     def _timed(self, op: Operator | None, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
         assert op is not None
         mine = self.account.operators[self.step]
-        before = process.reset_peak() if self.stage.profile else 0
-        began = time.perf_counter()
-        result = self._isolating(self.step, batch, apply)
-        mine.seconds += time.perf_counter() - began
-        if self.stage.profile:
-            mine.peak_bytes = max(mine.peak_bytes, process.peak_bytes() - before)
+        if self.stage.profile and not mine.rows_in:
+            apply(batch)  # kernels are loaded on first use, which is not what is measured
+        with self._measured(mine):
+            result = self._isolating(self.step, batch, apply)
         mine.rows_in += len(batch)
         mine.rows_out += len(result)
         mine.num_bytes += _bytes_read(op, batch)
         return result
+
+    @contextmanager
+    def _measured(self, account: OperatorAccount) -> Iterator[None]:
+        """Enter the time something takes into its account and, when profiling, the memory."""
+        before = process.reset_peak() if self.stage.profile else 0
+        began = time.perf_counter()
+        yield
+        account.seconds += time.perf_counter() - began
+        if self.stage.profile:
+            account.peak_bytes = max(account.peak_bytes, process.peak_bytes() - before)
 
     def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
         """`apply(batch)`; if that fails, each half apart, down to the single row that is to blame."""

@@ -25,7 +25,7 @@ MAD_TO_SIGMA = 1.4826
 MAX_CORRELATION = 0.95
 """Of neighbouring values; with more than that a series would have to be endless to prove anything."""
 
-CLEAN = 0.02
+CLEAN = 0.08
 """Noise below this part of the growth is no noise, and its correlation says nothing."""
 
 LOOKS = 20
@@ -120,7 +120,7 @@ def _is_steady(x: np.ndarray, y: np.ndarray, slope: float) -> bool:
     quarters = np.array_split(np.arange(len(x)), 4)
     centres = np.array([np.median(x[quarter]) for quarter in quarters])
     heights = np.array([np.median(y[quarter]) for quarter in quarters])
-    if (np.diff(heights) < 0.4 * slope * np.diff(centres)).any():
+    if (np.diff(heights) < 0.3 * slope * np.diff(centres)).any():
         return False
     half = len(x) // 2
     early, late = _theil_sen(x[:half], y[:half]), _theil_sen(x[half:], y[half:])

@@ -180,9 +180,12 @@ class UnicodeRepair(Rewrite):
 
 def _fix_lines(ftfy: Any, text: str, config: Any, suspect: Callable[[str], object]) -> str:
     """`ftfy.fix_text`, which goes line by line, without the lines that it would leave alone."""
+    unified = text.replace("\r\n", "\n")  # as ftfy does
+    if not suspect(unified):
+        return unified
     out = []
     for line in _LINES.findall(text):
-        unified = line[:-2] + "\n" if line.endswith("\r\n") else line  # as ftfy does
+        unified = line[:-2] + "\n" if line.endswith("\r\n") else line
         out.append(ftfy.fix_text(line, config) if suspect(unified) else unified)
         if config.unescape_html == "auto" and "<" in line:
             config = config._replace(unescape_html=False)

@@ -101,12 +101,20 @@ class Decontaminate(Filter):
         return identity | {"parameters": parameters, "benchmarks": self._stamp()}
 
     def setup(self) -> None:
-        self._index()
+        paths = tuple(file.path for file in self._files())
+        made = _build(paths, self._stamp(), tuple(self.fields), self.ngram, self.min_words, self.max_places)
+        self.__dict__["_index"] = made  # the one thing that is not a parameter; it stays in the worker
+
+    def close(self) -> None:
+        self.__dict__.pop("_index", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_index"}
 
     def score(self, batch: Batch) -> Scores:
         column = batch["text"]
         data, offsets = buffers(column)
-        index = self._index()
+        index: BenchmarkIndex = self.__dict__["_index"]
         found = np.zeros(len(column), np.int64)
         hits = index.look_up(data, offsets, found)
         shares, evidence = index.judge(data, offsets, hits)
@@ -120,10 +128,6 @@ class Decontaminate(Filter):
 
     def _stamp(self) -> str:
         return digest([fingerprint(file) for file in self._files()])
-
-    def _index(self) -> BenchmarkIndex:
-        paths = tuple(file.path for file in self._files())
-        return _build(paths, self._stamp(), tuple(self.fields), self.ngram, self.min_words, self.max_places)
 
 
 # ----------------------------------------------------------------------------------------------------------- the index
@@ -224,10 +228,15 @@ def _build(
     keys, rows, count = kernel.ngram_keys(
         data, offsets, tables, ngram, min_words, _DIFFERENT, powers, keys, rows, sizes, words
     )
-    pairs = np.unique(np.rec.fromarrays([keys[:count], rows[:count]], names="key,row"))
-    different, starts, places = np.unique(pairs["key"], return_index=True, return_counts=True)
+    order = np.argsort(keys[:count], kind="stable")  # rows ascend within a key
+    keys, rows = keys[order], rows[order]
+    fresh = np.ones(count, np.bool_)
+    fresh[1:] = (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])
+    keys, rows = keys[fresh], rows[fresh]
+    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] ^ np.uint64(2)))
+    different, places = keys[starts], np.diff(starts, append=len(keys))
     telling = places <= max_places
-    members = np.ascontiguousarray(pairs["row"][np.repeat(telling, places)])
+    members = np.ascontiguousarray(rows[np.repeat(telling, places)])
     firsts = np.concatenate([[0], np.cumsum(places[telling])]).astype(np.int64)
     kept = np.ascontiguousarray(different[telling])
     totals = np.bincount(members, minlength=len(parts))

@@ -82,7 +82,12 @@ def test_letters_make_a_word_alphabetic_in_every_dialect() -> None:
 def test_duplicate_lines_differ() -> None:
     # the case of the comparison table: a b a c b d
     text = "a\nb\na\nc\nb\nd"
-    assert across(repetition, text, "duplicate_lines") == [round(2 / 6, 4), round(4 / 6, 4), round(4 / 6, 4), round(2 / 6, 4)]
+    assert across(repetition, text, "duplicate_lines") == [
+        round(2 / 6, 4),
+        round(4 / 6, 4),
+        round(4 / 6, 4),
+        round(2 / 6, 4),
+    ]
     assert across(repetition, text, "duplicate_line_chars") == [
         round(2 / 11, 4),  # newlines count
         round(4 / 6, 4),

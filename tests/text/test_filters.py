@@ -149,7 +149,9 @@ def test_a_missing_or_empty_text_scores_nothing(step: Filter) -> None:
     assert values == [0, 0]
 
 
-@pytest.mark.parametrize("step", [RepeatedLines(), RepeatedParagraphs(), RepeatedLinesByChars(), RepeatedParagraphsByChars()])
+@pytest.mark.parametrize(
+    "step", [RepeatedLines(), RepeatedParagraphs(), RepeatedLinesByChars(), RepeatedParagraphsByChars()]
+)
 def test_a_text_without_lines_repeats_nothing(step: Filter) -> None:
     (values,) = scores(step, "", None, " \n ").values()
     assert values == [1, 1, 1]
@@ -163,7 +165,9 @@ def test_the_reason_names_the_bound_that_was_broken() -> None:
 
 def test_ngram_scores_of_different_lengths_have_different_columns() -> None:
     assert RepeatingTopNGrams(n=3).score_columns() == {"top_ngrams": "top_3_grams"}
-    assert RepeatingDuplicateNGrams(n=5, column="title").score_columns() == {"duplicate_ngrams": "title_duplicate_5_grams"}
+    assert RepeatingDuplicateNGrams(n=5, column="title").score_columns() == {
+        "duplicate_ngrams": "title_duplicate_5_grams"
+    }
 
 
 @pytest.mark.parametrize("make", [RepeatingTopNGrams, RepeatingDuplicateNGrams])

@@ -1,0 +1,35 @@
+"""What README and docs say is run: each Python block of a page, in order, in one empty folder."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for number, block in enumerate(blocks):
+        done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
+
+
+def test_the_shell_commands_of_the_readme_run(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    recipe = re.search(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "recipe.yaml").write_text(recipe[1])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "one two three four"}\n{"text": "one"}\n')
+    commands = re.findall(r"^(tamis [^,\n]*?)  +\S.*$", text, flags=re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        if "--output out/" in command:  # the same folder serves two recipes in the text
+            command = command.replace("out/", "out-2/")
+        arguments = command.split()[1:]
+        done = subprocess.run([sys.executable, "-m", "tamis", *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
