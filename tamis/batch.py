@@ -19,6 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 Column: TypeAlias = pa.Array
+HIDDEN = "_tamis_"
+"""Columns whose names begin so belong to the engine and are never written or shown."""
+
 LINE = "_tamis_line"
 """A hidden column: the line of text a row was read from, its line end included, to be written again as it is."""
 

@@ -220,6 +220,9 @@ def run(
     device: Annotated[Device, typer.Option(help="Where models and kernels run.")] = Device.auto,
     overrides: SetOption = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Keep dropped rows with their reasons.")] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Keep what filters measure, for `tamis rethreshold`.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is committed and begin again.")] = False,
     on_error: Annotated[
         OnError | None, typer.Option(help="Set a row that breaks a step apart (the default), or stop at it.")
@@ -246,6 +249,7 @@ def run(
                 executor=cast("Any", executor),  # the engine knows the names
                 device=device.value,
                 rejects=rejects or bool(chosen.settings.rejects),
+                scores=scores,
                 fresh=fresh,
                 on_error=on_error.value if on_error is not None else None,
                 on_overflow=on_overflow.value,
@@ -295,6 +299,36 @@ def explain(
         give_json(explanation.as_dict())
     else:
         give(str(explanation))
+
+
+@app.command()
+@explains_errors
+def rethreshold(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run with --scores.")],
+    overrides: SetOption = None,
+    memory: MemoryOption = None,
+    workers: WorkersOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide again with other thresholds, from stored scores: nothing is measured again."""
+    from tamis.console import summary_text
+    from tamis.errors import RecipeError
+    from tamis.progress import Progress
+    from tamis.recipes.load import recorded
+    from tamis.store import INTERNAL, Store
+
+    if not Store(output).names(f"{INTERNAL}/scores"):
+        raise RecipeError(f"no scores are stored in {output}", hint="run the recipe with --scores first")
+    if not overrides:
+        raise RecipeError("no threshold is named", hint="say which: --set gopher_quality.min_words=40")
+    chosen = recorded(output).rethresholded(overrides)
+    with Progress() as progress:
+        settings = resources_of(chosen, memory, workers)
+        report = chosen.build().run(**settings, scores=True, on_event=progress)
+    if as_json:
+        give_json(report.as_dict())
+    else:
+        talk(summary_text(report))
 
 
 @app.command()

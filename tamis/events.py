@@ -95,6 +95,30 @@ class MemoryAction(Event):
 
 
 @dataclass(frozen=True)
+class MemoryAlert(Event):
+    """A threshold of memory was passed, or is no longer (level `cleared`); `action` is what the remedy asked for."""
+
+    kind: str
+    level: str
+    value: float
+    limit: float
+    text: str
+    action: str | None = None
+
+
+@dataclass(frozen=True)
+class LeakFound(Event):
+    """What a worker holds after each shard keeps rising."""
+
+    stage: str
+    worker: int
+    bytes_per_shard: float
+    bytes_per_s: float | None
+    since: int
+    confidence: float
+
+
+@dataclass(frozen=True)
 class Stopping(Event):
     """The user asked to stop; current partitions are finished, or abandoned on a second request."""
 

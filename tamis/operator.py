@@ -112,6 +112,10 @@ class Operator:
         """This operator with some parameters changed."""
         return dataclasses.replace(self, **parameters)
 
+    def measuring_identity(self) -> dict[str, Any]:
+        """What decides the values this step computes; for a filter that is less than what decides its verdicts."""
+        return self.identity()
+
     def check(self) -> None:
         """Look for mistakes that can be seen before any data moves."""
 
@@ -199,7 +203,21 @@ class Filter(Operator):
 
     kind = "filter"
 
+    verdict_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Parameters beside `min_...` and `max_...` that only `rules` looks at."""
+
     score_only: bool = False
+
+    def measuring_identity(self) -> dict[str, Any]:
+        known = self.identity()
+        decides = [name for name in known["parameters"] if self.is_threshold(name)]
+        return known | {"parameters": {k: v for k, v in known["parameters"].items() if k not in decides}}
+
+    @classmethod
+    def is_threshold(cls, parameter: str) -> bool:
+        """Whether a parameter can be changed without measuring again."""
+        bound = parameter.startswith(("min_", "max_")) or parameter == "score_only"
+        return bound or parameter in cls.verdict_parameters
 
     def score(self, batch: Batch) -> Scores:
         """Measurements, one value per row, named as `rules` names them."""

@@ -75,6 +75,7 @@ class Pipeline:
         executor: Literal["local", "inline"] = "local",
         device: Literal["auto", "cpu", "gpu"] = "auto",
         rejects: bool = False,
+        scores: bool = False,
         fresh: bool = False,
         on_error: Literal["isolate", "raise"] | None = None,
         on_overflow: Literal["error", "sample"] = "error",
@@ -86,6 +87,9 @@ class Pipeline:
         Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` starts over. A row that
         breaks a step is set aside under `_tamis/failed/` and the rest goes on, except inline, where errors are raised as
         they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `_tamis/rejects/`.
+
+        `scores` keeps what filters measured under `_tamis/scores/`, so that the same pipeline with other thresholds need not
+        measure again.
 
         If the job as a whole cannot fit its memory or disk, that is an error; with `on_overflow="sample"` a random share of
         the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
@@ -102,7 +106,7 @@ class Pipeline:
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
             with ExitStack() as stack:
                 return Pipeline(*steps)._run(
-                    stack, budget, executor, rejects=rejects, fresh=fresh, on_error=errors, emit=emit
+                    stack, budget, executor, rejects=rejects, scores=scores, fresh=fresh, on_error=errors, emit=emit
                 )
 
         try:
@@ -155,6 +159,7 @@ class Pipeline:
         fresh: bool,
         on_error: str,
         emit: Events,
+        scores: bool = False,
         profile: bool = False,
     ) -> Report:
         memory, stop = TreeMemory(), Stop()
@@ -166,7 +171,9 @@ class Pipeline:
         else:  # before anything else: what workers are forked from starts while the plan is made
             modules = {type(step).__module__ for step in self.steps} - {"__main__"}
             runner = stack.enter_context(LocalExecutor(governor, modules, emit, memory, stop))
-        make_plan_for = _planner(self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile)
+        make_plan_for = _planner(
+            self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
+        )
         plan = make_plan_for(None)  # mistakes are told before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
@@ -193,13 +200,20 @@ class Pipeline:
 
 
 def _planner(
-    steps: Sequence[Operator], budget: Budget, store: Store, *, rejects: bool, on_error: str, profile: bool
+    steps: Sequence[Operator],
+    budget: Budget,
+    store: Store,
+    *,
+    rejects: bool,
+    on_error: str,
+    profile: bool,
+    scores: bool,
 ) -> Callable[[int | None], Plan]:
     from tamis.sinks.tables import ParquetWriter
 
     side = ParquetWriter(store.root) if rejects else None
     return lambda blocksize: make_plan(
-        steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error, profile=profile
+        steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error, profile=profile, scores=scores
     )
 
 

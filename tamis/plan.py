@@ -34,6 +34,8 @@ class Plan:
     blocksize: int
     store: Store
     identity: list[dict[str, Any]]
+    recipe: list[dict[str, Any]] = field(default_factory=list)
+    """The steps with their parameters, secrets left out, as a recipe holds them."""
     reasons: dict[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
 
@@ -144,6 +146,7 @@ def make_plan(
     rejects: Sink | None = None,
     on_error: str = "isolate",
     profile: bool = False,
+    scores: bool = False,
 ) -> Plan:
     """Look at the input and turn the steps into stages. Reads file listings, footers and samples, no more.
 
@@ -164,7 +167,9 @@ def make_plan(
     if columns is not None:
         optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
         columns = tuple(sorted({*columns, *optional}))
-    stages = _cut(shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines, profile=profile)
+    stages = _cut(
+        shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines, profile=profile, scores=scores
+    )
     identity = [step.identity() for step in steps]
     return Plan(
         stages=tuple(stages),
@@ -173,6 +178,7 @@ def make_plan(
         blocksize=chosen,
         store=store,
         identity=identity,
+        recipe=[{step.name: _written(step)} for step in steps],
         reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)},
         hints=tuple(order_hints(shape.operators)),
     )
@@ -189,6 +195,7 @@ def _cut(
     *,
     keep_lines: bool,
     profile: bool,
+    scores: bool,
 ) -> list[Stage]:
     work = store.scratch().parent / "work" if store.local else store.scratch() / "work"
     stages: list[Stage] = []
@@ -226,6 +233,8 @@ def _cut(
                 on_error=on_error,
                 keep_lines=keep_lines,
                 profile=profile,
+                # Rows a stage reads from disk have no file whose identity could name their scores.
+                scores=scores and index == 0,
             )
         )
         if cut is None:
@@ -235,6 +244,11 @@ def _cut(
         rest = rest[cut + 1 :]
         if not untouched:
             source = SpilledRows(folder=str(work / f"stage-{index}"))
+
+
+def _written(step: Operator) -> dict[str, Any]:
+    parameters = {} if isinstance(step, Function) else step.parameters()
+    return {name: value for name, value in parameters.items() if name != "storage_options"}
 
 
 def _columns_reason(columns: tuple[str, ...] | None, keep_lines: bool) -> str:

@@ -42,8 +42,8 @@ Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 NEAR = 0.15
 """Rows that stayed although they are this close below the threshold are worth a look."""
 
-_CONFIDENCE = 1.2816
-"""Standard deviations that 90 % of estimates stay within, on one side."""
+_CONFIDENCE = 1.6449
+"""Standard deviations that 95 % of estimates stay within, on one side."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def required(self) -> float:
-        """What a pair must reach. An estimate must be so high that with 90 % confidence the true value is `threshold`."""
+        """What a pair must reach. An estimate must be so high that with 95 % confidence the true value is `threshold`."""
         if self.verify != "signature":
             return self.threshold
         return min(

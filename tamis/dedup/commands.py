@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import typer
 
-from tamis.cli import INTERRUPTED, JsonOption, MemoryOption, WorkersOption, explains_errors, give, give_json, talk
 from tamis.errors import Interrupted, ParameterError
 
 if TYPE_CHECKING:
@@ -20,6 +19,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+# After `app`: the main command imports it, and this module may be imported first.
+from tamis.cli import INTERRUPTED, JsonOption, MemoryOption, WorkersOption, explains_errors, give, give_json, talk  # noqa: E402
 
 
 class Keep(StrEnum):

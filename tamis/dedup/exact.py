@@ -87,8 +87,7 @@ class ExactDedup(Gather):
                 raise ParameterError(f"`max_removed` is a share of the text, from 0 to 1, got {self.max_removed}")
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
-        if self.against is not None and not (self.update and not Path(self.against).exists()):
-            self._index(own="", create=False)
+        self._index(look=True)
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -124,12 +123,12 @@ class ExactDedup(Gather):
         )
         return num_rows * 20 + records * 2 * RECORD_BYTES
 
-    def _index(self, own: str, create: bool) -> Index | None:
+    def _index(self, own: str = "", *, look: bool = False) -> Index | None:
         if self.against is None:
             return None
         settings: dict[str, Any] = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
         settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
-        return Index.open(self.against, "exact", settings, own=own, create=create)
+        return Index.open(self.against, "exact", settings, own=own, create=self.update, look=look)
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -153,7 +152,7 @@ class ExactDedup(Gather):
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
         own = digest(str(work.folder))
-        index = self._index(own, create=self.update)
+        index = self._index(own)
         index_folder = work.folder / "index" if self.update else None
         if self.unit != "document":
             units.resolve(self, rows, decide, work, index, index_folder)

@@ -49,7 +49,7 @@ class FuzzyDedup(Gather):
     14 bands of 8 hashes; `"dolma3"`: 26 of 11; `"nemo"`: 24 characters, 20 of 13; or `num_bands` and `num_rows`; or
     `num_hashes`, divided as suits `threshold` best). A document goes only if its similarity to one that stays was verified
     to reach `threshold`: `verify="jaccard"` on the true n-gram sets; `"signature"` on the estimate, which must exceed the
-    threshold by 1.3 standard deviations, in less disk for long documents; `"none"` takes candidates of candidates for
+    threshold by 1.6 standard deviations, in less disk for long documents; `"none"` takes candidates of candidates for
     alike, as other tools do.
 
     Words are those of the text package: runs without spaces, each letter of scripts that do not separate words. Before,
@@ -105,8 +105,7 @@ class FuzzyDedup(Gather):
             )
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
-        if self.against is not None and not (self.update and not Path(self.against).exists()):
-            self._index(own="", create=False)
+        self._index(look=True)
         if self.reuse is not None:
             self._earlier()
 
@@ -190,10 +189,10 @@ class FuzzyDedup(Gather):
         facts = num_rows * (8 * bands + 24) + compared
         return facts + num_rows * bands * 12 + (facts + num_rows * 40) // 3
 
-    def _index(self, own: str, create: bool) -> Index | None:
+    def _index(self, own: str = "", *, look: bool = False) -> Index | None:
         if self.against is None:
             return None
-        return Index.open(self.against, "fuzzy", self.hashing(), own=own, create=create)
+        return Index.open(self.against, "fuzzy", self.hashing(), own=own, create=self.update, look=look)
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -234,7 +233,7 @@ class FuzzyDedup(Gather):
         own = digest(str(work.folder))
         summary: dict[str, Any] = {}
         if self.reuse is None:
-            index = self._index(own, create=self.update)
+            index = self._index(own)
             collected, num_buckets = self._candidates(rows, work, index, summary)
         else:
             index, collected, num_buckets = self._reused(rows, summary)

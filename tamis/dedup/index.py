@@ -39,8 +39,10 @@ class Index:
     generations: tuple[str, ...] = ()
 
     @staticmethod
-    def open(path: str, kind: str, settings: Mapping[str, Any], *, own: str, create: bool) -> Index:
-        """The index at `path`, after making sure that it was made in the same way."""
+    def open(
+        path: str, kind: str, settings: Mapping[str, Any], *, own: str = "", create: bool = False, look: bool = False
+    ) -> Index:
+        """The index at `path`, after making sure that it was made in the same way; only to `look`, none is created."""
         if "://" in path:
             raise ParameterError(f"an index lies on a local disk, not at {path}", hint="copy it to a local folder")
         folder = Path(path)
@@ -51,6 +53,8 @@ class Index:
                 raise ParameterError(f"there is no index at {path}", hint="update=True makes one from this dataset")
             if folder.exists() and any(folder.iterdir()):
                 raise ParameterError(f"{path} is not empty and not an index", hint="name another folder in against=")
+            if look:
+                return Index(path)
             with Unfinished(about) as temporary:
                 temporary.write_text(json.dumps(described, indent=2))
         check_settings(path, json.loads(about.read_text()), described)

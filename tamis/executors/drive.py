@@ -411,7 +411,7 @@ class Run:
         """Everything needed to understand and repeat the run."""
         plan = self.plan
         return {
-            "recipe": {"steps": [{step["step"]: step.get("parameters", {})} for step in plan.identity]},
+            "recipe": {"steps": plan.recipe},
             "versions": {
                 "tamis": tamis.__version__,
                 "python": platform.python_version(),

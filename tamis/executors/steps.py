@@ -32,7 +32,7 @@ def apply_step(op: Operator, batch: Batch) -> Applied:
     if isinstance(op, Filter):
         return _filter(op, batch)
     if isinstance(op, Map):
-        return Applied(batch.with_columns(_columns(op, op.apply(view(op, batch)), len(batch))), batch)
+        return Applied(batch.with_columns(check_lengths(op, op.apply(view(op, batch)), len(batch))), batch)
     if isinstance(op, Expand):
         table, parents = op.expand(view(op, batch))
         if len(parents) != table.num_rows:
@@ -58,12 +58,12 @@ def view(op: Operator, batch: Batch) -> Batch:
 
 def facts_of(op: Operator, found: Mapping[str, Any], rows: int) -> pa.Table:
     """What a Gather observed, checked to have one value per row."""
-    return pa.table(_columns(op, found, rows))
+    return pa.table(check_lengths(op, found, rows))
 
 
 def rewritten(gather: Gather, batch: Batch, payload: pa.Array) -> Batch:
     """Rows that stay, changed as a Gather decided."""
-    return batch.with_columns(_columns(gather, gather.rewrite(view(gather, batch), payload), len(batch)))
+    return batch.with_columns(check_lengths(gather, gather.rewrite(view(gather, batch), payload), len(batch)))
 
 
 def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]]) -> Applied:
@@ -74,7 +74,8 @@ def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]]) -> Applied:
     return Applied(batch.select(keep), batch, verdicts)
 
 
-def _columns(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
+def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
+    """What an operator returned as columns, or an error if there is not one value per row."""
     columns = {name: as_array(values) for name, values in found.items()}
     for name, values in columns.items():
         if len(values) != rows:
@@ -83,9 +84,9 @@ def _columns(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.
 
 
 def _filter(op: Filter, batch: Batch) -> Applied:
-    scores = _columns(op, op.score(view(op, batch)), len(batch))
+    scores = check_lengths(op, op.score(view(op, batch)), len(batch))
     if op.score_only:
-        names = op.score_columns()
+        names = op.scorecheck_lengths()
         return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
     keep = np.ones(len(batch), dtype=np.bool_)
     verdicts: list[tuple[str, np.ndarray]] = []
@@ -115,7 +116,7 @@ def _call_batch(op: Function, batch: Batch) -> Applied:
     if isinstance(result, pa.Table):
         result = {name: result.column(name) for name in result.column_names}
     if isinstance(result, Mapping):
-        return Applied(batch.with_columns(_columns(op, result, len(batch))), batch)
+        return Applied(batch.with_columns(check_lengths(op, result, len(batch))), batch)
     keep = as_array(result)
     if not pa.types.is_boolean(keep.type) or len(keep) != len(batch):
         raise OperatorError(

@@ -27,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import LINE, Batch, Failure
+from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.errors import DiskFull, OperatorError, TamisError
+from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
@@ -64,6 +65,8 @@ class Stage:
     on_error: str = "isolate"
     keep_lines: bool = False
     """Rows are written as the lines they were read from."""
+    scores: bool = False
+    """Keep what filters measure, and use what an earlier run kept."""
     profile: bool = False
     """Measure the peak of each operator, which takes time."""
 
@@ -155,6 +158,7 @@ class _PartitionRun:
         self.fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
         self.observed = 0  # rows handed to the Gather at the end so far
         self.failures: list[dict[str, Any]] = []
+        self.keeper: ScoreKeeper | None = None
         self.rejects: ShardWriter | None = None
         self.sink: ShardWriter | None = None
         self.facts: spill.SpillWriter | None = None
@@ -163,6 +167,10 @@ class _PartitionRun:
 
     def __enter__(self) -> _PartitionRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
+        head = self.stage.operators[: measured_prefix(self.stage.operators)]
+        if self.stage.scores and head:
+            identity = measuring_identity(self.stage.source, head)
+            self.keeper = ScoreKeeper(self.stage.store, identity, self.partition, head, self.scratch)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -247,12 +255,17 @@ class _PartitionRun:
         careful = self.task.careful
         if careful and first < careful[1] and first + size > careful[0]:
             for number in range(len(batch)):
-                self._run_rows(batch.select(slice(number, number + 1)), int(numbers[number]), 1)
+                one = slice(number, number + 1)
+                self._run_rows(batch.select(one), numbers[one], int(numbers[number]), 1)
         else:
-            self._run_rows(batch, first, size)
+            self._run_rows(batch, numbers, first, size)
 
-    def _run_rows(self, batch: Batch, first: int, size: int) -> None:
-        for index, op in enumerate(self.stage.operators):
+    def _run_rows(self, batch: Batch, numbers: np.ndarray, first: int, size: int) -> None:
+        begin = 0
+        if self.keeper is not None and len(batch):
+            batch = self._measure(self.keeper, batch, numbers, first, size)
+            begin = len(self.keeper.operators)
+        for index, op in enumerate(self.stage.operators[begin:], start=begin):
             if not len(batch):
                 return
             self.step = self.first_operator + index
@@ -262,6 +275,27 @@ class _PartitionRun:
             self.step = len(self.account.operators) - 1
             self.marker(first, size, self.step)
             self._hand_on(batch)
+
+    def _measure(self, keeper: ScoreKeeper, batch: Batch, numbers: np.ndarray, first: int, size: int) -> Batch:
+        """The head of the stage with scores kept: all rows through all of it, and the drops at its end."""
+        batch = keeper.begin(batch, numbers)
+        for index, op in enumerate(keeper.operators):
+            if not len(batch):
+                return batch
+            self.step = self.first_operator + index
+            self.marker(first, size, self.step)
+            batch = self._timed(op, batch, partial(keeper.apply, index))
+        batch, drops = keeper.release(batch)
+        keep = np.ones(len(batch), dtype=np.bool_)
+        for index, reason, mask in drops:
+            self._settle(self.first_operator + index, Applied(batch, batch, [(reason, mask)]))
+            keep &= ~mask
+            for later in range(index, len(keeper.operators)):  # as if the row had gone no further
+                account = self.account.operators[self.first_operator + later]
+                account.rows_out -= int(np.count_nonzero(mask))
+                if later > index:
+                    account.rows_in -= int(np.count_nonzero(mask))
+        return batch.select(keep) if drops else batch
 
     def _hand_on(self, batch: Batch) -> None:
         if self.facts is not None:
@@ -287,6 +321,8 @@ class _PartitionRun:
                 store.publish(self.scratch / shard.name, shard.name)
                 shards.append(shard)
             self.account.operators[-1].seconds += time.perf_counter() - began
+        if self.keeper is not None:
+            self.keeper.close()
         if self.rejects is not None:
             for shard in self.rejects.close():
                 shards.append(self._publish_side(shard, "rejects"))
@@ -389,7 +425,8 @@ class _PartitionRun:
         table = batch.table
         if LINE in batch:
             line = pc.utf8_rtrim(batch[LINE].cast(pa.string()), "\r\n")
-            table = table.drop_columns([LINE]).append_column("_line", line)
+            table = table.append_column("_line", line)
+        table = table.drop_columns([name for name in table.column_names if name.startswith(HIDDEN)])
         marks = {
             "_reason": pa.array([reason] * rows),
             "_step": pa.array([step] * rows),
@@ -446,10 +483,20 @@ class _PartitionRun:
 
     def _fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
         mine = self.account.operators[step]
+        doomed = self.keeper.fate(batch, row) if self.keeper is not None else None
+        if doomed is not None:
+            one = Batch(batch.table, batch.origin).select(slice(row, row + 1))
+            last = self.first_operator + doomed[0]
+            self._settle(last, Applied(one, one, [(doomed[1], np.array([True]))]))
+            for later in range(last, step):  # as if the row had gone no further
+                self.account.operators[later].rows_out -= 1
+                self.account.operators[later + 1].rows_in -= 1
+            return
         mine.failed += 1
         values = batch.select(slice(row, row + 1)).rows()[0]
         line = values.get(LINE)
-        content = line.rstrip(b"\r\n") if line is not None else values
+        shown = {name: value for name, value in values.items() if not name.startswith(HIDDEN)}
+        content = line.rstrip(b"\r\n") if line is not None else shown
         self._note_failure(Failure(batch.origin.address(row), mine.name, error, content))
 
     def _note_failure(self, failure: Failure) -> None:

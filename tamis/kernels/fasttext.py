@@ -96,10 +96,11 @@ def fill_vocabulary(data, offsets, slots):
 
 @njit(nogil=True, cache=True, forceinline=True)
 def _same(data, start, stop, other, at):
-    for index in range(stop - start):
-        if data[start + index] != other[at + index]:
-            return False
-    return True
+    size = stop - start
+    index = 0
+    while index < size and data[start + index] == other[at + index]:
+        index += 1
+    return index == size
 
 
 @njit(nogil=True, cache=True)
@@ -247,7 +248,7 @@ def clip_rows(data, offsets, max_chars):
 
 @njit(nogil=True, cache=True)
 def embed(data, offsets, stops, spaces, model, means, counts):
-    """means[i] = the mean of the rows of the text offsets[i] to stops[i], float32[rows, size]; counts[i] = how many, int64[rows].
+    """means[i] = the mean of the rows of the text offsets[i] to stops[i], float32[rows, size]; counts[i] = how many, int64.
 
     model: (words in the dictionary, longest word n-gram, shortest and longest character n-gram, buckets, bytes of the
     dictionary's entries, their offsets, their slots, which buckets are left (uint64[buckets / 64, 2]: a bit for each, and how

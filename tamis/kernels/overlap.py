@@ -2,9 +2,9 @@
 
     bytes --letters and digits, in lower case--> words --64-bit hash--> rolling sums --> n-gram keys --bits, slots--> hits
 
-A word is a run of letters, digits and marks; a letter of a script without spaces is a word of its own. What stands between words
-does not count. Kernels take `data` (uint8), `offsets` (int64, rows + 1) and `tables`: (what an ASCII byte is read as, 0 between
-words; what a code point below 65536 is read as; the property tables of `unicode_tables`).
+A word is a run of letters, digits and marks; a letter of a script without spaces is a word of its own. What stands between
+words does not count. Kernels take `data` (uint8), `offsets` (int64, rows + 1) and `tables`: (what an ASCII byte is read as,
+0 between words; what a code point below 65536 is read as; the property tables of `unicode_tables`).
 """
 # mypy: disallow-untyped-defs=False, disallow-any-expr=False
 
@@ -22,6 +22,7 @@ from tamis.kernels.words import decode, flags_of
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the base of the rolling hash
 _UNIT = np.uint64(1)
+_ROOM = 4096  # words of a text, before more is asked for
 
 
 @functools.cache
@@ -47,41 +48,45 @@ def powers_of(lengths):
 
 @njit(nogil=True, cache=True)
 def find_words(data, at, end, tables, words, starts, stops):
-    """Hashes (uint64) and places (int64) of the words of one text: (words, starts, stops, how many); arrays grow as they must."""
+    """How many words a text has; as far as there is room, their hashes (uint64) and places (int64) are written."""
     ascii_table, lower, points, kinds = tables
+    room = len(words)
     count = 0
     state = _START
     start = np.int64(-1)
-    while at <= end:
-        value, after, alone = np.int64(0), at + 1, False
-        if at < end:
-            byte = data[at]
-            if byte < 128:
-                value = np.int64(ascii_table[byte])
-            else:
-                point, after = decode(data, at, end)
-                flags = flags_of(point, points, kinds)
-                if flags & (ALPHANUMERIC | MARK):
-                    value = np.int64(lower[point]) if point < 65536 else np.int64(point)
-                    alone = flags & UNSPACED != 0
+    while at < end:
+        byte = data[at]
+        after = at + 1
+        alone = np.int64(0)
+        if byte < 128:
+            value = np.int64(ascii_table[byte])
+        else:
+            point, after = decode(data, at, end)
+            flags = flags_of(point, points, kinds)
+            value = np.int64(0)
+            if flags & (ALPHANUMERIC | MARK):
+                value = np.int64(lower[point]) if point < 65536 else np.int64(point)
+                alone = flags & UNSPACED
         if start >= 0 and (value == 0 or alone):
-            if count == len(words):
-                words, starts, stops = _grown(words), _grown(starts), _grown(stops)
-            words[count], starts[count], stops[count] = mix64(state), start, at
+            if count < room:
+                words[count], starts[count], stops[count] = mix64(state), start, at
             count += 1
             start, state = np.int64(-1), _START
         if value:
             if start < 0:
                 start = at
             state = (state ^ np.uint64(value)) * _PRIME
-            if alone:  # the next letter begins another word; marks that follow do too, on both sides alike
-                if count == len(words):
-                    words, starts, stops = _grown(words), _grown(starts), _grown(stops)
-                words[count], starts[count], stops[count] = mix64(state), start, after
+            if alone:  # what follows begins another word, be it a mark
+                if count < room:
+                    words[count], starts[count], stops[count] = mix64(state), start, after
                 count += 1
                 start, state = np.int64(-1), _START
         at = after
-    return words, starts, stops, count
+    if start >= 0:
+        if count < room:
+            words[count], starts[count], stops[count] = mix64(state), start, end
+        count += 1
+    return count
 
 
 @njit(nogil=True, cache=True)
@@ -93,13 +98,10 @@ def _grown(array):
 
 @njit(nogil=True, cache=True)
 def _sum_up(words, count, sums):
-    """sums[i] = the rolling hash of the first i words; grows as it must."""
-    if count + 1 > len(sums):
-        sums = np.zeros(2 * count + 2, np.uint64)
+    """sums[i] = the rolling hash of the first i words."""
     sums[0] = 0
     for index in range(count):
         sums[index + 1] = sums[index] * BASE + words[index]
-    return sums
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -112,21 +114,25 @@ def _key(sums, first, length, power):
 def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, keys, rows, sizes, num_words):
     """The keys of all n-grams of all rows: (keys uint64, rows int32, how many), grown as they must.
 
-    A row of fewer than `ngram` words but at least `min_words` has one n-gram, all of it. An n-gram with fewer different words than
-    one in `min_different` is left out. sizes[i] = words per n-gram of row i (0: none); num_words[i] = its words;
+    A row of fewer than `ngram` words but at least `min_words` has one n-gram, all of it. An n-gram with fewer different words
+    than one in `min_different` is left out. sizes[i] = words per n-gram of row i (0: none); num_words[i] = its words;
     powers[n] = BASE ** n.
     """
-    words, starts, stops = np.zeros(1024, np.uint64), np.zeros(1024, np.int64), np.zeros(1024, np.int64)
-    sums = np.zeros(1024, np.uint64)
+    words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
+    starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)
     total = 0
     for row in range(len(offsets) - 1):
-        words, starts, stops, count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        if count > len(words):
+            words, sums = np.zeros(2 * count, np.uint64), np.zeros(2 * count + 1, np.uint64)
+            starts, stops = np.zeros(2 * count, np.int64), np.zeros(2 * count, np.int64)
+            find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
         num_words[row] = count
         length = min(ngram, count)
         if length < min_words or length == 0:
             continue
         sizes[row] = length
-        sums = _sum_up(words, count, sums)
+        _sum_up(words, count, sums)
         while total + count > len(keys):
             keys, rows = _grown(keys), _grown(rows)
         for first in range(count - length + 1):
@@ -162,34 +168,93 @@ def fill_index(keys, slots, bits):
 def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, found):
     """Look all n-grams of all rows up: (hits, how many); found[i] = hits in row i, int64.
 
-    hits int64[n, 6], grown as it must: row, number of the key, first word, word after the last, first byte, byte after the last.
+    hits int64[n, 6], grown as it must: row, number of the key, first word, word after the last, first byte, byte after
+    the last, both counted from the start of the row.
     """
-    words, starts, stops = np.zeros(1024, np.uint64), np.zeros(1024, np.int64), np.zeros(1024, np.int64)
-    sums = np.zeros(1024, np.uint64)
-    mask, last = len(slots) - 1, len(bits) * 64 - 1
+    words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
+    starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)
     total = 0
     for row in range(len(offsets) - 1):
-        words, starts, stops, count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
-        sums = _sum_up(words, count, sums)
-        for which in range(len(lengths)):
-            length, power = lengths[which], powers[which]
-            for first in range(count - length + 1):
-                key = _key(sums, first, length, power)
-                spot = np.int64(key >> np.uint64(20)) & last
-                if not bits[spot >> 6] >> np.uint64(spot & 63) & _UNIT:
-                    continue
-                slot = np.int64(key >> np.uint64(1)) & mask
-                while slots[slot] >= 0 and keys[slots[slot]] != key:
-                    slot = (slot + 1) & mask
-                if slots[slot] < 0:
-                    continue
-                if total == len(hits):
-                    larger = np.zeros((2 * len(hits), 6), np.int64)
-                    larger[:total] = hits
-                    hits = larger
-                hits[total, 0], hits[total, 1] = row, slots[slot]
-                hits[total, 2], hits[total, 3] = first, first + length
-                hits[total, 4], hits[total, 5] = starts[first] - offsets[row], stops[first + length - 1] - offsets[row]
-                total += 1
-                found[row] += 1
+        count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        if count > len(words):
+            words, sums = np.zeros(2 * count, np.uint64), np.zeros(2 * count + 1, np.uint64)
+            starts, stops = np.zeros(2 * count, np.int64), np.zeros(2 * count, np.int64)
+            find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        _sum_up(words, count, sums)
+        while True:  # again with more room, if there was too little
+            here = _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total)
+            if total + here <= len(hits):
+                break
+            larger = np.zeros((2 * (total + here), 6), np.int64)
+            larger[:total] = hits[:total]
+            hits = larger
+        for index in range(total, total + here):
+            hits[index, 4] = starts[hits[index, 2]] - offsets[row]
+            hits[index, 5] = stops[hits[index, 3] - 1] - offsets[row]
+        found[row] = here
+        total += here
     return hits, total
+
+
+@njit(nogil=True, cache=True)
+def _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total):
+    """How many n-grams of a row are in the index; as far as there is room, they are written behind the first `total` hits."""
+    mask, last, room = len(slots) - 1, len(bits) * 64 - 1, len(hits)
+    here = 0
+    for which in range(len(lengths)):
+        length, power = lengths[which], powers[which]
+        for first in range(count - length + 1):
+            key = _key(sums, first, length, power)
+            spot = np.int64(key >> np.uint64(20)) & last
+            if not bits[spot >> 6] >> np.uint64(spot & 63) & _UNIT:
+                continue
+            slot = np.int64(key >> np.uint64(1)) & mask
+            while slots[slot] >= 0 and keys[slots[slot]] != key:
+                slot = (slot + 1) & mask
+            if slots[slot] >= 0:
+                if total + here < room:
+                    hits[total + here, 0], hits[total + here, 1] = row, slots[slot]
+                    hits[total + here, 2], hits[total + here, 3] = first, first + length
+                here += 1
+    return here
+
+
+@njit(nogil=True, cache=True)
+def sketch(data, offsets, tables, ngram, factors, keys):
+    """keys[i] = hashes of groups of minima over the word n-grams of row i (Broder 1997); uint64[rows, groups], 0 if no word.
+
+    Rows of fewer words have one n-gram, all of it. factors: odd numbers, uint64, as many per group for each group.
+    """
+    words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
+    starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)
+    minima = np.zeros(len(factors), np.uint64)
+    groups = keys.shape[1]
+    power = _UNIT
+    for _ in range(ngram):
+        power *= BASE
+    for row in range(len(offsets) - 1):
+        count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        if count > len(words):
+            words, sums = np.zeros(2 * count, np.uint64), np.zeros(2 * count + 1, np.uint64)
+            starts, stops = np.zeros(2 * count, np.int64), np.zeros(2 * count, np.int64)
+            find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
+        _sum_up(words, count, sums)
+        _minimise(sums, count, ngram, power, factors, minima)
+        for group in range(groups):
+            state = np.uint64(group)
+            for index in range(group, len(factors), groups):
+                state = mix64(state + minima[index])
+            keys[row, group] = state | _UNIT if count else np.uint64(0)
+
+
+@njit(nogil=True, cache=True)
+def _minimise(sums, count, ngram, power, factors, minima):
+    minima[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    if count < ngram:
+        ngram, power = count, _UNIT
+        for _ in range(count):
+            power *= BASE
+    for first in range(count - ngram + 1):
+        key = _key(sums, first, ngram, power)
+        for index in range(len(factors)):
+            minima[index] = min(minima[index], key * factors[index])

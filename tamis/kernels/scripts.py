@@ -36,13 +36,14 @@ f900:Hani fb00:Latn fb13:Armn fb1d:Hebr fb50:Arab ff21:Latn ff66:Kana ffa0:Hang 
 16f00:Plrd 16fe0:Tang 16fe1:Nshu 16fe3:Hani 17000:Tang 18b00:Kits 18d00:Tang 1aff0:Kana 1b001:Hira 1b120:Kana
 1b150:Hira 1b164:Kana 1b170:Nshu 1bc00:Dupl 1df00:Latn 1e100:Hmnp 1e290:Toto 1e2c0:Wcho 1e7e0:Ethi 1e800:Mend
 1e900:Adlm 1ee00:Arab 20000:Hani
-""".split()
+"""
 """First letter (hexadecimal) and script of each range; it ends where the next begins."""
 
 
 def _tables() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    firsts = [int(entry.partition(":")[0], 16) for entry in _RANGES]
-    codes = [entry.partition(":")[2] for entry in _RANGES]
+    entries = _RANGES.split()
+    firsts = [int(entry.partition(":")[0], 16) for entry in entries]
+    codes = [entry.partition(":")[2] for entry in entries]
     names = tuple(dict.fromkeys(codes))
     lasts = [*firsts[1:], 0x110000]
     points = np.zeros(0x110000, np.uint8)

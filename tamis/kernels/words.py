@@ -193,35 +193,9 @@ def next_break(data, at, end, points, kinds):
     return at
 
 
-@njit(nogil=True, cache=True)
-def _next_unicode_word(data, at, end, points, kinds):
-    while at < end:
-        byte = data[at]
-        if byte < 128 and kinds[byte] & SPACE:
-            at += 1
-            continue
-        start = at
-        while at < end and data[at] < 128 and kinds[data[at]] & ALPHANUMERIC:
-            at += 1
-        if at == start or (at < end and (data[at] >= 128 or not kinds[data[at]] & SPACE)):
-            at = next_break(data, start, end, points, kinds)
-        flags = np.int64(0)
-        chars = 0
-        each = start
-        while each < at:
-            point, each = decode(data, each, at)
-            flags |= flags_of(point, points, kinds)
-            chars += 1
-        if flags & ALPHANUMERIC:
-            return start, at, chars, flags
-    return end, end, 0, np.int64(0)
-
-
 @njit(nogil=True, cache=True, forceinline=True)
 def next_word(data, at, end, mode, points, kinds):
-    """(start, stop, chars, flags) of the next word; start == stop when there is none."""
-    if mode == UNICODE:
-        return _next_unicode_word(data, at, end, points, kinds)
+    """(start, stop, chars, flags) of the next word; start == stop when there is none. Not for UNICODE."""
     while at < end:
         byte = data[at]
         if byte < 128:
@@ -327,26 +301,74 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
 
 
 @njit(nogil=True, cache=True)
-def _find_other_block(data, at, end, mode, points, kinds, packs, edges, counts):
+def _find_character_block(data, at, end, points, kinds, packs, edges, counts):
+    """`find_block` for words of one letter or digit each."""
     limit = min(end, at + BLOCK)
     found = 0
     total = np.uint64(0)
     while at < limit:
-        start, at, _, _ = next_word(data, at, end, mode, points, kinds)
+        start, at, _, _ = next_word(data, at, end, CHARACTERS, points, kinds)
         if start == at:
             break
         edges[found], counts[found] = start, total
-        each = start
-        while each < at:
-            byte = data[each]
-            if byte < 128:
-                total += packs[byte]
-                each += 1
-            else:
-                point, each = decode(data, each, at)
-                total += packs[256 + class_of(point, points)]
+        total = _add_span(data, start, at, points, packs, total)
         edges[found + 1], counts[found + 1] = at, total
         found += 2
+    return found, at
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _add_span(data, at, stop, points, packs, total):
+    """Packed counts with those of a span added."""
+    while at < stop:
+        byte = data[at]
+        if byte < 128:
+            total += packs[byte]
+            at += 1
+        else:
+            point, at = decode(data, at, stop)
+            total += packs[256 + class_of(point, points)]
+    return total
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _is_joint(data, at, end, kinds):
+    """Whether the ASCII byte at `at` joins the ASCII letters or digits on both sides of it (WB6, WB7, WB11, WB12)."""
+    if at + 1 >= end or data[at + 1] >= 128:
+        return False
+    byte, around = data[at], kinds[data[at - 1]] & kinds[data[at + 1]]
+    if byte == 46 or byte == 39:  # . '
+        return around & (LETTER | DIGIT) != 0
+    if byte == 58:  # :
+        return around & LETTER != 0
+    return (byte == 44 or byte == 59) and around & DIGIT != 0  # , ;
+
+
+@njit(nogil=True, cache=True)
+def _find_unicode_block(data, at, end, points, kinds, packs, edges, counts):
+    """`find_block` for UAX #29: ASCII words read here, all others by `next_break`."""
+    limit = min(end, at + BLOCK)
+    found = 0
+    total = np.uint64(0)
+    while at < limit:
+        byte = data[at]
+        if byte < 128 and not kinds[byte] & ALPHANUMERIC and byte != 95:
+            at += 1
+            continue
+        start, low = at, total
+        while at < end and data[at] < 128:
+            byte = data[at]
+            if not kinds[byte] & ALPHANUMERIC and byte != 95 and (at == start or not _is_joint(data, at, end, kinds)):
+                break
+            total += packs[byte]
+            at += 1
+        wide = at < end and (data[at] >= 128 or (at + 1 < end and data[at + 1] >= 128))
+        if at == start or wide:
+            at = next_break(data, start, end, points, kinds)
+            total = _add_span(data, start, at, points, packs, low)
+        if at - start >= 1 << _FIELD or (total - low) & _ALPHANUMERIC_FIELDS:
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at, total
+            found += 2
     return found, at
 
 
@@ -372,7 +394,9 @@ def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
     if mode == WHITESPACE or mode == AUTO:
         singles = np.int64(UNSPACED) if mode == AUTO else np.int64(0)
         return _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts)
-    return _find_other_block(data, at, end, mode, points, kinds, packs, edges, counts)
+    if mode == UNICODE:
+        return _find_unicode_block(data, at, end, points, kinds, packs, edges, counts)
+    return _find_character_block(data, at, end, points, kinds, packs, edges, counts)
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -439,7 +463,7 @@ def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
 
 
 @njit(nogil=True, cache=True)
-def measure_words(data, offsets, mode, points, kinds, packs, keys, shortest, longest, out):
+def measure_words(data, offsets, mode, points, kinds, packs, keys, longest, out):
     """Per row, in the order of WORD_FIELDS; out int64[fields, rows].
 
     words          how many                          chars        their characters
@@ -453,7 +477,7 @@ def measure_words(data, offsets, mode, points, kinds, packs, keys, shortest, lon
     listed_distinct  different ones of the latter    median_twice twice the median length, lengths above
                                                                   1023 taken as 1023
 
-    keys: hashes of the listed words in a table (`fill_table`); shortest and longest: their sizes in bytes.
+    keys: hashes of the listed words in a table (`fill_table`); longest: the most bytes one of them has.
     """
     histogram = np.zeros(_HISTOGRAM, np.int64)
     seen = np.full(len(keys), -1, np.int64)
@@ -489,7 +513,7 @@ def measure_words(data, offsets, mode, points, kinds, packs, keys, shortest, lon
                 marked += markers != 0
                 if punctuation and (markers or not letters | digits):
                     symbols += _is_symbol_word(data, start, stop, chars, markers, letters | digits)
-                if shortest <= size <= longest:
+                if size <= longest:
                     slot = find_slot(keys, hash_lowered(data, start, stop))
                     if keys[slot] != 0:
                         listed += 1

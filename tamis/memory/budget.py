@@ -125,12 +125,15 @@ def usable_cpus() -> int:
 def usable_memory() -> int:
     """Bytes this process may take now: what is available, or less if a container says so."""
     available = psutil.virtual_memory().available
-    limit, used = _cgroup_memory()
+    limit, used = cgroup_memory()
     return min(available, limit - used) if limit is not None else available
 
 
-def _cgroup_memory() -> tuple[int | None, int]:
-    """The container's limit and what it already uses; the tightest limit on the way up counts."""
+def cgroup_memory() -> tuple[int | None, int]:
+    """The container's limit and what it already uses; the tightest limit on the way up counts.
+
+    Cached files that were not used lately are not counted: the kernel lets go of them before it refuses anything.
+    """
     limit, used = None, 0
     for folder in _cgroup_folders():
         for limit_name, used_name in (
@@ -139,8 +142,18 @@ def _cgroup_memory() -> tuple[int | None, int]:
         ):
             found = _read_number(folder / limit_name)
             if found is not None and found < 2**60 and (limit is None or found < limit):
-                limit, used = found, _read_number(folder / used_name) or 0
+                limit, used = found, max(0, (_read_number(folder / used_name) or 0) - _cached_files(folder))
     return limit, used
+
+
+def _cached_files(folder: Path) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split(" ", 1) for line in lines if " " in line)
+    text = found.get("total_inactive_file") or found.get("inactive_file") or "0"
+    return int(text) if text.isdigit() else 0
 
 
 def _cgroup_folders() -> list[Path]:

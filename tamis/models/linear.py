@@ -62,9 +62,13 @@ class Evaluation:
     @staticmethod
     def of(targets: np.ndarray, scores: np.ndarray) -> Evaluation:
         said, true = scores >= 0.5, targets.astype(bool)
-        counts = [int((said & true).sum()), int((said & ~true).sum())]
-        counts += [int((~said & ~true).sum()), int((~said & true).sum())]
-        return Evaluation(*counts, area_under_curve(true, scores))
+        return Evaluation(
+            true_positive=int((said & true).sum()),
+            false_positive=int((said & ~true).sum()),
+            true_negative=int((~said & ~true).sum()),
+            false_negative=int((~said & true).sum()),
+            auc=area_under_curve(true, scores),
+        )
 
     @property
     def rows(self) -> int:
@@ -101,7 +105,7 @@ def area_under_curve(true: np.ndarray, scores: np.ndarray) -> float:
     negative = len(true) - positive
     if not positive or not negative:
         return float("nan")
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     ranks = ends - (counts - 1) / 2
     return float((ranks[inverse][true].sum() - positive * (positive + 1) / 2) / (positive * negative))
@@ -205,7 +209,9 @@ def train(
     settings = settings or Settings()
     settings.check()
     if epochs < 1 or not 0 <= holdout < 1 or rate <= 0:
-        raise ParameterError(f"{epochs} epochs, rate {rate}, holdout {holdout}: the first two are positive, the last below 1")
+        raise ParameterError(
+            f"{epochs} epochs, rate {rate}, holdout {holdout}: the first two are positive, the last below 1"
+        )
     stops = clip_rows(data, offsets, settings.max_chars)
     apart = _held_out(data, offsets, stops, holdout)
     chosen = np.flatnonzero(~apart)
@@ -236,7 +242,7 @@ def train(
 
 def _held_out(data: np.ndarray, offsets: np.ndarray, stops: np.ndarray, holdout: float) -> np.ndarray:
     """Which texts are for testing: those whose content hashes below a bound, whatever their order or number."""
-    raw, bound = memoryview(data), int(holdout * 2**32)
+    raw, bound = data.data, int(holdout * 2**32)
     hashes = (
         hashlib.blake2b(raw[first:last], digest_size=4).digest()
         for first, last in zip(offsets[:-1].tolist(), stops.tolist(), strict=True)

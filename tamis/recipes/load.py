@@ -18,6 +18,7 @@ reader and the writer; `--input` and `--output` then bring them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
-from tamis.operator import Function, Operator, build_operator, find_operator, registered
+from tamis.operator import Filter, Function, Operator, build_operator, find_operator, registered
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
 from tamis.recipes.paths import check_apart, reader_step, writer_step
+from tamis.store import INTERNAL, Store
 
 if TYPE_CHECKING:
     from tamis.pipeline import Pipeline
@@ -124,6 +126,20 @@ class Recipe:
             steps[place] = replace(steps[place], parameters=parameters)
         result = replace(self, steps=tuple(steps))
         result.check_names()
+        return result
+
+    def rethresholded(self, overrides: Sequence[str]) -> Recipe:
+        """With other thresholds, and nothing else changed: raise if a parameter is one that decides what is measured."""
+        result = self.with_overrides(overrides)
+        for before, after in zip(self.steps, result.steps, strict=True):
+            cls = find_operator(after.name)
+            for name in set(before.parameters) | set(after.parameters):
+                unchanged = before.parameters.get(name) == after.parameters.get(name)
+                if not unchanged and not (issubclass(cls, Filter) and cls.is_threshold(name)):
+                    raise RecipeError(
+                        f"`{name}` of `{after.name}` is not a threshold: with another one it must be measured again",
+                        hint="use `tamis run`, which does again what is affected",
+                    )
         return result
 
     def check_names(self) -> None:
@@ -323,6 +339,15 @@ def find_shipped(name: str) -> Recipe:
 def shipped() -> dict[str, Recipe]:
     """The recipes in the package, by name."""
     return {name: find_shipped(name) for name in shipped_names()}
+
+
+def recorded(output: str | Path) -> Recipe:
+    """The recipe of the run that wrote `output`, from its manifest."""
+    found = Store(str(output)).read(f"{INTERNAL}/manifest.json")
+    if found is None:
+        raise RecipeError(f"{output} holds no manifest of a run", hint="name the output folder of a run")
+    steps = json.loads(found)["recipe"]["steps"]
+    return Recipe(tuple(Step(name, dict(given)) for step in steps for name, given in step.items()))
 
 
 def recipe_of(pipeline: Pipeline, *, name: str = "", description: str = "") -> Recipe:

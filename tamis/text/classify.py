@@ -11,18 +11,12 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError, did_you_mean
-from tamis.models.fasttext import FastText, find_model, fingerprint, open_model
+from tamis.models.fasttext import FastText, find_model, open_model, with_model
 from tamis.models.linear import LinearModel, open_linear
 from tamis.operator import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.segment import buffers
 
 _MEMORY = Resources(memory="256MB")
-
-
-def identify(step: Operator, identity: dict[str, Any], model: str | Path) -> dict[str, Any]:
-    """The identity of a step with a model: what is in the file counts, not where it lies."""
-    parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
-    return identity | {"parameters": parameters, "model": fingerprint(find_model(model))}
 
 
 def _open(model: str | Path, label: str | None = None) -> FastText:
@@ -51,9 +45,9 @@ def _check_length(step: Operator, max_chars: int) -> None:
 class FastTextScore(Filter):
     """Keep documents to which a fastText classifier gives `label` with a probability between the bounds.
 
-    `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores are those of the
-    fastText library, line breaks read as spaces; a text that is null, empty or only spaces scores 0. Several models in one
-    pipeline keep their scores apart by `score_column`.
+    `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores are those
+    of the fastText library, line breaks read as spaces; a text that is null, empty or only spaces scores 0. Several models
+    in one pipeline keep their scores apart by `score_column`.
 
     >>> FastTextScore(model="oh_eli5.bin", label="__label__hq", min_score=0.018).rules()[0].minimum
     0.018
@@ -69,12 +63,16 @@ class FastTextScore(Filter):
 
     cost = 3.0
 
+    @classmethod
+    def is_threshold(cls, parameter: str) -> bool:
+        return parameter != "max_chars" and super().is_threshold(parameter)
+
     def check(self) -> None:
         _check_length(self, self.max_chars)
         find_model(self.model)
 
     def identity(self) -> dict[str, Any]:
-        return identify(self, super().identity(), self.model)
+        return with_model(super().identity(), find_model(self.model))
 
     def setup(self) -> None:
         _open(self.model, self.label)
@@ -111,6 +109,10 @@ class FastTextQuality(Filter):
 
     cost = 3.0
 
+    @classmethod
+    def is_threshold(cls, parameter: str) -> bool:
+        return parameter != "max_chars" and super().is_threshold(parameter)
+
     def check(self) -> None:
         _check_length(self, self.max_chars)
         if self.alpha <= 0:
@@ -118,7 +120,7 @@ class FastTextQuality(Filter):
         find_model(self.model)
 
     def identity(self) -> dict[str, Any]:
-        return identify(self, super().identity(), self.model)
+        return with_model(super().identity(), find_model(self.model))
 
     def setup(self) -> None:
         _open(self.model, self.label)
@@ -161,7 +163,7 @@ class FastTextLabel(Map):
         find_model(self.model)
 
     def identity(self) -> dict[str, Any]:
-        return identify(self, super().identity(), self.model)
+        return with_model(super().identity(), find_model(self.model))
 
     def setup(self) -> None:
         _open(self.model)
@@ -202,7 +204,7 @@ class LinearClassifier(Filter):
         find_model(self.model)
 
     def identity(self) -> dict[str, Any]:
-        return identify(self, super().identity(), self.model)
+        return with_model(super().identity(), find_model(self.model))
 
     def setup(self) -> None:
         self._model()

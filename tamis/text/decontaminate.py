@@ -1,7 +1,7 @@
 """Benchmarks in training data: found by shared word n-grams, with what was found where.
 
-    folder of JSONL --every text of every example--> n-gram keys --> index, once per worker
-    batch -----------------------------------------> n-gram keys --> hits --> per example: share of its n-grams, spans
+folder of JSONL --every text of every example--> n-gram keys --> index, once per worker
+batch -----------------------------------------> n-gram keys --> hits --> per example: share of its n-grams, spans
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,20 @@ _DIFFERENT = 3
 class Decontaminate(Filter):
     """Drop documents that hold a benchmark's examples.
 
-    `benchmarks` is a folder of JSONL files, one per benchmark, or files and patterns. Every string in an example, or only those
-    under the names in `fields`, is cut into n-grams of `ngram` words, in lower case and without punctuation; a text shorter than that
-    but of `min_words` or more must be found whole. Shorter texts are not looked for. For each such text, the share of its n-grams that a
-    document holds is measured, and the largest decides: above `max_share`, the document goes. `max_share=0` is the rule of
-    GPT-3 (Brown et al. 2020, appendix C: any shared 13-gram); PaLM asked for 70 % of 8-grams (Chowdhery et al. 2022).
+    `benchmarks` is a folder of JSONL files, one per benchmark, or files and patterns. Every string in an example, or only
+    those under the names in `fields`, is cut into n-grams of `ngram` words, in lower case and without punctuation; a text
+    shorter than that but of `min_words` or more must be found whole, and one shorter still is not looked for. For each such
+    text, the share of its n-grams that a document holds is measured, and the largest decides: above `max_share`, the
+    document goes. `max_share=0` is the rule of GPT-3 (Brown et al. 2020, appendix C: any shared 13-gram); PaLM asked for
+    70 % of 8-grams (Chowdhery et al. 2022).
 
-    Against false alarms, an n-gram that is in more than `max_places` texts of the benchmarks (instructions, templates) or that
-    repeats a few words proves nothing and is not in the index.
+    Against false alarms, an n-gram that is in more than `max_places` texts of the benchmarks (instructions, templates) or
+    that repeats a few words proves nothing and is not in the index.
 
-    Scores: `contamination_share`; `contamination_ngrams`, how many n-grams of the document are in the index; `contamination`, the
-    evidence: for each span its benchmark (file), example (its `id`, else its line), field, share, words and characters, the
-    largest shares first, at most 100. A null or empty document scores 0. Costs about 40 bytes of memory per word of the
-    benchmarks in each worker.
+    Scores: `contamination_share`; `contamination_ngrams`, how many n-grams of the document are in the index;
+    `contamination`, the evidence: for each span its benchmark (file), example (its `id`, else its line), field, share, words
+    and characters, the largest shares first, at most 100. A null or empty document scores 0. Costs about 40 bytes of memory
+    per word of the benchmarks in each worker.
 
     >>> import json, pathlib
     >>> from tamis import Pipeline, Rows
@@ -86,6 +88,10 @@ class Decontaminate(Filter):
     max_share: float = 0.5
 
     cost = 3.0
+
+    @classmethod
+    def is_threshold(cls, parameter: str) -> bool:
+        return parameter not in ("min_words", "max_places") and super().is_threshold(parameter)
 
     def check(self) -> None:
         if not 1 <= self.min_words <= self.ngram <= 64 or self.max_places < 1:
@@ -170,7 +176,7 @@ class BenchmarkIndex:
         shares = np.zeros(rows, np.float64)
         evidence: list[list[dict[str, Any]]] = [[] for _ in range(rows)]
         edges = np.flatnonzero(np.diff(hits[:, 0], prepend=-1, append=-1))
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in pairwise(edges):
             row = int(hits[first, 0])
             text = data[offsets[row] : offsets[row + 1]]
             shares[row], evidence[row] = self._judge_row(text, hits[first:last])

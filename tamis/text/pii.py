@@ -44,7 +44,7 @@ _CANDIDATES: dict[str, str] = {
         (
             r"\+[1-9](?:[ .\-/()]{0,2}[0-9]){7}|\b00[1-9][0-9]{0,2}[ .\-/]",
             r"[2-9][0-9]{2}(?:\)[ .\-]?|[ .\-])[2-9][0-9]{2}[ .\-][0-9]{4}",
-            r"0[1-9][ .\-][0-9]{2}[ .\-][0-9]{2}[ .\-]|0[1-9][0-9]{1,4}\)?[ \-/][0-9]{3}",
+            r"0[1-9][ .\-][0-9]{2}[ .\-][0-9]{2}[ .\-]|0[1-9][0-9]{1,4}(?:[ \-/]|\)[ \-/]?)[0-9]{3}",
         )
     ),
 }
@@ -66,9 +66,9 @@ def find_emails(text: str) -> Iterator[Span]:
     """Addresses with a domain that has a top-level name. Not: handles, `file@2x.png`, `package@1.2.3`, `git@host:path`."""
     for found in _AT.finditer(text):
         at = found.start()
-        before = _LOCAL.search(text[max(0, at - _MAX_LOCAL - 1) : at])
         after = _DOMAIN.match(text, at + 1, at + 256)
-        if not before or not after or len(before[0]) > _MAX_LOCAL:
+        before = _LOCAL.search(text[max(0, at - _MAX_LOCAL - 1) : at]) if after else None
+        if not after or not before or len(before[0]) > _MAX_LOCAL:
             continue
         following = text[after.end() : after.end() + 1]
         whole = not _goes_on(text, after.end()) and following not in ("_", "@")
@@ -234,7 +234,7 @@ _PHONE = re.compile(
     r"|(?:1[ .\-])?\([2-9][0-9]{2}\)[ .\-]?[2-9][0-9]{2}[ .\-][0-9]{4}"  # North America
     r"|(?:1[ .\-])?[2-9][0-9]{2}([ .\-])[2-9][0-9]{2}\1[0-9]{4}"
     r"|0[1-9]([ .\-])[0-9]{2}(?:\2[0-9]{2}){3}"  # France
-    r"|\(?0[1-9][0-9]{1,4}\)?[ \-/][0-9]{3,4}[ \-]?[0-9]{3,5}"  # other countries with a trunk 0
+    r"|(?:0[1-9][0-9]{1,4}[ \-/]|\(0[1-9][0-9]{1,4}\)[ \-/]?)[0-9]{3,4}[ \-]?[0-9]{3,5}"  # other countries, trunk 0
     r")(?![\w])(?![.,/\-:][0-9])",
     re.ASCII,
 )

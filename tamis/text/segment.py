@@ -69,16 +69,15 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.zeros(len(part), np.float64), where=np.asarray(whole) != 0)
 
 
-def word_table(words: Iterable[str]) -> tuple[np.ndarray, int, int]:
-    """The hash table of a list of words as `measure_words` wants it, and the shortest and longest size in bytes."""
+def word_table(words: Iterable[str]) -> tuple[np.ndarray, int]:
+    """The hash table of a list of words as `measure_words` wants it, and the most bytes a word has."""
     listed = sorted({word.lower().encode() for word in words} - {b""})
     data, offsets = buffers(pa.array([word.decode() for word in listed], pa.string()))
     hashes = np.zeros(len(listed), np.uint64)
     hash_words(data, offsets, hashes)
-    keys = np.zeros(1 << max(4, (2 * len(listed)).bit_length()), np.uint64)
+    keys = np.zeros(1 << (8 * len(listed) + 8).bit_length(), np.uint64)  # so sparse that most lookups end at once
     fill_table(keys, hashes)
-    sizes = [len(word) for word in listed] or [1]
-    return keys, min(sizes), max(sizes) if listed else 0
+    return keys, max(map(len, listed), default=0)
 
 
 class WordStats:
@@ -92,8 +91,8 @@ class WordStats:
     def __call__(self, column: Column) -> Facts:
         data, offsets = buffers(column)
         out = np.zeros((len(kernel.WORD_FIELDS), len(column)), np.int64)
-        keys, shortest, longest = word_table(self.listed)
-        kernel.measure_words(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, keys, shortest, longest, out)
+        keys, longest = word_table(self.listed)
+        kernel.measure_words(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, keys, longest, out)
         return dict(zip(kernel.WORD_FIELDS, out, strict=True))
 
 

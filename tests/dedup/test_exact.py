@@ -121,7 +121,11 @@ def test_best_by_a_column_of_text_is_refused():
 
 
 def test_a_date_that_is_none_fails_its_row_alone(tmp_path):
-    rows = [{"text": "a", "date": "2024-01-01"}, {"text": "a", "date": "yesterday"}, {"text": "a", "date": "2025-01-01"}]
+    rows = [
+        {"text": "a", "date": "2024-01-01"},
+        {"text": "a", "date": "yesterday"},
+        {"text": "a", "date": "2025-01-01"},
+    ]
     report = Pipeline(Rows(rows), ExactDedup(keep="newest", by="date")).run(executor="inline", on_error="isolate")
     assert (report.kept, report.failed) == (1, 1)
 
@@ -174,7 +178,10 @@ LINE = "this line of some length is seen in many places"
 
 
 def test_repeated_lines_are_cut_and_the_first_stays():
-    rows = [{"text": f"{LINE}\nfirst of its kind in here\n"}, {"text": f"  quite another text in here\n{LINE}\nthe end of this text"}]
+    rows = [
+        {"text": f"{LINE}\nfirst of its kind in here\n"},
+        {"text": f"  quite another text in here\n{LINE}\nthe end of this text"},
+    ]
     found = kept(rows, ExactDedup(unit="line", max_removed=0.9))
     assert found == [rows[0], {"text": "  quite another text in here\nthe end of this text"}]
 

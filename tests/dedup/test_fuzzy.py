@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -62,8 +63,8 @@ def fates(rows, step, per_partition=50, **options):
     with tempfile.TemporaryDirectory() as folder:
         options = {"executor": "inline", **options}
         Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(**options)
-        stayed = [name for file in sorted(os.listdir(f"{folder}/out")) if file.endswith(".parquet")
-                  for name in pq.read_table(f"{folder}/out/{file}")["id"].to_pylist()]  # fmt: skip
+        files = sorted(Path(folder, "out").glob("*.parquet"))
+        stayed = [name for file in files for name in pq.read_table(file)["id"].to_pylist()]
         pairs = Groups.load(f"{folder}/out").table()
         return stayed, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs.to_pylist()}
 
@@ -194,7 +195,9 @@ def test_character_ngrams_and_other_languages():
 # ------------------------------------------------------------------------------------------- the same in every division
 
 
-@pytest.mark.parametrize("verify", ["jaccard", "signature", "none"])
+@pytest.mark.parametrize(
+    "verify", ["jaccard", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("signature", "none"))]
+)
 def test_result_does_not_depend_on_partitions_workers_or_budget(verify):
     rows = planted(600, 11)
     step = FuzzyDedup(verify=verify, keep="longest")
@@ -420,4 +423,6 @@ def test_an_empty_input_and_one_row():
 def test_disk_is_estimated_from_rows_and_bytes():
     step = FuzzyDedup()
     assert 3e9 < step.disk_bytes(10_000_000, 5_000_000_000) < 12e9
-    assert FuzzyDedup(verify="signature").disk_bytes(10_000_000, 50_000_000_000) < step.disk_bytes(10_000_000, 50_000_000_000)
+    assert FuzzyDedup(verify="signature").disk_bytes(10_000_000, 50_000_000_000) < step.disk_bytes(
+        10_000_000, 50_000_000_000
+    )

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from tamis.dedup.texts import text_buffers
 from tamis.kernels import minhash
 from tamis.kernels.minhash import ACCENTS, DIGITS, LOWERCASE, PUNCTUATED, folding_tables, multipliers
-from tamis.kernels.unicode_tables import ALPHANUMERIC, CONTROL, DIGIT, KINDS, POINTS, PUNCTUATION, SPACE, SYMBOL, UNSPACED
+from tamis.kernels.unicode_tables import (
+    ALPHANUMERIC,
+    CONTROL,
+    DIGIT,
+    KINDS,
+    POINTS,
+    PUNCTUATION,
+    SPACE,
+    SYMBOL,
+    UNSPACED,
+)
 
 ALL = LOWERCASE | DIGITS | PUNCTUATED | ACCENTS
 MASK = 2**64 - 1
@@ -205,7 +215,12 @@ def _word(rng, different):
 
 def _pairs(kind, rng):
     """Texts of some kind, and the same with some words changed."""
-    shapes = {"short": (3000, 8, 25), "long": (50_000, 1500, 2500), "repetitive": (12, 200, 400), "chinese": (0, 100, 300)}
+    shapes = {
+        "short": (3000, 8, 25),
+        "long": (50_000, 1500, 2500),
+        "repetitive": (12, 200, 400),
+        "chinese": (0, 100, 300),
+    }
     different, least, most = shapes[kind]
     for _ in range(60):
         size = rng.randint(least, most)

@@ -1,0 +1,344 @@
+"""Alarms about memory: when they are raised, and who hears of them.
+
+    snapshot -> AlertRules.check -> alerts -> AlertDesk -> event or log line
+                                                       |-> command, webhook   (from a thread of their own)
+                                                       +-> remedy: pause, recycle, shrink, or nothing
+
+An alarm is raised once; it is not raised again before the figure has fallen below the threshold by a margin, which is
+told as an alert of level `cleared`. A receiver that fails is reported and never stops a run.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, cast
+
+from tamis.errors import ParameterError, did_you_mean
+from tamis.memory.leaks import Leak, Trend
+from tamis.memory.monitor import trend_of
+from tamis.memory.receivers import CommandReceiver, Receiver, WebhookReceiver
+from tamis.memory.tree import Snapshot
+from tamis.parameters import format_bytes
+
+Action: TypeAlias = Literal["pause", "recycle", "shrink"]
+ACTIONS = ("pause", "recycle", "shrink")
+
+MARGIN_PERCENT = 5.0
+"""How far below its threshold a percentage must fall before the alarm is over."""
+
+TREND_S = 60.0
+"""Exhaustion is foreseen from the last minute."""
+
+MIN_TREND_S = 15.0
+"""A rise that lasted less says nothing about the next minutes: batches come and go."""
+
+WAITING = 64
+"""Alerts that may wait for slow receivers; more are dropped, and that is reported."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A threshold that was passed, or (level `cleared`) no longer is."""
+
+    kind: str
+    """budget, machine, gpu, exhaustion or leak"""
+    level: str
+    """warning, critical or cleared"""
+    value: float
+    """Percent; seconds left for exhaustion; bytes per shard for a leak."""
+    limit: float
+    message: str
+
+    @staticmethod
+    def of_leak(leak: Leak, limit_bytes: int | None = None) -> Alert:
+        """The alarm for a leak; with the worker's limit it says how long it has."""
+        rate = format_bytes(leak.bytes_per_shard)
+        text = f"worker {leak.worker} in {leak.stage or 'this stage'} holds {rate} more after each shard"
+        if limit_bytes is not None:
+            text += f"; it reaches its {format_bytes(limit_bytes)} in {leak.shards_until(limit_bytes):.0f} shards"
+        return Alert("leak", "warning", leak.bytes_per_shard, limit_bytes or 0, text)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When to raise an alarm; None for never. Percentages are of the budget, the machine or container, each GPU."""
+
+    budget_percent: tuple[float, float] | None = (80, 95)
+    """Warning and critical."""
+    machine_percent: float | None = 90
+    gpu_percent: float | None = 90
+    time_to_exhaustion_s: float | None = 120
+    """Raised when budget or machine are used up sooner than this if things go on as they do."""
+
+    def __post_init__(self) -> None:
+        pair = self.budget_percent
+        if pair is not None:
+            if (
+                not isinstance(pair, (list, tuple))
+                or len(pair) != 2
+                or not all(map(_is_percent, pair))
+                or pair[0] > pair[1]
+            ):
+                raise ParameterError(
+                    f"`budget_percent` must be two rising percentages, got {pair!r}", hint="for example [80, 95]"
+                )
+            object.__setattr__(self, "budget_percent", tuple(pair))
+        for name in ("machine_percent", "gpu_percent"):
+            value = getattr(self, name)
+            if value is not None and not _is_percent(value):
+                raise ParameterError(f"`{name}` must be a percentage between 0 and 100, got {value!r}")
+        seconds = self.time_to_exhaustion_s
+        if seconds is not None and not (_is_number(seconds) and seconds > 0):
+            raise ParameterError(f"`time_to_exhaustion_s` must be a positive number of seconds, got {seconds!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_percent(value: object) -> bool:
+    return _is_number(value) and 0 < cast("float", value) <= 100
+
+
+# ---------------------------------------------------------------------------------------------------------------- rules
+
+
+class AlertRules:
+    """Turns snapshots into alerts, each raised once until it is over.
+
+    `budget_bytes` is what the process tree may hold; without one only the machine and the GPUs are looked at.
+    """
+
+    def __init__(self, thresholds: Thresholds | None = None, budget_bytes: int | None = None) -> None:
+        self.thresholds = thresholds or Thresholds()
+        self.budget_bytes = budget_bytes
+        self._raised: dict[tuple[str, object], int] = {}
+        self._recent: list[Snapshot] = []
+
+    def check(self, snapshot: Snapshot) -> list[Alert]:
+        """The alerts this snapshot gives rise to, given those before it."""
+        start = snapshot.elapsed_s - TREND_S
+        self._recent = [shot for shot in self._recent if shot.elapsed_s >= start] + [snapshot]
+        found = [*self._check_budget(snapshot), *self._check_machine(snapshot), *self._check_gpus(snapshot)]
+        return found + self._check_exhaustion(snapshot)
+
+    def _check_budget(self, snapshot: Snapshot) -> list[Alert]:
+        if self.budget_bytes is None or self.thresholds.budget_percent is None:
+            return []
+        held = snapshot.held_bytes
+        percent = 100 * held / self.budget_bytes
+        text = f"the run holds {format_bytes(held)}, {percent:.0f} % of its budget of {format_bytes(self.budget_bytes)}"
+        return self._percent("budget", None, percent, self.thresholds.budget_percent, text)
+
+    def _check_machine(self, snapshot: Snapshot) -> list[Alert]:
+        if self.thresholds.machine_percent is None:
+            return []
+        system = snapshot.system
+        percent, what = system.percent, "the machine"
+        if system.limit_bytes:
+            within = 100 * system.limited_bytes / system.limit_bytes
+            percent, what = max((percent, what), (within, "the container"))
+        text = f"{percent:.0f} % of the memory of {what} is in use"
+        return self._percent("machine", None, percent, (self.thresholds.machine_percent,), text)
+
+    def _check_gpus(self, snapshot: Snapshot) -> list[Alert]:
+        limit = self.thresholds.gpu_percent
+        if limit is None:
+            return []
+        found = []
+        for gpu in snapshot.gpus:
+            text = f"GPU {gpu.index} ({gpu.name}) uses {gpu.percent:.0f} % of its {format_bytes(gpu.total_bytes)}"
+            found += self._percent("gpu", gpu.index, gpu.percent, (limit,), text)
+        return found
+
+    def _percent(self, kind: str, which: object, value: float, limits: tuple[float, ...], text: str) -> list[Alert]:
+        """Raise the level as soon as it is reached, lower it only below the margin."""
+        was = self._raised.get((kind, which), 0)
+        up = sum(value >= limit for limit in limits)
+        down = sum(value >= limit - MARGIN_PERCENT for limit in limits)
+        now = max(up, min(was, down))
+        self._raised[kind, which] = now
+        if now > was:
+            level = "critical" if now == 2 else "warning"
+            return [Alert(kind, level, value, limits[now - 1], text)]
+        if was and not now:
+            return [Alert(kind, "cleared", value, limits[0], text)]
+        return []
+
+    def _check_exhaustion(self, snapshot: Snapshot) -> list[Alert]:
+        horizon = self.thresholds.time_to_exhaustion_s
+        if horizon is None:
+            return []
+        if self.budget_bytes is not None:
+            what, limit = "the budget", self.budget_bytes
+            left = seconds_left(self._recent, lambda shot: shot.held_bytes, limit, horizon)
+        else:
+            what, limit = "the machine", snapshot.system.total_bytes
+            left = seconds_left(self._recent, lambda shot: limit - shot.system.available_bytes, limit, horizon)
+        key = ("exhaustion", None)
+        was = self._raised.get(key, 0)
+        now = int(left is not None and left < (1.5 * horizon if was else horizon))
+        self._raised[key] = now
+        if now and not was:
+            assert left is not None
+            text = f"if it goes on like this, {what} is used up in {left:.0f} s"
+            return [Alert("exhaustion", "critical", left, horizon, text)]
+        if was and not now:
+            return [Alert("exhaustion", "cleared", left or 0.0, horizon, f"{what} is no longer about to be used up")]
+        return []
+
+
+def seconds_left(
+    snapshots: list[Snapshot], value: Callable[[Snapshot], float], limit: float, within_s: float = math.inf
+) -> float | None:
+    """Seconds until `value` reaches `limit` if its steady rise goes on; None when it does not rise steadily.
+
+    Nor when it is far longer than `within_s`, which is seen at a glance and spares the fit.
+    """
+    span = snapshots[-1].elapsed_s - snapshots[0].elapsed_s if snapshots else 0.0
+    if span < MIN_TREND_S:
+        return None
+    now = value(snapshots[-1])
+    if (limit - now) * span > 4 * within_s * max(0.0, now - value(snapshots[0])):
+        return None
+    trend: Trend | None = trend_of(snapshots, value, TREND_S)
+    if trend is None or trend.slope <= 0 or not trend.steady or trend.confidence < 0.999:
+        return None
+    return max(0.0, (limit - trend.level) / trend.slope)
+
+
+# ----------------------------------------------------------------------------------------------------------------- desk
+
+Remedy: TypeAlias = Callable[[Alert], "Action | None"]
+
+
+def usual_remedy(alert: Alert) -> Action | None:
+    """What helps as a rule: replace a worker that leaks, take smaller batches when it is tight, wait when it rises."""
+    if alert.kind == "leak":
+        return "recycle"
+    if alert.level != "critical":
+        return None
+    return "pause" if alert.kind == "exhaustion" else "shrink"
+
+
+class AlertDesk:
+    """Hands each alert to everybody concerned; use as a context manager.
+
+    `handle` returns at once what the remedy asks for. `log` gets every alert with that action, in the calling thread.
+    Receivers run in a thread of their own, in order; `on_problem` hears of each one that failed.
+    """
+
+    def __init__(
+        self,
+        receivers: tuple[Receiver, ...] | list[Receiver] = (),
+        *,
+        log: Callable[[Alert, Action | None], None] | None = None,
+        remedy: Remedy | None = None,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> None:
+        self.receivers = tuple(receivers)
+        self._log, self._remedy = log, remedy
+        self._on_problem = on_problem or (lambda text: None)
+        self._waiting: queue.Queue[Alert | None] = queue.Queue(WAITING)
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> AlertDesk:
+        if self.receivers:
+            self._thread = threading.Thread(target=self._deliver, name="tamis-alerts", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def handle(self, alert: Alert) -> Action | None:
+        """Tell everybody; what the remedy wants done."""
+        action = self._ask(alert)
+        if self._log is not None:
+            self._log(alert, action)
+        if self._thread is not None:
+            try:
+                self._waiting.put_nowait(alert)
+            except queue.Full:
+                self._on_problem(f"an alert was not sent, {WAITING} others are waiting: {alert.message}")
+        return action
+
+    def _ask(self, alert: Alert) -> Action | None:
+        if self._remedy is None:
+            return None
+        try:
+            action = self._remedy(alert)
+        except Exception as error:  # noqa: BLE001 - a user's function; the run must not suffer from it
+            self._on_problem(f"the remedy for alerts failed: {type(error).__name__}: {error}")
+            return None
+        if action is not None and action not in ACTIONS:
+            self._on_problem(f"the remedy for alerts asked for {action!r}; it may ask for {', '.join(ACTIONS)} or None")
+            return None
+        return action
+
+    def _deliver(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            for receiver in self.receivers:
+                problem = receiver(alert)
+                if problem is not None:
+                    self._on_problem(problem)
+
+
+# -------------------------------------------------------------------------------------------------------- configuration
+
+
+@dataclass(frozen=True)
+class AlertSettings:
+    """What a recipe says under `alerts`."""
+
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    command: tuple[str, ...] | None = None
+    webhook: str | None = None
+
+    def receivers(self) -> list[Receiver]:
+        found: list[Receiver] = []
+        if self.command is not None:
+            found.append(CommandReceiver(self.command))
+        if self.webhook is not None:
+            found.append(WebhookReceiver(self.webhook))
+        return found
+
+
+def parse_alerts(config: object) -> AlertSettings:
+    """The settings in a recipe's `alerts`, checked; nothing means the default thresholds and no receivers.
+
+    >>> parse_alerts({"budget_percent": [70, 90], "gpu_percent": None}).thresholds.budget_percent
+    (70, 90)
+    """
+    if config is None:
+        return AlertSettings()
+    if not isinstance(config, Mapping):
+        raise ParameterError(f"`alerts` must be a mapping, got {config!r}", hint="alerts: {budget_percent: [80, 95]}")
+    values: dict[str, Any] = dict(config)
+    names = [each.name for each in fields(Thresholds)]
+    for name in values:
+        if name not in (*names, "command", "webhook"):
+            known = (*names, "command", "webhook")
+            hint = did_you_mean(str(name), known) or f"known are {', '.join(known)}"
+            raise ParameterError(f"`alerts` has no setting `{name}`", hint=hint)
+    command, webhook = values.pop("command", None), values.pop("webhook", None)
+    if command is not None:
+        if not isinstance(command, (list, tuple)) or not command or not all(isinstance(part, str) for part in command):
+            raise ParameterError(
+                f"`command` of `alerts` must be a list of words, got {command!r}",
+                hint="no shell is involved: [notify-send, 'memory'] and not 'notify-send memory'",
+            )
+        command = tuple(command)
+    settings = AlertSettings(Thresholds(**values), command, webhook)
+    settings.receivers()  # a wrong address is told now and not at the first alarm
+    return settings

@@ -1,0 +1,311 @@
+"""What each GPU holds: in all, by process, and in this process by owner (weights, activations, buffers).
+
+    pynvml, if installed        used, total, per process
+    nvidia-smi, if on the PATH  the same, but slow: asked for at most every few seconds
+    torch, if imported already  used and total of the devices this process has opened
+
+Torch is never imported here, and no device is opened for the sake of looking at it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+MIB = 2**20
+
+SMI_EVERY_S = 5.0
+"""`nvidia-smi` takes a large part of a second of a core each time."""
+
+SMI_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """What one process holds on one GPU."""
+
+    pid: int
+    used_bytes: int | None = None
+    """As the driver counts it; None where it does not tell."""
+    reserved_bytes: int | None = None
+    """Taken from the device by torch, and kept."""
+    allocated_bytes: int | None = None
+    """Of that, in use by tensors."""
+    owners: dict[str, int] = field(default_factory=dict)
+    """Bytes by owner, as declared with `owner`."""
+
+    @property
+    def cached_bytes(self) -> int | None:
+        """Reserved and not in use."""
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.reserved_bytes - self.allocated_bytes
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """One GPU at one moment."""
+
+    index: int
+    """As the driver numbers them, whatever CUDA_VISIBLE_DEVICES says."""
+    name: str
+    used_bytes: int
+    total_bytes: int
+    shares: tuple[GpuShare, ...] = ()
+    uuid: str = ""
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class GpuReader(Protocol):
+    """Reads all GPUs of the machine; none when there is none or it cannot tell."""
+
+    def __call__(self) -> tuple[GpuMemory, ...]: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+
+
+def find_reader() -> GpuReader:
+    """The best way to look at this machine's GPUs."""
+    return _nvml_reader() or _smi_reader() or read_torch
+
+
+def _nvml_reader() -> GpuReader | None:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None  # the package without a driver
+    return NvmlReader(nvml)
+
+
+class NvmlReader:
+    """Through the driver's own library; well under a millisecond per GPU."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def __call__(self) -> tuple[GpuMemory, ...]:
+        nvml = self._nvml
+        found = []
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                shares = tuple(
+                    GpuShare(process.pid, process.usedGpuMemory)
+                    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                )
+                name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+                found.append(GpuMemory(index, name, memory.used, memory.total, shares, uuid))
+        except nvml.NVMLError:
+            return ()  # a device fell off the bus, or the driver is being replaced
+        return tuple(found)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # old versions of pynvml give bytes
+
+
+def _smi_reader() -> GpuReader | None:
+    path = shutil.which("nvidia-smi")
+    return SmiReader(path) if path else None
+
+
+class SmiReader:
+    """Through the command `nvidia-smi`; answers from memory when asked again soon."""
+
+    def __init__(self, path: str, *, every_s: float = SMI_EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.every_s, self._clock = path, every_s, clock
+        self._last: tuple[float, tuple[GpuMemory, ...]] | None = None
+
+    def __call__(self) -> tuple[GpuMemory, ...]:
+        now = self._clock()
+        if self._last is None or now - self._last[0] >= self.every_s:
+            self._last = now, self._read()
+        return self._last[1]
+
+    def _read(self) -> tuple[GpuMemory, ...]:
+        try:
+            gpus = self._ask("--query-gpu=index,uuid,name,memory.used,memory.total")
+            processes = self._ask("--query-compute-apps=gpu_uuid,pid,used_memory")
+        except (OSError, subprocess.SubprocessError):
+            return ()
+        return parse_smi(gpus, processes)
+
+    def _ask(self, query: str) -> str:
+        command = [self.path, query, "--format=csv,noheader,nounits"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
+        )
+        return done.stdout
+
+
+def parse_smi(gpus: str, processes: str) -> tuple[GpuMemory, ...]:
+    """What the two queries of `nvidia-smi` answered; sizes are in MiB there, or "[N/A]"."""
+    shares: dict[str, list[GpuShare]] = {}
+    for uuid, pid, used in _cells(processes, 3):
+        if pid.isdigit():
+            shares.setdefault(uuid, []).append(GpuShare(int(pid), int(used) * MIB if used.isdigit() else None))
+    return tuple(
+        GpuMemory(int(index), name, int(used) * MIB, int(total) * MIB, tuple(shares.get(uuid, ())), uuid)
+        for index, uuid, name, used, total in _cells(gpus, 5)
+        if index.isdigit() and used.isdigit() and total.isdigit()
+    )
+
+
+def _cells(text: str, width: int) -> list[list[str]]:
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    return [[cell.strip() for cell in row] for row in rows if len(row) == width]
+
+
+def read_torch() -> tuple[GpuMemory, ...]:
+    """Devices as torch sees them, if this process uses it already."""
+    torch = _torch()
+    if torch is None:
+        return ()
+    found = []
+    for device in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(device)
+        number = _driver_index(torch, device, ())
+        found.append(GpuMemory(number, torch.cuda.get_device_name(device), total - free, total))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------ this process and its owners
+
+
+def _torch() -> Any:
+    """Torch, if it is imported and has opened a device already; else None."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return torch if cuda is not None and cuda.is_initialized() else None
+
+
+def _allocated() -> dict[int, int]:
+    torch = _torch()
+    if torch is None:
+        return {}
+    return {device: torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())}
+
+
+_owned: dict[tuple[str, int], int] = {}
+_lock = threading.Lock()
+_open = threading.local()
+
+
+def add_owned(name: str, num_bytes: int, device: int = 0) -> None:
+    """Note that `name` holds so many more bytes (or fewer, if negative) of a device; for memory torch knows nothing of."""
+    with _lock:
+        held = max(0, _owned.get((name, device), 0) + num_bytes)
+        if held:
+            _owned[name, device] = held
+        else:
+            _owned.pop((name, device), None)
+
+
+@contextmanager
+def owner(name: str, *, passing: bool = False) -> Iterator[None]:
+    """Memory that torch allocates inside belongs to `name`, less what an inner owner claims.
+
+    What is allocated and kept is added up, what was freed taken off. With `passing=True` (activations) the highest
+    point above the beginning is kept instead, and torch's peak counter is reset. Without torch it does nothing.
+
+        with owner("weights"):
+            model.to("cuda")
+    """
+    inner: list[dict[int, int]] = getattr(_open, "stack", [])
+    _open.stack = [*inner, {}]
+    before, torch = _allocated(), _torch()
+    if passing and torch is not None:
+        for device in before:
+            torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield
+    finally:
+        claimed = _open.stack[-1]
+        _open.stack = inner
+        after, torch = _allocated(), _torch()
+        for device, num_bytes in after.items():
+            grown = num_bytes - before.get(device, 0)
+            mine = grown - claimed.get(device, 0)
+            if passing:
+                high = torch.cuda.max_memory_allocated(device) - before.get(device, 0)
+                mine = max(0, high - _owned.get((name, device), 0))
+            add_owned(name, mine, device)
+            if inner:
+                inner[-1][device] = inner[-1].get(device, 0) + grown
+
+
+def forget_owners() -> None:
+    """Start the account of owners afresh."""
+    with _lock:
+        _owned.clear()
+
+
+def own_shares(gpus: Iterable[GpuMemory] = ()) -> dict[int, GpuShare]:
+    """What this process holds, by the driver's number of the GPU; can be sent to whoever watches this process."""
+    torch = _torch()
+    with _lock:
+        owned = dict(_owned)
+    if torch is None and not owned:
+        return {}
+    known = tuple(gpus)
+    devices = set(range(torch.cuda.device_count())) if torch is not None else set()
+    devices |= {device for _, device in owned}
+    shares = {}
+    for device in sorted(devices):
+        owners = {name: size for (name, where), size in sorted(owned.items()) if where == device}
+        shares[_driver_index(torch, device, known)] = GpuShare(
+            os.getpid(),
+            None,
+            torch.cuda.memory_reserved(device) if torch is not None else None,
+            torch.cuda.memory_allocated(device) if torch is not None else None,
+            owners,
+        )
+    return shares
+
+
+def _driver_index(torch: Any, device: int, gpus: tuple[GpuMemory, ...]) -> int:
+    """The driver's number of what this process calls `device`, which CUDA_VISIBLE_DEVICES may have changed."""
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if torch is not None else ""
+    for gpu in gpus:
+        if uuid and gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-"):
+            return gpu.index
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if device < len(visible) and visible[device].isdigit():
+        return int(visible[device])
+    return device
+
+
+def with_shares(gpus: tuple[GpuMemory, ...], told: Iterable[Mapping[int, GpuShare]]) -> tuple[GpuMemory, ...]:
+    """The GPUs with what processes told about themselves put beside what the driver says of them."""
+    mine: dict[int, dict[int, GpuShare]] = {}
+    for shares in told:
+        for index, share in shares.items():
+            mine.setdefault(index, {})[share.pid] = share
+    result = []
+    for gpu in gpus:
+        rest = dict(mine.get(gpu.index, {}))
+        merged = [
+            replace(rest.pop(share.pid), used_bytes=share.used_bytes) if share.pid in rest else share
+            for share in gpu.shares
+        ]
+        result.append(replace(gpu, shares=(*merged, *rest.values())))
+    return tuple(result)

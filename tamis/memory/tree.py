@@ -1,0 +1,259 @@
+"""One moment of the machine, a process tree and the GPUs, read at a bounded cost.
+
+The size of a process is cheap to read, but the share it has in common pages (PSS) means a walk over its page tables.
+That is done for the processes that changed most, as far as an allowance of a small part of a core goes; for the others
+what changed since the last walk is taken to be their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tamis.memory import budget
+from tamis.memory.gpu import GpuMemory
+
+WALK_SHARE = 0.005
+"""Of a core, for walking page tables."""
+
+AGING_BYTES = 1_000_000
+"""A walk that is one reading older counts like a change of so many bytes, so that every process has its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMemory:
+    """The machine, and the container around this process if there is one."""
+
+    total_bytes: int
+    available_bytes: int
+    percent: float
+    """Of the machine's memory that is not available."""
+    limit_bytes: int | None = None
+    """What the container allows; None without one."""
+    limited_bytes: int = 0
+    """What the container counts against that."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """One process. Where the kernel does not tell shares (macOS), pss and private are None."""
+
+    pid: int
+    role: str
+    rss_bytes: int
+    pss_bytes: int | None = None
+    private_bytes: int | None = None
+    peak_bytes: int = 0
+    """The most it was ever resident with, or since its peak was reset."""
+    swap_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self.rss_bytes if self.pss_bytes is None else self.pss_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment."""
+
+    time: float
+    """Seconds since the epoch."""
+    elapsed_s: float
+    """Since the monitor began."""
+    system: SystemMemory
+    processes: tuple[ProcessMemory, ...]
+    gpus: tuple[GpuMemory, ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        """What the process tree holds, shared pages counted once."""
+        return sum(process.held_bytes for process in self.processes)
+
+
+def read_system() -> SystemMemory:
+    memory = psutil.virtual_memory()
+    limit, used = budget.cgroup_memory()
+    return SystemMemory(memory.total, memory.available, memory.percent, limit, used if limit is not None else 0)
+
+
+# ------------------------------------------------------------------------------------------------------ reading the tree
+
+
+@dataclass(slots=True)
+class Walked:
+    """The last walk over a process's page tables."""
+
+    pss_bytes: int
+    private_bytes: int
+    rss_bytes: int = 0
+    age: int = 0
+    """Readings since."""
+
+
+@dataclass(slots=True)
+class _Status:
+    name: str
+    rss_bytes: int
+    peak_bytes: int
+    swap_bytes: int
+
+
+class TreeReader:
+    """Reads a process and all its descendants, spending at most `walk_share` of a core on page tables."""
+
+    def __init__(
+        self,
+        pid: int,
+        *,
+        walk_share: float = WALK_SHARE,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.pid, self.walk_share = pid, walk_share
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._walked: dict[int, Walked] = {}
+        self._allowance_s = 0.0
+        self._last: float | None = None
+
+    def read(self, roles: Mapping[int, str] | None = None) -> tuple[ProcessMemory, ...]:
+        """The processes alive now, this one first; `roles` names them, and adds some that left the tree."""
+        names = roles or {}
+        pids = list(dict.fromkeys([self.pid, *descendants(self.pid), *names]))
+        alive = {pid: status for pid in pids if (status := _status(pid)) is not None}
+        self._walk_some(alive)
+        return tuple(self._process(pid, names.get(pid, status.name), status) for pid, status in alive.items())
+
+    def _walk_some(self, alive: Mapping[int, _Status]) -> None:
+        now = self._clock()
+        if self._last is not None:
+            # What is not spent is saved for some seconds at most, so that a quiet time is not followed by a storm.
+            self._allowance_s = min(self._allowance_s + self.walk_share * (now - self._last), 10 * self.walk_share)
+        self._last = now
+        self._walked = {pid: walked for pid, walked in self._walked.items() if pid in alive}
+        order = sorted(alive, key=lambda pid: (-self._urgency(pid, alive[pid]), pid))
+        for pid in order:
+            if pid in self._walked and self._allowance_s <= 0:
+                break  # a new process is always walked: nothing else is known of it
+            began = self._cpu_clock()
+            walked = walk(pid)
+            self._allowance_s -= self._cpu_clock() - began
+            if walked is not None:
+                walked.rss_bytes = alive[pid].rss_bytes
+                self._walked[pid] = walked
+
+    def _urgency(self, pid: int, status: _Status) -> float:
+        walked = self._walked.get(pid)
+        if walked is None:
+            return float("inf")
+        walked.age += 1
+        return abs(status.rss_bytes - walked.rss_bytes) + AGING_BYTES * walked.age
+
+    def _process(self, pid: int, role: str, status: _Status) -> ProcessMemory:
+        walked = self._walked.get(pid)
+        pss = private = None
+        if walked is not None:
+            since = status.rss_bytes - walked.rss_bytes
+            pss = max(0, walked.pss_bytes + since)
+            private = max(0, walked.private_bytes + since)
+        return ProcessMemory(pid, role, status.rss_bytes, pss, private, status.peak_bytes, status.swap_bytes)
+
+
+def read_process(pid: int, role: str | None = None) -> ProcessMemory | None:
+    """One process, page tables walked; None when it is gone."""
+    status = _status(pid)
+    if status is None:
+        return None
+    walked = walk(pid)
+    pss, private = (walked.pss_bytes, walked.private_bytes) if walked is not None else (None, None)
+    sizes = status.rss_bytes, pss, private, status.peak_bytes, status.swap_bytes
+    return ProcessMemory(pid, role or status.name, *sizes)
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, and theirs, nearest first."""
+    found, todo = [], [pid]
+    for parent in todo:
+        children = _children(parent)
+        if children is None:
+            return _descendants_by_psutil(pid)
+        found += children
+        todo += children
+    return found
+
+
+def _children(pid: int) -> list[int] | None:
+    """Read from the kernel's own list, which spares looking at every process there is; None where it keeps none."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - called ten times a second
+    except FileNotFoundError:
+        return [] if sys.platform == "linux" else None
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        path = f"/proc/{pid}/task/{thread}/children"
+        data = _read(path)
+        if data is None and thread == str(pid) and Path(f"/proc/{pid}/task/{thread}").exists():
+            return None
+        found += map(int, (data or b"").split())
+    return found
+
+
+def _descendants_by_psutil(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the cost of pathlib, called often
+            return file.read(65536)
+    except OSError:
+        return None
+
+
+def _status(pid: int) -> _Status | None:
+    """Size, peak and swap of a process; None when it is gone, or a zombie, which holds nothing."""
+    if sys.platform != "linux":
+        return _status_by_psutil(pid)
+    data = _read(f"/proc/{pid}/status")
+    if data is None:
+        return None
+    fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
+    if b"VmRSS" not in fields:
+        return None
+    name = fields[b"Name"].strip().decode(errors="replace")
+    return _Status(name, *(_kilobytes(fields.get(key)) for key in (b"VmRSS", b"VmHWM", b"VmSwap")))
+
+
+def _status_by_psutil(pid: int) -> _Status | None:
+    try:
+        process = psutil.Process(pid)
+        size = process.memory_info().rss
+        return _Status(process.name(), size, size, 0)
+    except psutil.Error:
+        return None
+
+
+def walk(pid: int) -> Walked | None:
+    """Walk the page tables of a process; None when it is gone, not ours, or the kernel cannot."""
+    data = _read(f"/proc/{pid}/smaps_rollup")
+    if not data:
+        return None
+    fields = dict(line.split(b":", 1) for line in data.splitlines()[1:] if b":" in line)
+    if b"Pss" not in fields:
+        return None
+    own = _kilobytes(fields.get(b"Private_Clean")) + _kilobytes(fields.get(b"Private_Dirty"))
+    return Walked(_kilobytes(fields[b"Pss"]), own)
+
+
+def _kilobytes(value: bytes | None) -> int:
+    return int(value.split()[0]) * 1024 if value else 0

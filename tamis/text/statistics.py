@@ -1,0 +1,325 @@
+"""What a corpus is like: lengths, languages, characters, repetition, duplicates.
+
+    rows --TextStatistics--> a struct per row --Arrow files--> describe() folds them, file by file --> Description
+
+`TextStatistics` is an ordinary step that leaves its measurements on every row. `describe` runs it over files of any format,
+keeps only the measurements, and folds them within bounded memory: a histogram per measure, and duplicates by sorting keys
+in as many passes as it takes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column, as_array
+from tamis.errors import TamisError
+from tamis.kernels import overlap as kernel
+from tamis.kernels.digests import digest_spans
+from tamis.models.fasttext import find_model
+from tamis.operator import Map, Resources, operator
+from tamis.text.language import LID, Language, script_of
+from tamis.text.segment import NGRAM_STATS, buffers, ratio, text_stats, word_stats
+
+COUNTS = ("bytes", "chars", "words", "lines", "sentences", "paragraphs")
+SHARES = ("letters", "digits", "punctuation", "symbols", "spaces", "upper", "repeated_lines", "repeated_5grams")
+
+_GROUPS, _PER_GROUP = 4, 4
+_FACTORS = np.array(
+    [pow(0x9E3779B97F4A7C15, 2 * power + 3, 1 << 64) for power in range(_GROUPS * _PER_GROUP)], np.uint64
+)
+_NEAR = tuple(f"near_{number}" for number in range(_GROUPS))
+
+
+@operator(reads="text", writes="statistics", resources=Resources(memory="64MB"))
+class TextStatistics(Map):
+    """Add a column `statistics`: a struct with what `tamis stats` is made of.
+
+    bytes, chars (code points), words (split as elsewhere, scripts without spaces by character), lines (not blank), sentences,
+    paragraphs; the shares of characters that are letters, digits, punctuation, symbols, spaces and, of letters, upper case;
+    repeated_lines, the share of characters in lines seen before in the text; repeated_5grams, the share in word 5-grams that
+    occur again; language, language_confidence and script as `Language` has them (the first two null with `language=False`);
+    keys by which duplicates are known. A null counts as an empty text; its shares are 0.
+
+    >>> from tamis import Pipeline, Rows
+    >>> row = Pipeline(Rows([{"text": "Two words."}]), TextStatistics(language=False)).collect(executor="inline").to_pylist()[0]
+    >>> {name: row["statistics"][name] for name in ("chars", "words", "script")}
+    {'chars': 10, 'words': 2, 'script': 'Latn'}
+    """
+
+    column: str = "text"
+    language: bool = True
+    model: str | Path = LID
+
+    cost = 6.0
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        return identity | ({"language_model": self._language().identity()["model"]} if self.language else {})
+
+    def check(self) -> None:
+        if self.language:
+            self._language().check()
+
+    def setup(self) -> None:
+        if self.language:
+            self._language().setup()
+
+    def apply(self, batch: Batch) -> Mapping[str, Column]:
+        column = batch["text"]
+        data, offsets = buffers(column)
+        text, words = batch.facts("text", text_stats), batch.facts("text", word_stats)
+        repeated = batch.facts("text", NGRAM_STATS["auto"])["covered_chars"][:, 3]
+        chars = text["chars"]
+        found: dict[str, Any] = {
+            "bytes": np.diff(offsets),
+            "chars": chars,
+            "words": words["words"],
+            **{name: text[name] for name in ("lines", "sentences", "paragraphs")},
+            **{name: ratio(text[name], chars) for name in ("letters", "digits", "punctuation", "symbols", "spaces")},
+            "upper": ratio(text["upper"], text["letters"]),
+            "repeated_lines": ratio(text["line_later_chars"], text["line_chars"]),
+            "repeated_5grams": ratio(repeated, words["chars"]),
+        }
+        found |= self._languages(batch, column)
+        found |= _keys(data, offsets)
+        arrays = [as_array(values) for values in found.values()]
+        return {"statistics": pa.StructArray.from_arrays(arrays, names=list(found))}
+
+    def _languages(self, batch: Batch, column: Column) -> dict[str, Any]:
+        if self.language:
+            return dict(self._language().score(batch))
+        unknown = {
+            "language": pa.nulls(len(batch), pa.string()),
+            "language_confidence": pa.nulls(len(batch), pa.float32()),
+        }
+        return unknown | {"script": script_of(column)}
+
+    def _language(self) -> Language:
+        return Language(model=self.model)
+
+
+def _keys(data: np.ndarray, offsets: np.ndarray) -> dict[str, np.ndarray]:
+    """Keys that duplicates share: of the whole text, and of its word 5-grams; 0 where there is nothing."""
+    exact, near = np.zeros((len(offsets) - 1, 2), np.uint64), np.zeros((len(offsets) - 1, _GROUPS), np.uint64)
+    digest_spans(data, offsets[:-1], offsets[1:], 0, exact)
+    exact[offsets[:-1] == offsets[1:]] = 0
+    kernel.sketch(data, offsets, kernel.word_tables(), 5, _FACTORS, near)
+    return {"exact": exact[:, 0].copy(), **{name: near[:, number].copy() for number, name in enumerate(_NEAR)}}
+
+
+# ------------------------------------------------------------------------------------------------------ the description
+
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One measure over all documents. Quantiles are good to one part in a hundred, or to 0.001 for shares."""
+
+    mean: float
+    minimum: float
+    maximum: float
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A corpus in numbers. `print` shows tables, `as_dict` is for JSON."""
+
+    rows: int
+    empty: int
+    num_bytes: int
+    num_chars: int
+    num_words: int
+    measures: dict[str, Summary]
+    languages: dict[str, int]
+    scripts: dict[str, int]
+    exact_duplicates: int
+    """Documents whose text an earlier one has, byte for byte."""
+    near_duplicates: int
+    """An estimate of the documents that share most of their word 5-grams with an earlier one, exact ones included."""
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"documents   {self.rows:>16,}   {self.empty:,} of them empty",
+            f"bytes       {self.num_bytes:>16,}",
+            f"characters  {self.num_chars:>16,}",
+            f"words       {self.num_words:>16,}",
+            f"duplicates  {self.exact_duplicates:>16,}   {_percent(self.exact_duplicates, self.rows)} of documents, exact",
+            f"            {self.near_duplicates:>16,}   {_percent(self.near_duplicates, self.rows)} near or exact, estimated",
+            "",
+            "per document     "
+            + "".join(f"{name:>11}" for name in ("mean", "min", "1 %", "5 %", "25 %", "median"))
+            + "".join(f"{name:>11}" for name in ("75 %", "95 %", "99 %", "max")),
+        ]
+        for name, measure in self.measures.items():
+            values = (measure.mean, measure.minimum, *measure.quantiles, measure.maximum)
+            shown = [f"{value:.3f}" if name in SHARES else f"{value:,.0f}" for value in values]
+            lines.append(f"{name:<17}" + "".join(f"{value:>11}" for value in shown))
+        for title, counts in (("language", self.languages), ("script", self.scripts)):
+            if counts:
+                lines += ["", f"{title:<17}{'documents':>11}{'share':>11}"]
+                lines += [f"{name:<17}{count:>11,}{_percent(count, self.rows):>11}" for name, count in _top(counts)]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def _top(counts: dict[str, int], most: int = 20) -> list[tuple[str, int]]:
+    listed = list(counts.items())
+    rest = sum(count for _, count in listed[most:])
+    return [*listed[:most], (f"{len(listed) - most} others", rest)] if rest else listed
+
+
+def describe(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    column: str = "text",
+    language: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Description:
+    """Describe the texts of files of any format there is a reader for. Takes the options of `Pipeline.run`.
+
+    `language=None` counts languages if the model is on this machine, and says so if it is not. Needs about 200 bytes of disk
+    per document while it runs.
+    """
+    from tamis.pipeline import Pipeline
+    from tamis.sinks.tables import ArrowWriter
+    from tamis.sources.tables import reader_for
+
+    notes = []
+    if language is None:
+        try:
+            find_model(LID)
+            language = True
+        except TamisError as error:
+            language = False
+            notes.append(f"languages were not counted: {error.message}; {error.hint}")
+    files = list(paths) if not isinstance(paths, (str, Path)) else paths
+    reader = reader_for(files, fields=[column], **({"storage_options": storage_options} if storage_options else {}))
+    with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+        sink = ArrowWriter(folder, fields=["statistics"])
+        report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
+        if report.failed:
+            notes.append(f"{report.failed:,} rows could not be read and are not in these numbers")
+        return fold(sorted(Path(folder).glob("*.arrow")), notes)
+
+
+# --------------------------------------------------------------------------------------------------------------- fold
+
+
+_PER_DOUBLING = 64  # bins of the histogram of a count
+_BINS = {**dict.fromkeys(COUNTS, 48 * _PER_DOUBLING), **dict.fromkeys(SHARES, 1001)}
+ROWS_AT_ONCE = 4_000_000
+"""Keys sorted at a time when duplicates are counted."""
+
+
+def fold(files: Sequence[Path], notes: Sequence[str] = ()) -> Description:
+    """One description of the `statistics` columns of some Arrow files, in the order they are given."""
+    histograms = {name: np.zeros(bins, np.int64) for name, bins in _BINS.items()}
+    totals, lowest, highest = dict.fromkeys(_BINS, 0.0), dict.fromkeys(_BINS, np.inf), dict.fromkeys(_BINS, -np.inf)
+    words: dict[str, dict[str, int]] = {"language": {}, "script": {}}
+    rows = empty = 0
+    for part in _parts(files):
+        rows += len(part)
+        empty += int(pc.sum(pc.equal(part.field("bytes"), 0)).as_py() or 0)
+        for name in _BINS:
+            values = part.field(name).to_numpy(zero_copy_only=False).astype(np.float64)
+            histograms[name] += np.bincount(_bin(name, values), minlength=_BINS[name])
+            totals[name] += float(values.sum())
+            lowest[name], highest[name] = min(lowest[name], values.min()), max(highest[name], values.max())
+        for name, counts in words.items():
+            for item in pc.value_counts(part.field(name)).to_pylist():
+                label = item["values"] if item["values"] is not None else "none"
+                counts[label] = counts.get(label, 0) + item["counts"]
+    measures = {
+        name: Summary(
+            totals[name] / rows, lowest[name], highest[name], _quantiles(name, histograms[name], lowest, highest)
+        )
+        for name in _BINS
+        if rows
+    }
+    ordered = {
+        name: dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))) for name, counts in words.items()
+    }
+    exact = _repeats(files, ["exact"], rows)
+    near = exact | _repeats(files, _NEAR, rows)
+    return Description(
+        rows=rows,
+        empty=empty,
+        num_bytes=int(totals["bytes"]),
+        num_chars=int(totals["chars"]),
+        num_words=int(totals["words"]),
+        measures=measures,
+        languages={} if set(ordered["language"]) <= {"none"} else ordered["language"],
+        scripts=ordered["script"],
+        exact_duplicates=int(exact.sum()),
+        near_duplicates=int(near.sum()),
+        notes=tuple(notes),
+    )
+
+
+def _parts(files: Sequence[Path]) -> Iterator[pa.StructArray]:
+    for file in files:
+        with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as reader:
+            for number in range(reader.num_record_batches):
+                part = reader.get_batch(number).column("statistics")
+                if len(part):
+                    yield part
+
+
+def _bin(name: str, values: np.ndarray) -> np.ndarray:
+    if name in SHARES:
+        return np.clip(np.rint(values * 1000), 0, 1000).astype(np.int64)
+    bins = np.ceil(np.log2(np.maximum(values, 1)) * _PER_DOUBLING).astype(np.int64) + (values > 0)
+    return np.minimum(bins, _BINS[name] - 1)
+
+
+def _quantiles(
+    name: str, histogram: np.ndarray, lowest: Mapping[str, float], highest: Mapping[str, float]
+) -> tuple[float, ...]:
+    """The middle of the bin that holds each quantile, within the bounds that were seen."""
+    upto = np.cumsum(histogram)
+    bins = np.searchsorted(upto, np.array(QUANTILES) * upto[-1])
+    if name in SHARES:
+        middles = bins / 1000
+    else:
+        middles = np.where(bins == 0, 0, np.rint(2 ** ((bins - 1.5) / _PER_DOUBLING)))
+    return tuple(float(value) for value in np.clip(middles, lowest[name], highest[name]))
+
+
+def _repeats(files: Sequence[Path], names: Sequence[str], rows: int) -> np.ndarray:
+    """Whether an earlier row has the same key in one of the columns; a share of the keys is sorted at a time."""
+    repeated = np.zeros(rows, np.bool_)
+    passes = -(-rows // ROWS_AT_ONCE)
+    for name in names:
+        for number in range(passes):
+            keys, numbers, first = [], [], 0
+            for part in _parts(files):
+                here = part.field(name).to_numpy(zero_copy_only=False)
+                mine = np.flatnonzero((here != 0) & ((here >> np.uint64(8)) % np.uint64(passes) == number))
+                keys.append(here[mine])
+                numbers.append(mine + first)
+                first += len(here)
+            key, row = np.concatenate(keys), np.concatenate(numbers)
+            order = np.argsort(key, kind="stable")
+            again = np.zeros(len(key), np.bool_)
+            again[1:] = key[order][1:] == key[order][:-1]
+            repeated[row[order][again]] = True
+    return repeated

@@ -1,0 +1,107 @@
+"""An index of what was seen: used by the next dataset, updated, and refused where it does not fit."""
+
+import random
+
+import pytest
+
+from tamis import Pipeline, Rows
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup.index import describe
+from tamis.errors import ParameterError
+from tamis.sinks.tables import JsonlWriter
+
+
+def texts(numbers, size=40):
+    """Document n is always the same, and unlike all others."""
+    words = lambda n: ["".join(random.Random((n, i).__hash__()).choices("abcdefgh", k=6)) for i in range(size)]  # noqa: E731
+    return [{"id": f"d{n}", "text": " ".join(words(n))} for n in numbers]
+
+
+STEPS = [ExactDedup, FuzzyDedup, lambda **k: FuzzyDedup(verify="signature", **k)]
+
+
+def run(rows, step, out):
+    return Pipeline(Rows(rows, rows_per_partition=4), step, JsonlWriter(str(out))).run(executor="inline")
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_what_an_index_has_seen_goes(tmp_path, make):
+    index = str(tmp_path / "index")
+    first = run(texts(range(10)), make(against=index, update=True), tmp_path / "one")
+    assert first.kept == 10
+    second = run(texts(range(5, 15)), make(against=index), tmp_path / "two")
+    assert second.dropped == {f"in the index {index}": 5}
+    row = Groups.load(tmp_path / "two").explain("d7")[0]
+    assert (row["kept_id"], row["index"], row["similarity"]) == ("d7", index, 1.0)
+    assert row["kept_address"] == "rows:7"
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_an_index_grows_and_a_repeated_run_does_not_meet_itself(tmp_path, make):
+    index = str(tmp_path / "index")
+    for _ in range(2):
+        assert run(texts(range(10)), make(against=index, update=True), tmp_path / "one").kept == 10
+    report = Pipeline(
+        Rows(texts(range(10)), rows_per_partition=4),
+        make(against=index, update=True),
+        JsonlWriter(str(tmp_path / "one")),
+    ).run(executor="inline", fresh=True)
+    assert report.kept == 10
+    assert run(texts(range(5, 15)), make(against=index, update=True), tmp_path / "two").kept == 5
+    assert run(texts(range(20)), make(against=index), tmp_path / "three").kept == 5
+    assert sorted(describe(index)["rows"].values()) == [5, 10]
+
+
+def test_near_duplicates_of_the_index_go_and_dissimilar_ones_stay(tmp_path):
+    index = str(tmp_path / "index")
+    rows = texts(range(3), size=100)
+    run(rows, FuzzyDedup(against=index, update=True), tmp_path / "one")
+    near = {"id": "n", "text": rows[1]["text"] + " and more"}
+    far = {"id": "f", "text": " ".join(rows[1]["text"].split()[:50] + texts([9], size=50)[0]["text"].split())}
+    report = run([near, far, far], FuzzyDedup(against=index), tmp_path / "two")
+    assert (report.kept, sum(report.dropped.values())) == (1, 2)
+    assert report.dropped[f"in the index {index}"] == 1
+
+
+def test_paragraphs_seen_before_are_cut(tmp_path):
+    index = str(tmp_path / "index")
+    line = "a line of boilerplate that everybody has"
+    step = lambda **k: ExactDedup(unit="line", max_removed=0.9, against=index, **k)  # noqa: E731
+    run([{"id": "1", "text": f"{line}\nsomething of its own here"}], step(update=True), tmp_path / "one")
+    found = Pipeline(Rows([{"id": "2", "text": f"{line}\nand a text that is quite new"}]), step()).collect(
+        executor="inline"
+    )
+    assert found["text"].to_pylist() == ["and a text that is quite new"]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda index: FuzzyDedup(against=index, ngram=3), "ngram is 5 there and 3 here"),
+        (lambda index: FuzzyDedup(against=index, num_bands=20), "bands is 14 there and 20 here"),
+        (lambda index: FuzzyDedup(against=index, lowercase=False, update=True), "normalisation is"),
+        (lambda index: FuzzyDedup(against=index, verify="signature"), "verify is 'jaccard' there"),
+        (lambda index: ExactDedup(against=index), "index for fuzzy duplicates"),
+    ],
+)
+def test_an_index_made_otherwise_is_refused(tmp_path, step, message):
+    index = str(tmp_path / "index")
+    run(texts(range(3)), FuzzyDedup(against=index, update=True), tmp_path / "one")
+    with pytest.raises(ParameterError, match=message):
+        step(index).check()
+
+
+def test_a_folder_that_is_no_index_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ParameterError, match="there is no index"):
+        ExactDedup(against=str(tmp_path)).check()
+    with pytest.raises(ParameterError, match="not empty and not an index"):
+        run(texts(range(2)), ExactDedup(against=str(tmp_path), update=True), tmp_path / "out")
+
+
+def test_a_change_of_the_index_is_a_reason_to_decide_again(tmp_path):
+    index = str(tmp_path / "index")
+    run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
+    assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 3
+    run(texts(range(5, 6)), ExactDedup(against=index, update=True), tmp_path / "two")
+    assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 2

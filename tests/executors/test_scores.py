@@ -1,0 +1,122 @@
+"""Kept scores: the same rows and accounts as without, and no measuring the second time."""
+
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tamis import JsonlReader, JsonlWriter, Pipeline
+from tamis.operator import Filter, Map, at_least, between, operator
+from tamis.sampling import Sample
+from tests.test_pipeline import read_jsonl
+
+CALLS = []
+
+
+@operator(reads="text", writes="letters")
+class LettersForTests(Filter):
+    """Counts letters, and how often it was asked to; breaks on one text."""
+
+    min_letters: int = 0
+    max_letters: int = 10**9
+    case: str = "any"
+
+    def score(self, batch):
+        CALLS.append(len(batch))
+        if "break me" in batch["text"].to_pylist():
+            raise ValueError("broken")
+        return {"letters": pa.compute.utf8_length(batch["text"])}
+
+    def rules(self):
+        return [between("letters", self.min_letters, self.max_letters)]
+
+
+@operator(reads="text", writes="share")
+class SpacesForTests(Filter):
+    """The share of spaces."""
+
+    min_share: float = 0.0
+
+    def score(self, batch):
+        spaces = pa.compute.count_substring(batch["text"], " ").to_numpy(zero_copy_only=False)
+        return {"share": spaces / np.maximum(1, pa.compute.utf8_length(batch["text"]).to_numpy(zero_copy_only=False))}
+
+    def rules(self):
+        return [at_least("share", self.min_share)]
+
+
+@operator(reads="text", writes="text")
+class StripForTests(Map):
+    """Takes blanks off the ends; refuses very short texts."""
+
+    def apply(self, batch):
+        if "x" in batch["text"].to_pylist():
+            raise ValueError("too short to strip")
+        return {"text": pa.compute.utf8_trim_whitespace(batch["text"])}
+
+
+@pytest.fixture
+def source(tmp_path):
+    generator = random.Random(3)
+    texts = [" ".join(generator.choices(["a", "bb", "ccc"], k=generator.randrange(30))) + " " for _ in range(800)]
+    texts[100], texts[200] = "break me", "x"
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)))
+    return path
+
+
+def job(source, output, *, min_letters=10, min_share=0.1, case="any", gather=False):
+    return Pipeline(
+        JsonlReader(source, blocksize="3kB"),
+        LettersForTests(min_letters=min_letters, case=case),
+        StripForTests(),
+        SpacesForTests(min_share=min_share),
+        *([Sample(rows=100)] if gather else []),
+        JsonlWriter(output),
+    )
+
+
+def outcome(report, output):
+    steps = [(op["name"], op["rows_in"], op["rows_out"], op["dropped"], op["failed"]) for op in report.operators]
+    failed = sorted(line for file in (output / "_tamis" / "failed").iterdir() for line in file.read_text().splitlines())
+    return report.read, report.kept, report.dropped, report.failed, steps, read_jsonl(output), failed
+
+
+@pytest.mark.parametrize("gather", [False, True])
+def test_rows_and_accounts_are_the_same_as_without(source, tmp_path, gather):
+    results = []
+    for scores in (False, True):
+        output = tmp_path / str(scores)
+        report = job(source, output, gather=gather).run(
+            executor="inline", on_error="isolate", scores=scores, rejects=True
+        )
+        assert report.balances
+        results.append(outcome(report, output))
+    assert results[0] == results[1]
+
+
+def test_other_thresholds_need_no_measuring(source, tmp_path):
+    options = {"executor": "inline", "on_error": "isolate"}
+    job(source, tmp_path / "out").run(**options, scores=True)
+    CALLS.clear()
+    again = job(source, tmp_path / "out", min_letters=30, min_share=0.2).run(**options, scores=True)
+    assert sum(CALLS) < 400  # only the batches with rows that could not be measured are halved again
+    plain = job(source, tmp_path / "plain", min_letters=30, min_share=0.2).run(**options)
+    assert outcome(again, tmp_path / "out") == outcome(plain, tmp_path / "plain")
+
+
+def test_other_measuring_parameters_measure_again(source, tmp_path):
+    options = {"executor": "inline", "on_error": "isolate", "scores": True}
+    job(source, tmp_path / "out").run(**options)
+    CALLS.clear()
+    job(source, tmp_path / "out", case="upper").run(**options)
+    assert sum(CALLS) >= 799
+
+
+def test_looser_thresholds_bring_rows_back(source, tmp_path):
+    strict = job(source, tmp_path / "out", min_letters=60).run(scores=True)
+    loose = job(source, tmp_path / "out", min_letters=0, min_share=0).run(scores=True)
+    assert loose.kept > strict.kept
+    assert loose.kept + loose.failed == loose.read

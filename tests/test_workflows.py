@@ -1,0 +1,113 @@
+"""Workflows and commands: one object or one line, the same pipelines."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tamis.dedup import Groups
+from tamis.dedup.commands import app
+from tamis.errors import SourceError
+from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow, format_of
+
+TEXT = "a tale of twenty words that two pages tell in very nearly the same way and so only one of them stays"
+ROWS = [
+    {"id": "a", "text": TEXT},
+    {"id": "b", "text": TEXT},
+    {"id": "c", "text": TEXT + " here"},
+    {"id": "d", "text": "x"},
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def ids(folder):
+    return [json.loads(line)["id"] for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def test_the_snippet_of_the_guide_runs(folder):
+    dedup = ExactDeduplicationWorkflow(
+        input_path=str(folder / "in"),
+        output_path=str(folder / "out"),
+        text_field="text",
+        input_blocksize="1GB",  # Control memory usage per input block
+    )
+    assert dedup.run(executor="inline").kept == 3
+    assert ids(folder / "out") == ["a", "c", "d"]
+
+
+def test_fuzzy_workflow_takes_the_parameters_of_nemo_curator(folder):
+    workflow = FuzzyDeduplicationWorkflow(
+        input_path=str(folder / "in"), output_path=folder / "out", char_ngrams=10, num_bands=20, minhashes_per_band=5
+    )
+    assert workflow.step().bands == (20, 5)
+    workflow.run(executor="inline")
+    assert ids(folder / "out") == ["a", "d"]
+
+
+def test_without_removal_only_the_groups_are_written(folder):
+    workflow = ExactDeduplicationWorkflow(str(folder / "in"), str(folder / "out"), perform_removal=False)
+    report = workflow.run(executor="inline")
+    assert report.dropped == {"exact duplicate": 1}
+    assert ids(folder / "out") == []
+    assert Groups.load(folder / "out").table()["id"].to_pylist() == ["b"]
+
+
+def test_output_keeps_the_format_of_the_input(tmp_path):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "in" / "rows.parquet")
+    ExactDeduplicationWorkflow(str(tmp_path / "in"), str(tmp_path / "out")).run(executor="inline")
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_table(file)["id"].to_pylist() == ["a", "c", "d"]
+
+
+def test_rethreshold(folder):
+    workflow = FuzzyDeduplicationWorkflow(str(folder / "in"), str(folder / "out"), threshold=0.5)
+    assert workflow.run(executor="inline").kept == 2
+    assert workflow.rethreshold(1.0, folder / "strict", executor="inline").kept == 3
+    assert ids(folder / "strict") == ["a", "c", "d"]
+
+
+def test_a_format_that_the_name_does_not_tell(tmp_path):
+    (tmp_path / "rows.jsonl.zst").touch()
+    assert format_of(str(tmp_path)) == "jsonl"
+    with pytest.raises(SourceError, match="not told by its name"):
+        format_of("something")
+
+
+def test_commands_deduplicate_and_explain(folder):
+    runner = CliRunner()
+    done = runner.invoke(
+        app, ["fuzzy", str(folder / "in"), str(folder / "out"), "--executor", "inline", "--json", "--keep", "longest"]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["kept"] == 2
+    assert ids(folder / "out") == ["c", "d"]
+    told = runner.invoke(app, ["explain", str(folder / "out"), "a"])
+    assert told.stdout.startswith("a (")
+    assert "was dropped: similarity 0.947" in told.stdout
+    assert "kept in its place: c (" in told.stdout
+    assert "not among the duplicates" in runner.invoke(app, ["explain", str(folder / "out"), "d"]).stdout
+    overview = runner.invoke(app, ["explain", str(folder / "out")]).stdout
+    assert "largest groups" in overview
+    assert "3 rows" in overview
+    data = json.loads(runner.invoke(app, ["explain", str(folder / "out"), "--json"]).stdout)
+    assert data["group_sizes"] == {"3": 1}
+
+
+def test_commands_tell_mistakes(folder):
+    runner = CliRunner()
+    wrong = runner.invoke(app, ["exact", str(folder / "in"), str(folder / "out"), "--keep", "best"])
+    assert wrong.exit_code == 2
+    assert runner.invoke(app, ["explain", str(folder / "in")]).exit_code == 2
+    cut = runner.invoke(
+        app, ["exact", str(folder / "in"), str(folder / "out"), "--executor", "inline", "--unit", "line"]
+    )
+    assert cut.exit_code == 0
