@@ -205,6 +205,8 @@ class Filter(Operator):
 
     verdict_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters beside `min_...` and `max_...` that only `rules` looks at."""
+    measuring_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Parameters named `min_...` or `max_...` that `score` looks at all the same."""
 
     score_only: bool = False
 
@@ -216,8 +218,8 @@ class Filter(Operator):
     @classmethod
     def is_threshold(cls, parameter: str) -> bool:
         """Whether a parameter can be changed without measuring again."""
-        bound = parameter.startswith(("min_", "max_")) or parameter == "score_only"
-        return bound or parameter in cls.verdict_parameters
+        bound = parameter.startswith(("min_", "max_")) and parameter not in cls.measuring_parameters
+        return bound or parameter in cls.verdict_parameters or parameter == "score_only"
 
     def score(self, batch: Batch) -> Scores:
         """Measurements, one value per row, named as `rules` names them."""

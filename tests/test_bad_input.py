@@ -188,7 +188,7 @@ def test_an_unknown_key_a_wrong_type_and_an_unknown_operator_in_a_recipe(tmp_pat
     for wrong, right, message in (
         ("word_count", "word_cuont", "did you mean `word_count`?"),
         ("min_words: 1", "min_wrods: 1", "did you mean `min_words`?"),
-        ("min_words: 1", "min_words: many", "must be int, got 'many'"),
+        ("min_words: 1", "min_words: many", "must be int or None, got 'many'"),
         ("steps:", "stebs:", "did you mean `steps`?"),
     ):
         done = run(tmp_path, recipe=RECIPE.replace(wrong, right))

@@ -127,6 +127,19 @@ def test_rules_speak_of_scores(step):
             assert all(len(mask) == len(TEXTS) and mask.dtype == np.bool_ for _, mask in verdicts)
 
 
+def test_thresholds_do_not_change_what_is_measured(step):
+    """Stored scores are used again with other thresholds, so these must not matter to `score`."""
+    if not isinstance(step, Filter):
+        return
+    before = results(step, batch_for(step))
+    for name, value in vars(step).items():
+        if step.is_threshold(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            other = step.changed(**{name: type(value)(value * 2 + 1 if name.startswith("max_") else value / 2)})
+            other.setup()
+            assert repr(results(other, batch_for(other))) == repr(before), name
+            other.close()
+
+
 def test_it_can_be_pickled_and_written_as_a_recipe(step):
     assert pickle.loads(pickle.dumps(step)) == step
     text = yaml.safe_dump({step.name: step.parameters()})

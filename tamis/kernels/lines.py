@@ -62,7 +62,6 @@ TEXT_FIELDS = (
     "sentences", "paragraphs",
     # repetition; *_later counts copies after the first, *_all every copy of what occurs more than once
     "line_chars", "line_later", "line_later_chars", "line_all", "line_all_chars",
-    "trimmed_line_chars", "trimmed_line_all", "trimmed_line_all_chars",
     "paragraph_chars", "paragraph_later", "paragraph_later_chars", "paragraph_all", "paragraph_all_chars",
 )  # fmt: skip
 """Rows of the output of `measure_text`."""
@@ -75,7 +74,7 @@ LONG_LINE = 200
  _LONGEST_LINE, _SHORT_LINES, _LONG_LINES, _DASH_LINES, _STAR_LINES, _BULLET_LINES, _DISC_LINES, _OTHER_BULLET_LINES,
  _UNTRIMMED_BULLET_LINES, _MARKED_LINES, _MARKED_LINES_UNTRIMMED, _STOPPED_LINES_UNTRIMMED, _ELLIPSIS_LINES,
  _ELLIPSIS_LINES_UNTRIMMED, _SPACED_ELLIPSIS_LINES, _TEASER_LINES, _SENTENCES, _PARAGRAPHS, _LINE_CHARS, _LINE_LATER,
- _LINE_LATER_CHARS, _LINE_ALL, _LINE_ALL_CHARS, _TRIMMED_LINE_CHARS, _TRIMMED_LINE_ALL, _TRIMMED_LINE_ALL_CHARS,
+ _LINE_LATER_CHARS, _LINE_ALL, _LINE_ALL_CHARS,
  _PARAGRAPH_CHARS, _PARAGRAPH_LATER, _PARAGRAPH_LATER_CHARS, _PARAGRAPH_ALL,
  _PARAGRAPH_ALL_CHARS) = range(len(TEXT_FIELDS))  # fmt: skip
 
@@ -123,7 +122,7 @@ def measure_text(data, offsets, points, kinds, packs, out):
     """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]; packs: BYTE_PACKS."""
     stat = np.zeros(len(out), np.int64)
     room = 1 + _most_newlines(data, offsets)
-    keys, lengths = np.empty((3, room), np.uint64), np.empty((3, room), np.int64)  # lines, trimmed lines, paragraphs
+    keys, lengths = np.empty((2, room), np.uint64), np.empty((2, room), np.int64)  # lines, paragraphs
     size = 16
     while size < 2 * room:
         size *= 2
@@ -136,14 +135,36 @@ def measure_text(data, offsets, points, kinds, packs, out):
         lines, paragraphs = stat[_LINES], stat[_PARAGRAPHS]
         found = _find_repeats(keys[0], lengths[0], lines, slots, names, times)
         stat[_LINE_CHARS], stat[_LINE_LATER], stat[_LINE_LATER_CHARS], stat[_LINE_ALL], stat[_LINE_ALL_CHARS] = found
-        if stat[_TRIMMED_LINE_CHARS] != stat[_LINE_CHARS]:
-            found = _find_repeats(keys[1], lengths[1], lines, slots, names, times)
-        stat[_TRIMMED_LINE_ALL], stat[_TRIMMED_LINE_ALL_CHARS] = found[3], found[4]
-        found = _find_repeats(keys[2], lengths[2], paragraphs, slots, names, times)
+        found = _find_repeats(keys[1], lengths[1], paragraphs, slots, names, times)
         stat[_PARAGRAPH_CHARS], stat[_PARAGRAPH_LATER], stat[_PARAGRAPH_LATER_CHARS] = found[0], found[1], found[2]
         stat[_PARAGRAPH_ALL], stat[_PARAGRAPH_ALL_CHARS] = found[3], found[4]
         stat[_PLAIN] += stat[_LETTERS] + stat[_DIGITS] + stat[_SIGNS]
         out[:, row] = stat
+
+
+@njit(nogil=True, cache=True)
+def measure_trimmed_lines(data, offsets, points, kinds, out):
+    """Per row, of lines that are not blank, trimmed: characters, copies of what repeats, their characters; int64[3, rows]."""
+    room = 1 + _most_newlines(data, offsets)
+    keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
+    size = 16
+    while size < 2 * room:
+        size *= 2
+    slots, names, times = np.empty(size, np.int32), np.empty(room + 1, np.uint64), np.empty(room + 1, np.int32)
+    for row in range(len(offsets) - 1):
+        start, end = offsets[row], offsets[row + 1]
+        lines = 0
+        while start < end:
+            at, chars = start, 0
+            while at < end and data[at] != 10:
+                chars += (data[at] & 0xC0) != 0x80
+                at += 1
+            first, last, trimmed = _trim(data, start, at, points, kinds)
+            if first < last:
+                keys[lines], lengths[lines] = _hash(data, first, last), chars - trimmed
+                lines += 1
+            start = at + 1
+        out[0, row], _, _, out[1, row], out[2, row] = _find_repeats(keys, lengths, lines, slots, names, times)
 
 
 @njit(nogil=True, cache=True)
@@ -182,7 +203,7 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
     continuation = line_continuation = 0  # bytes that do not begin a character
     dots, spaced, last_dot = 0, 0, np.int64(-9)
     sentence_to, url_to, content_line = np.int64(-1), np.int64(-1), np.int64(-1)
-    paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), 0
+    paragraph_start, paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), np.int64(-1), 0
     while True:
         if at >= flush_at:
             _add_packed(packed, stat)
@@ -190,13 +211,22 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
             flush_at = min(end, at + _BURST)
         pack = np.uint64(0)
         byte = np.uint8(0)
-        while at < flush_at:
-            byte = data[at]
+        here, limit = np.uint64(at), np.uint64(flush_at)
+        while here + np.uint64(4) <= limit:  # four bytes at a time as long as none of them acts
+            pack0, pack1 = packs[data[here]], packs[data[here + np.uint64(1)]]
+            pack2, pack3 = packs[data[here + np.uint64(2)]], packs[data[here + np.uint64(3)]]
+            if (pack0 | pack1 | pack2 | pack3) >> np.uint64(56):
+                break
+            packed += pack0 + pack1 + pack2 + pack3
+            here += np.uint64(4)
+        while here < limit:
+            byte = data[here]
             pack = packs[byte]
             packed += pack
-            at += 1
+            here += np.uint64(1)
             if pack >> np.uint64(56):
                 break
+        at = np.int64(here)
         action = np.int64(pack >> np.uint64(56))
         if action == _NEWLINE_BYTE or (action == 0 and at >= end):
             line_end = at - 1 if action else end
@@ -208,13 +238,16 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
                 chars = line_end - line_start - (continuation - line_continuation)
                 first, last = _close_line(data, line_start, line_end, chars, points, kinds, keys, lengths, stat)
                 if first < last:
-                    paragraph_first = first if paragraph_lines == 0 else paragraph_first
+                    if paragraph_lines == 0:
+                        paragraph_start, paragraph_first = line_start, first
                     paragraph_last = last
                     paragraph_lines += 1
             if paragraph_lines:
                 empty = line_end == line_start or (line_end == line_start + 1 and data[line_start] == 13)
                 if empty or not action:
-                    _close_paragraph(data, paragraph_first, paragraph_last, paragraph_lines, keys, lengths, stat)
+                    _close_paragraph(
+                        data, paragraph_first, paragraph_last, paragraph_start, paragraph_lines, keys, lengths, stat
+                    )
                     paragraph_lines = 0
             if not action:
                 break
@@ -388,17 +421,14 @@ def _is_mark(byte):
 def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     """Look at the line from start to end and put its hashes down; returns it trimmed, empty if it is blank."""
     stat[_LONGEST_LINE] = max(stat[_LONGEST_LINE], chars)
-    first, last, trimmed = _trim(data, start, end, points, kinds)
+    first, last, _ = _trim(data, start, end, points, kinds)
     if first == last:
         return first, last
     line = stat[_LINES]
     keys[0, line] = _hash(data, start, end)
     lengths[0, line] = chars
-    keys[1, line] = keys[0, line] if trimmed == 0 else _hash(data, first, last)
-    lengths[1, line] = chars - trimmed
     stat[_LINES] += 1
     stat[_LINE_CHARS] += chars
-    stat[_TRIMMED_LINE_CHARS] += chars - trimmed
     stat[_SHORT_LINES] += chars <= SHORT_LINE
     stat[_LONG_LINES] += chars >= LONG_LINE
     stat[_UNTRIMMED_BULLET_LINES] += data[start] == 45 or data[start] == 42
@@ -469,17 +499,17 @@ def _count_ending(data, first, last, stat):
 
 
 @njit(nogil=True, cache=True)
-def _close_paragraph(data, first, last, lines, keys, lengths, stat):
-    """Put down the hash of a paragraph; one of a single line has the hash of that line, trimmed."""
+def _close_paragraph(data, first, last, line_start, lines, keys, lengths, stat):
+    """Put down the hash of a paragraph; the hash of its line if it is one line and nothing was trimmed off it."""
     index = stat[_PARAGRAPHS]
-    if lines == 1:
-        line = stat[_LINES] - 1
-        keys[2, index], lengths[2, index] = keys[1, line], lengths[1, line]
+    line = stat[_LINES] - 1
+    if lines == 1 and first == line_start and last - first == lengths[0, line]:
+        keys[1, index], lengths[1, index] = keys[0, line], lengths[0, line]
     else:
         chars = 0
         for at in range(first, last):
             chars += (data[at] & 0xC0) != 0x80
-        keys[2, index], lengths[2, index] = _hash(data, first, last), chars
+        keys[1, index], lengths[1, index] = _hash(data, first, last), chars
     stat[_PARAGRAPHS] += 1
 
 

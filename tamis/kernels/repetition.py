@@ -105,13 +105,18 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
         both = upto[words]  # characters of all n-grams, kept up from n to n + 1
         for length in range(SHORTEST, min(LONGEST, words) + 1):
             both += upto[words - length + 1] - upto[length - 1]
-            left = _lengthen(gram, place, left, words, length, slots, names, times, first)
-            _measure_length(gram, place, left, length, upto, times, first, read, out[:, row, length - SHORTEST])
             out[4, row, length - SHORTEST] = both
+            if left:
+                left = _lengthen(gram, place, left, slots, names, times, first)
+            if left:
+                _measure_length(gram, place, left, length, upto, times, first, read, out[:, row, length - SHORTEST])
+            else:
+                out[0, row, length - SHORTEST] = 1
+                out[1, row, length - SHORTEST] = out[2, row, length - SHORTEST] = upto[length]
 
 
 @njit(nogil=True, cache=True)
-def _lengthen(gram, place, left, words, length, slots, names, times, first):
+def _lengthen(gram, place, left, slots, names, times, first):
     """From the places of repeated (n-1)-grams to those of repeated n-grams: renumber `gram`, return how many are left."""
     size = 16
     while size < 2 * left:
@@ -143,10 +148,7 @@ def _lengthen(gram, place, left, words, length, slots, names, times, first):
 
 @njit(nogil=True, cache=True)
 def _measure_length(gram, place, left, length, upto, times, first, read, out):
-    if left == 0:
-        out[0] = 1
-        out[1] = out[2] = upto[length]
-        return
+    """Put down what is known of one length of n-grams, some of which repeat; see `measure_ngrams`."""
     top = np.int64(0)
     every = covered = greedy = later = 0
     covered_to = greedy_from = later_to = np.int64(0)

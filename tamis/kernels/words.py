@@ -249,18 +249,23 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
     found = 0
     total = np.uint64(0)
     outside = np.uint64(1)
-    while at < limit:
-        byte = data[at]
-        if byte < 128:
+    while True:
+        here, next_edge = np.uint64(at), np.uint64(found)
+        while here < np.uint64(limit):
+            byte = data[here]
+            if byte >= 128:
+                break
             pack = packs[byte]
-            edges[found] = at
-            counts[found] = total
+            edges[next_edge] = np.int64(here)
+            counts[next_edge] = total
             total += pack
             space = pack >> np.uint64(_SPACE_BIT)
-            found += np.int64(space ^ outside)
+            next_edge += space ^ outside
             outside = space
-            at += 1
-            continue
+            here += np.uint64(1)
+        at, found = np.int64(here), np.int64(next_edge)
+        if at >= limit:
+            break
         point, after = decode(data, at, end)
         cls = class_of(point, points)
         pack = packs[256 + cls]

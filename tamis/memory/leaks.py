@@ -13,10 +13,11 @@ left is what it cannot let go of. A rise counts as a leak when all of these hold
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -35,10 +36,53 @@ LOOKS = 12
 T = TypeVar("T")
 
 
-def thinned(items: list[T]) -> list[T]:
-    """Every second of the older half, and the newer half whole: the longer ago, the coarser."""
-    half = len(items) // 2
-    return items[:half:2] + items[half:]
+class Thinned(Generic[T]):
+    """A long series in little space: the newest items all, the older ones evenly spread, ever fewer of them.
+
+    >>> series = Thinned(8)
+    >>> for number in range(100):
+    ...     series.append(number)
+    >>> list(series)
+    [0, 32, 64, 96, 97, 98, 99]
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._recent: deque[tuple[int, T]] = deque()
+        self._old: list[T] = []
+        self._half = max(1, keep // 2)
+        self._stride = 1
+        self._count = 0
+
+    def append(self, item: T) -> None:
+        self._recent.append((self._count, item))
+        self._count += 1
+        if len(self._recent) > self._half:
+            number, oldest = self._recent.popleft()
+            if number % self._stride == 0:
+                self._old.append(oldest)
+                if len(self._old) > self._half:
+                    del self._old[1::2]
+                    self._stride *= 2
+
+    def __len__(self) -> int:
+        return len(self._old) + len(self._recent)
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self._old
+        yield from self.recent
+
+    @property
+    def recent(self) -> list[T]:
+        return [item for _, item in self._recent]
+
+    @property
+    def old(self) -> list[T]:
+        return list(self._old)
+
+    @property
+    def even(self) -> list[T]:
+        """The whole history at even distances."""
+        return self._old + [item for number, item in self._recent if number % self._stride == 0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- trend
@@ -165,8 +209,8 @@ _Point: TypeAlias = tuple[int, float, float | None]
 class _Series:
     """What one worker held, moment by moment; old moments are thinned."""
 
+    points: Thinned[_Point]
     seen: int = 0
-    points: list[_Point] = field(default_factory=list)
 
 
 class LeakDetector:
@@ -207,13 +251,11 @@ class LeakDetector:
 
     def add(self, worker: int, moment: int, num_bytes: int, at_s: float | None = None) -> Leak | None:
         """Note what `worker` holds after its shard `moment`; the leak when this is the moment it becomes certain."""
-        series = self._series.setdefault(worker, _Series())
+        series = self._series.setdefault(worker, _Series(Thinned(self.keep)))
         series.seen += 1
         if series.seen <= self.warmup:
             return None
         series.points.append((moment, float(num_bytes), at_s))
-        if len(series.points) > self.keep:
-            series.points = thinned(series.points)
         if series.seen % max(1, len(series.points) // LOOKS):
             return None  # every look is a chance for a false alarm, and a long series changes slowly
         leak = self._judge(worker, series.points)
@@ -228,18 +270,19 @@ class LeakDetector:
         self.leaks.pop(worker, None)
         self._series.pop(worker, None)
 
-    def _judge(self, worker: int, points: list[_Point]) -> Leak | None:
-        """The leak over the longest recent stretch that shows one."""
-        length = len(points)
-        while length >= self.min_points:
-            recent, before = points[-length:], points[:-length]
-            leak = self._judge_stretch(worker, recent, before)
-            if leak is not None:
-                return leak
+    def _judge(self, worker: int, series: Thinned[_Point]) -> Leak | None:
+        """The leak over the longest stretch that shows one: the whole history, then ever shorter ends of it."""
+        leak = self._judge_stretch(worker, series.even, [])
+        old, recent = series.old, series.recent
+        length = len(recent) if old else len(recent) // 2
+        while leak is None and length >= self.min_points:
+            leak = self._judge_stretch(worker, recent[-length:], old + recent[:-length])
             length //= 2
-        return None
+        return leak
 
     def _judge_stretch(self, worker: int, points: list[_Point], before: list[_Point]) -> Leak | None:
+        if len(points) < self.min_points:
+            return None
         moments, values = [point[0] for point in points], [point[1] for point in points]
         quarter = max(3, len(values) // 4)
         baseline = median(values[:quarter])

@@ -20,7 +20,7 @@ from tamis.errors import ParameterError
 from tamis.fields import numbers
 from tamis.operator import Filter, Map, Rule, Scores, at_most, operator
 from tamis.text.clean import POLICY_PHRASES, Pieces, any_of, literal, mask_of, strings
-from tamis.text.segment import WORD_STATS, ratio, word_stats
+from tamis.text.segment import WORD_STATS, buffers, ratio, word_stats
 
 COUNTERS = (
     "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes",
@@ -84,6 +84,9 @@ class LineCleaning(Map):
         return {self.column: new, self.share: removed}
 
 
+_MOST_IN_PATTERN = 100
+
+
 def num_words(lines: Column, words: str = "auto") -> np.ndarray:
     return WORD_STATS[words](lines)["words"]
 
@@ -93,11 +96,22 @@ def has_words(lines: Column, least: int, words: str) -> np.ndarray:
     if least < 1:
         return np.ones(len(lines), np.bool_)
     # So many visible ASCII characters with spaces between them are so many words; the rest is counted.
-    enough = mask_of(pc.match_substring_regex(lines, "[^ ]* +".join(["[!-~]"] * least)))
+    pattern = "[^ ]* +".join(["[!-~]"] * min(least, _MOST_IN_PATTERN))
+    enough = mask_of(pc.match_substring_regex(lines, pattern)) & (least <= _MOST_IN_PATTERN)
     few = np.flatnonzero(~enough)
     if len(few):
         enough[few] = num_words(lines.take(few), words) >= least
     return enough
+
+
+def has_long_run(lines: Column, most: int) -> np.ndarray:
+    """The lines with more than `most` bytes in a row that are not ASCII blanks: all that can hold so long a word."""
+    data, offsets = buffers(lines)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    edges = np.concatenate([np.flatnonzero(data[begin:end] <= 32) + begin, offsets])
+    edges.sort(kind="stable")
+    runs = edges[:-1][np.diff(edges) > most]
+    return np.unique(np.searchsorted(offsets, runs, side="right") - 1)
 
 
 @operator(reads="text")
@@ -143,7 +157,7 @@ class C4Lines(LineCleaning):
         if self.phrases:
             keep &= ~mask_of(pc.match_substring_regex(lines, any_of(self.phrases)))
         keep &= has_words(lines, self.min_words, "whitespace")
-        long = np.flatnonzero(pc.greater(pc.binary_length(lines), self.max_word_chars).to_numpy(zero_copy_only=False))
+        long = has_long_run(lines, self.max_word_chars)
         if len(long):
             keep[long] &= WORD_STATS["whitespace"](lines.take(long))["longest"] <= self.max_word_chars
         return keep, lines
@@ -184,9 +198,7 @@ class AllDressedLines(LineCleaning):
 
     def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
         blank = ~mask_of(pc.match_substring_regex(lines, r"[^\s\p{Z}]"))
-        upper = pc.count_substring_regex(lines, r"\p{Lu}").to_numpy(zero_copy_only=False)
-        chars = pc.utf8_length(lines).to_numpy(zero_copy_only=False)
-        keep = ratio(upper, chars) <= self.max_upper
+        keep = ~self._shouts(lines)
         keep &= ~mask_of(pc.match_substring_regex(lines, r"\A[0-9]+\z"))
         if self.counters:
             nouns = "|".join(literal(noun) for noun in self.counters)
@@ -197,21 +209,30 @@ class AllDressedLines(LineCleaning):
             keep &= mask_of(pc.match_substring_regex(cut, r"[^\s\p{Z}]"))
         return keep | blank, cut
 
+    def _shouts(self, lines: Column) -> np.ndarray:
+        shouts = np.ones(len(lines), np.bool_)
+        if self.max_upper >= 0.5:  # more than half: two capitals are neighbours, or every second character is one
+            shouts = mask_of(pc.match_substring_regex(lines, r"\p{Lu}{2}|\A\p{Lu}(?:\P{Lu}\p{Lu})*\z"))
+        some = lines.filter(pa.array(shouts))
+        upper = pc.count_substring_regex(some, r"\p{Lu}").to_numpy(zero_copy_only=False)
+        shouts[shouts] = ratio(upper, pc.utf8_length(some).to_numpy(zero_copy_only=False)) > self.max_upper
+        return shouts
+
     def _cut(self, lines: Column) -> Column:
-        patterns = []
-        if self.phrases:
-            patterns.append(rf"\s?(?:{'|'.join(map(literal, self.phrases))})")
-        if self.endings:
-            patterns.append(rf"\s?(?:{'|'.join(map(literal, self.endings))})\s*\z")
-        if self.beginnings:
-            patterns.append(rf"\A(?:{'|'.join(map(literal, self.beginnings))})\s?")
-        for pattern in patterns:
-            found = np.flatnonzero(mask_of(pc.match_substring_regex(lines, pattern)))
+        for phrases, before, after in (
+            (self.phrases, r"\s?", ""),
+            (self.endings, r"\s?", r"\s*\z"),
+            (self.beginnings, r"\A", r"\s?"),
+        ):
+            if not phrases:
+                continue
+            phrase = f"(?:{'|'.join(map(literal, phrases))})"
+            found = np.flatnonzero(mask_of(pc.match_substring_regex(lines, phrase)))
             short = found[num_words(lines.take(found)) <= self.max_phrase_words] if len(found) else found
             if len(short):
                 chosen = np.zeros(len(lines), np.bool_)
                 chosen[short] = True
-                shorter = pc.replace_substring_regex(lines.take(short), pattern, "")
+                shorter = pc.replace_substring_regex(lines.take(short), before + phrase + after, "")
                 lines = pc.replace_with_mask(lines, pa.array(chosen), shorter)
         return lines
 

@@ -321,13 +321,17 @@ class PersonalDataMask(Map):
         kinds = self._order()
         found = np.zeros((len(kinds), len(text)), np.int64)
         chosen = mask_of(pc.match_substring_regex(text, "|".join(_CANDIDATES[kind] for kind in kinds)))
-        rows = np.flatnonzero(chosen)
-        some = text.take(rows)
-        first = np.array([mask_of(pc.match_substring_regex(some, _CANDIDATES[kind])) for kind in kinds])
-        masked = [
-            self._mask(row, first[:, number], found[:, rows[number]]) for number, row in enumerate(some.to_pylist())
-        ]
-        if masked:
+        rows, masked = np.flatnonzero(chosen), text.filter(pa.array(chosen)).to_pylist()
+        turn = np.arange(len(rows))
+        for _ in range(_TURNS):  # a mask may uncover what its neighbour hid, so rows that changed are looked at again
+            now = pa.array([masked[number] for number in turn], pa.large_string())
+            candidates = np.array([mask_of(pc.match_substring_regex(now, _CANDIDATES[kind])) for kind in kinds])
+            for at, number in enumerate(turn):
+                masked[number] = self._mask(masked[number], candidates[:, at], found[:, rows[number]])
+            turn = turn[[masked[number] != old for number, old in zip(turn, now.to_pylist(), strict=True)]]
+            if not len(turn):
+                break
+        if len(rows):
             text = pc.replace_with_mask(text, pa.array(chosen), pa.array(masked, text.type))
         counts = {COUNTS[kind]: found[number] for number, kind in enumerate(kinds)} if self.counts else {}
         return {self.into or self.column: text, **counts}
@@ -341,26 +345,21 @@ class PersonalDataMask(Map):
     def _find(self, kind: str, text: str) -> Iterator[Span]:
         return find_ips(text, self.public_ips_only) if kind == "ip" else FINDERS[kind](text)
 
-    def _mask(self, text: str, first: np.ndarray, found: np.ndarray) -> str:
-        """`text` with masks, looking for the kinds in `first` at first; `found` is raised by what was found of each."""
-        masks = self._masks()
-        for turn in range(_TURNS):
-            before = text
-            for number, kind in enumerate(masks):
-                if turn == 0 and not first[number]:
-                    continue
-                parts, at = [], 0
-                for start, stop in sorted(self._find(kind, text)):
-                    if start >= at and text[start:stop] != masks[kind]:
-                        parts += [text[at:start], masks[kind]]
-                        at = stop
-                if parts:
-                    found[number] += len(parts) // 2
-                    text = "".join([*parts, text[at:]])
-            if text == before:
-                break
+    def _mask(self, text: str, candidates: np.ndarray, found: np.ndarray) -> str:
+        """`text` with masks for the kinds it has candidates of; `found` is raised by what was found of each."""
+        for number, (kind, mask) in enumerate(self._masks().items()):
+            if not candidates[number]:
+                continue
+            parts, at = [], 0
+            for start, stop in sorted(self._find(kind, text)):
+                if start >= at and text[start:stop] != mask:
+                    parts += [text[at:start], mask]
+                    at = stop
+            if parts:
+                found[number] += len(parts) // 2
+                text = "".join([*parts, text[at:]])
         return text
 
 
 _TURNS = 10
-"""A mask may uncover what its neighbour hid; more than two turns are for replacements that nobody would choose."""
+"""More than two are for replacements that nobody would choose."""

@@ -15,7 +15,7 @@ from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
 from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import text_facts, word_facts
-from tamis.text.segment import NGRAM_STATS, Words, ratio
+from tamis.text.segment import NGRAM_STATS, Words, ratio, trimmed_line_stats
 from tamis.text.web import Dialect
 
 
@@ -230,6 +230,9 @@ class GopherRepetition(Filter):
     def score(self, batch: Batch) -> Scores:
         how: Words = self.words or _WORDS[self.dialect]
         text = text_facts(batch)
+        if self.dialect == "dclm":
+            trimmed = batch.facts("text", trimmed_line_stats)
+            text = {**text, **{f"trimmed_{name}": values for name, values in trimmed.items()}}
         letters = word_facts(batch, how)["chars"]
         scores = dict(zip(_SCORES[:4], _LINES[self.dialect](text, letters), strict=True))
         for n in range(2, 11):
@@ -267,9 +270,9 @@ def _lines_dolma(text: Facts, letters: np.ndarray) -> _Four:
 
 def _lines_dclm(text: Facts, letters: np.ndarray) -> _Four:
     return (
-        ratio(text["trimmed_line_all"], text["lines"]),
+        ratio(text["trimmed_all"], text["lines"]),
         ratio(text["paragraph_all"], text["paragraphs"]),
-        ratio(text["trimmed_line_all_chars"], text["trimmed_line_chars"]),
+        ratio(text["trimmed_all_chars"], text["trimmed_chars"]),
         ratio(text["paragraph_all_chars"], text["paragraph_chars"]),
     )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.kernels.lines import TEXT_FIELDS
-from tamis.text.segment import LineStats, text_stats
+from tamis.text.segment import LineStats, text_stats, trimmed_line_stats
 from tests import naive
 
 pieces = ["\n", "\n", "\n\n", " ", "  ", "\r\n", "word", "Word.", "word.", "...", "…", "- x", "* y", "• z", "●", "read more",
@@ -70,3 +70,14 @@ def test_a_long_text_of_one_thing_takes_linear_time(unit: str) -> None:
     size = 2_000_000 // len(unit)
     found = text_stats(pa.array([unit * size]))
     assert found["chars"].tolist() == [size * len(unit)]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(texts, max_size=3))
+def test_trimmed_lines_are_those_of_the_slow_answer(rows: list[str]) -> None:
+    found = trimmed_line_stats(pa.array(rows, pa.string()))
+    for row, text in enumerate(rows):
+        expected = naive.text_stats(text)
+        assert {name: array[row] for name, array in found.items()} == {
+            name: expected[f"trimmed_line_{name}"] for name in ("chars", "all", "all_chars")
+        }

@@ -21,7 +21,9 @@ from tests import naive
 
 texts = st.one_of(
     st.text(st.sampled_from(naive.ALPHABET), max_size=60),
-    st.lists(st.sampled_from(["the", "To", "a'b", "3.5", "你", "...", " ", "\n", "#", "…", "ไทย"]), max_size=30).map(" ".join),
+    st.lists(st.sampled_from(["the", "To", "a'b", "3.5", "你", "...", " ", "\n", "#", "…", "ไทย"]), max_size=30).map(
+        " ".join
+    ),
     st.tuples(st.sampled_from(naive.SAMPLES), st.integers(0, 40), st.integers(0, 120)).map(lambda s: s[0][s[1] : s[2]]),
 )
 
@@ -116,7 +118,9 @@ def test_tables_agree_with_python_on_spaces_letters_and_digits() -> None:
             assert bool(flags & tables.DIGIT) == character.isdecimal()
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_every_string_type_is_read_alike_sliced_or_not(kind: pa.DataType) -> None:
     column = pa.array(["x", "one two", None, "three", "y"], pa.string()).cast(kind)
     assert WORD_STATS["auto"](column)["words"].tolist() == [1, 2, 0, 1, 1]

@@ -8,8 +8,8 @@ import pytest
 
 from tamis.memory import tree
 from tamis.memory.gpu import GpuMemory, GpuShare
-from tamis.memory.monitor import MemoryMonitor, TreeMemory, held_bytes, private_bytes
-from tamis.memory.tree import TreeReader, descendants, read_process, read_system
+from tamis.memory.monitor import MemoryMonitor, TreeMemory, held_bytes, private_bytes, trend_of
+from tamis.memory.tree import ProcessMemory, Snapshot, TreeReader, descendants, read_process, read_system
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -24,6 +24,9 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
 
 
 @pytest.fixture
@@ -194,10 +197,9 @@ def test_an_error_of_the_block_is_not_hidden_by_one_of_the_monitor():
         if shot.elapsed_s > 0.5:
             raise ValueError("no")
 
-    clock = Clock()
+    clock, nothing = Clock(), {}
     with pytest.raises(KeyError), MemoryMonitor(every_s=1_000, on_snapshot=break_at_the_end, clock=clock):
-        clock.now = 1.0
-        raise KeyError
+        nothing[clock.advance(1.0)]
 
 
 def test_old_snapshots_are_thinned_and_the_peak_is_kept():
@@ -210,9 +212,8 @@ def test_old_snapshots_are_thinned_and_the_peak_is_kept():
     assert len(times) <= 16
     assert times == sorted(times)
     assert times[0] == 0.0
-    assert times[-4:] == [196.0, 197.0, 198.0, 199.0]
-    gaps = np.diff(times)
-    assert gaps[0] > gaps[-1]
+    assert times[-8:] == [float(second) for second in range(192, 200)]
+    assert set(np.diff(times[:-8])) == {32.0}
     assert monitor.peak is not None
 
 
@@ -262,17 +263,26 @@ def test_a_file_that_cannot_be_written_is_a_problem_and_not_an_error(tmp_path):
     assert problem.startswith("cannot write")
 
 
-def test_the_trend_is_where_the_memory_goes():
+def test_the_trend_is_where_the_memory_goes(child):
     clock = Clock()
-    monitor = MemoryMonitor(clock=clock)
+    monitor = MemoryMonitor(child.pid, clock=clock)
     assert monitor.trend() is None
-    kept = []
     for second in range(20):
         clock.now = float(second)
-        kept.append(np.ones(1_000_000))
         monitor.sample()
-    assert monitor.trend().slope == pytest.approx(8 * MB, rel=0.2)
+    assert abs(monitor.trend().slope) < MB
     assert monitor.trend(last_s=2.0) is None
+
+
+def test_a_trend_is_taken_from_the_last_seconds_and_from_not_too_many_snapshots():
+    system = read_system()
+    shots = [
+        Snapshot(0.0, float(at), system, (ProcessMemory(1, "driver", max(0, at - 500) * MB),)) for at in range(1_000)
+    ]
+    trend = trend_of(shots, lambda shot: shot.held_bytes, last_s=400)
+    assert trend.slope == pytest.approx(MB)
+    assert trend.level == pytest.approx(499 * MB)
+    assert trend.steady
 
 
 def test_gpus_are_in_the_snapshot_and_in_the_file_with_what_workers_say_of_them():

@@ -181,7 +181,7 @@ def test_c4_counts_sentences_and_looks_for_code_and_filler() -> None:
 
 
 def test_c4_asks_for_fewer_sentences_in_the_dialect_of_dclm() -> None:
-    assert [rule.minimum for rule in C4Quality().rules()][0] == 5
+    assert C4Quality().rules()[0].minimum == 5
     dclm = {rule.score: rule for rule in C4Quality(dialect="dclm").rules()}
     assert (dclm["c4_sentences"].minimum, dclm["c4_chars"].maximum) == (3, 190_000)
     assert C4Quality(min_sentences=2).rules()[0].minimum == 2

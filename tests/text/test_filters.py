@@ -239,7 +239,8 @@ def test_url_blocklist(tmp_path: Path) -> None:
     step = UrlBlocklist(sites=["worse.net"], paths=[str(path)], words=["casino"], suspect_words=["hot", "girls"])
     step.check()
     urls = ["http://bad.org", "https://www.bad.org:8080/x?y", "http://notbad.org", "http://ok.com/shop/1",
-            "http://ok.com/shopping", "//me@worse.net", "http://ok.com/Hot-Girls", "http://ok.com/hot-casino", "", None]  # fmt: skip
+            "http://ok.com/shopping", "//me@worse.net", "http://ok.com/Hot-Girls", "http://ok.com/hot-casino",
+            "", None]  # fmt: skip
     found = scores(step, *urls, column="url")
     assert found["blocked_sites"] == [1, 1, 0, 1, 0, 1, 0, 0, 0, 0]
     assert found["blocked_url_words"] == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
