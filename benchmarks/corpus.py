@@ -6,6 +6,9 @@ every hundred documents, `EXACT` repeat an earlier one as it is and `NEAR` repea
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -61,6 +64,33 @@ def write_file(path: str, first: int, count: int) -> None:
                 matrix[index, places] = own[index, 10 : 10 + changed[index]]
             lines = (" ".join(map(words.__getitem__, row)) for row in matrix.tolist())
             file.writelines(f'{{"id":"d{start + n}","text":"{line}."}}\n' for n, line in enumerate(lines))
+
+
+def sentences() -> list[str]:
+    """English as it is written: the sentences of the documentation that comes with Python."""
+    from pydoc_data.topics import topics
+
+    text = " ".join(" ".join(topics[name].split()) for name in sorted(topics))
+    return [part for part in re.split(r"(?<=[.?!]) ", text) if 40 <= len(part) <= 300]
+
+
+def make_english(folder: Path, documents: int) -> int:
+    """Documents of eight such sentences each, every tenth with two sentences of an earlier one changed."""
+    known = sentences()
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rng = random.Random(5)
+        chosen: list[list[int]] = []
+        with (folder / "00000.jsonl").open("w") as file:
+            for number in range(documents):
+                picks = [rng.randrange(len(known)) for _ in range(8)]
+                if number % 10 == 9:
+                    picks = [*rng.choice(chosen)[:6], *picks[:2]] if number % 20 == 9 else list(rng.choice(chosen))
+                chosen.append(picks)
+                text = " ".join(known[pick] for pick in picks)
+                file.write(json.dumps({"id": f"d{number}", "text": text}) + "\n")
+        (folder / "complete").touch()
+    return sum(file.stat().st_size for file in folder.glob("*.jsonl"))
 
 
 def make_corpus(folder: Path, documents: int, workers: int = 2) -> int:

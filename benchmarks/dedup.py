@@ -14,27 +14,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parent))
-from corpus import make_corpus
+from corpus import make_corpus, make_english
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups
 from tamis.dedup.verdicts import Verdicts
+from tamis.operator import Reading
 
 PEER = r"""
-import json, sys, time, shutil
+import json, resource, sys, time, shutil
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.dedup import MinhashDedupSignature, MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter
 from datatrove.pipeline.dedup.minhash import MinhashConfig
@@ -43,6 +48,10 @@ from datatrove.pipeline.writers import JsonlWriter
 from datatrove.utils.word_tokenizers import load_word_tokenizer
 import datatrove
 from importlib.metadata import version
+
+def cpu_seconds():
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 source, work, tasks = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if __name__ == "__main__":
@@ -56,15 +65,16 @@ if __name__ == "__main__":
         ([JsonlReader(source), MinhashDedupFilter(input_folder=f"{work}/remove"),
           JsonlWriter(f"{work}/out", compression=None)], tasks),
     ]
-    seconds = []
+    seconds, cpu = [], []
     for number, (pipeline, count) in enumerate(stages):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), cpu_seconds()
         workers = min(tasks, count)
         LocalPipelineExecutor(pipeline, tasks=count, workers=workers, logging_dir=f"{work}/logs/{number}").run()
         seconds.append(time.perf_counter() - began)
+        cpu.append(cpu_seconds() - used)
     import glob
     kept = sum(1 for file in glob.glob(f"{work}/out/*.jsonl") for _ in open(file))
-    print("RESULT" + json.dumps({"seconds": seconds, "kept": kept, "version": version("datatrove")}))
+    print("RESULT" + json.dumps({"seconds": seconds, "cpu": cpu, "kept": kept, "version": version("datatrove")}))
 """
 
 
@@ -75,9 +85,13 @@ def machine() -> str:
     return f"{cpu}, {psutil.cpu_count()} cores, {memory:.0f} GB, Python {platform.python_version()}"
 
 
-def peer(python: str, source: Path, work: Path, tasks: int) -> dict[str, object]:
+def peer(python: str, source: Path, work: Path, tasks: int) -> dict[str, Any]:
     done = subprocess.run(
-        [python, "-c", PEER, str(source), str(work), str(tasks)], capture_output=True, text=True, check=False
+        [python, "-c", PEER, str(source), str(work), str(tasks)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
@@ -85,47 +99,65 @@ def peer(python: str, source: Path, work: Path, tasks: int) -> dict[str, object]
     return json.loads(lines[-1].removeprefix("RESULT"))
 
 
-def timed(action: Callable[[], object]) -> tuple[float, object]:
-    began = time.perf_counter()
+def cpu_seconds() -> float:
+    """Processor time of this process and of those it has waited for: what a busy machine does not change."""
+    used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, float, Any]:
+    """(seconds, processor seconds, result)"""
+    began, used = time.perf_counter(), cpu_seconds()
     result = action()
-    return time.perf_counter() - began, result
+    return time.perf_counter() - began, cpu_seconds() - used, result
 
 
-def signing_seconds(source: Path, work: Path, step: FuzzyDedup) -> float:
-    """Reading and signing in this process, without what follows."""
-    shutil.rmtree(work, ignore_errors=True)
-    report = Pipeline(JsonlReader(str(source)), step, Verdicts(str(work))).run(executor="inline")
-    return sum(operator["seconds"] for operator in report.operators[:2])
+def sign(source: Path, work: Path, step: FuzzyDedup) -> None:
+    """Read, sign and write what was found, in this process: what datatrove's first stage does."""
+    reader = JsonlReader(str(source))
+    layout = reader.layout(128_000_000)
+    work.mkdir(parents=True, exist_ok=True)
+    reading = Reading(None, layout.schema, 16_000_000, lambda failure: None)
+    for partition in layout.partitions:
+        writer = None
+        for batch in reader.read(partition, reading):
+            facts = pa.table(dict(step.observe(batch)))
+            writer = writer or pa.ipc.new_file(work / f"{partition.index}.arrow", facts.schema)
+            writer.write_table(facts)
+        if writer is not None:
+            writer.close()
 
 
 def compare(args: argparse.Namespace) -> None:
-    small, large = args.folder / f"compare-{args.documents}", args.folder / f"compare-{args.documents * args.times}"
-    size = make_corpus(small, args.documents)
-    large_size = make_corpus(large, args.documents * args.times)
-    work = args.folder / "work"
+    small, large = args.folder / f"english-{args.documents}", args.folder / f"english-{args.documents * args.times}"
+    size = make_english(small, args.documents)
+    large_size = make_english(large, args.documents * args.times)
+    work, warm = args.folder / "work", args.folder / "warm"
+    make_english(warm, 2000)
     print(machine())
-    print(f"{args.documents:,} documents, {size / 1e6:.0f} MB of JSON lines; tamis also on {args.times} times as much")
-    one = peer(args.peer, small, work / "peer-1", 1)
-    two = peer(args.peer, small, work / "peer-2", 2)
-    print(f"datatrove {one['version']}")
-    warm = args.folder / "warm"
-    make_corpus(warm, 2000)
-    rows = []
+    print(f"{args.documents:,} documents, {size / 1e6:.0f} MB of JSON lines; tamis on {args.times} times as much")
+    one, two = peer(args.peer, small, work / "peer-1", 1), peer(args.peer, small, work / "peer-2", 2)
+    print(f"datatrove {one['version']}; MB/s by the clock, and by processor time, which a busy machine changes less")
+    print(f"{'':34}{'signatures, 1 core':>22}{'end to end, 2 workers':>24}{'kept':>12}")
+    rates = [size / one["seconds"][0] / 1e6, size / one["cpu"][0] / 1e6, size / sum(two["seconds"]) / 1e6]
+    print(row_of("datatrove, 4 stages", rates, ".2f") + f"{two['kept']:>12,}")
     for verify in ("signature", "jaccard"):
         step = FuzzyDedup(verify=verify)
-        signing_seconds(warm, work / "warm", step)
-        alone = signing_seconds(large, work / "sign", step) / large_size
-        shutil.rmtree(work / "out", ignore_errors=True)
-        pipeline = Pipeline(JsonlReader(str(large)), step, JsonlWriter(str(work / "out")))
-        whole, report = timed(lambda pipeline=pipeline: pipeline.run(memory="2GB", workers=2))
-        rows.append((verify, 1 / alone, large_size / whole, report.kept))
-    peer_sign, peer_whole = size / one["seconds"][0], size / sum(two["seconds"])
-    print(f"\n{'':32}{'signatures, 1 core':>20}{'end to end, 2 cores':>22}{'kept':>12}")
-    print(f"{'datatrove (4 stages)':32}{peer_sign / 1e6:>15.2f} MB/s{peer_whole / 1e6:>17.2f} MB/s{two['kept']:>12,}")
-    for verify, sign, whole, kept in rows:
-        print(f"{'tamis, verify=' + verify:32}{sign / 1e6:>15.1f} MB/s{whole / 1e6:>17.1f} MB/s{kept:>12,}")
-        print(f"{'  times datatrove':32}{sign / peer_sign:>20.0f}{whole / peer_whole:>22.0f}")
-    print("datatrove's stages on 2 cores:", ", ".join(f"{second:.1f} s" for second in two["seconds"]))
+        sign(warm, work / "warm", step)
+        for name, source, num_bytes in (("same files", small, size), (f"{args.times} times more", large, large_size)):
+            wall, cpu, _ = timed(lambda step=step, source=source: sign(source, work / "sign", step))
+            shutil.rmtree(work / "out", ignore_errors=True)
+            pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(work / "out")))
+            whole, _, report = timed(lambda pipeline=pipeline: pipeline.run(memory="2GB", workers=2))
+            mine = [num_bytes / seconds / 1e6 for seconds in (wall, cpu, whole)]
+            print(row_of(f"tamis, {verify}, {name}", mine, ".1f") + f"{report.kept:>12,}")
+            print(row_of("  times datatrove", [a / b for a, b in zip(mine, rates, strict=True)], ".0f"), flush=True)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def row_of(name: str, rates: list[float], form: str) -> str:
+    shown = [format(rate, form) for rate in rates]
+    return f"{name:34}{shown[0] + ' / ' + shown[1]:>22}{shown[2]:>24}"
 
 
 def scale(args: argparse.Namespace) -> None:
@@ -146,7 +178,9 @@ def scale(args: argparse.Namespace) -> None:
                 most = max(most, found)
 
         pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(out)))
-        seconds, report = timed(lambda p=pipeline, w=watch: p.run(memory=args.memory, workers=args.workers, on_event=w))
+        seconds, _, report = timed(
+            lambda p=pipeline, w=watch: p.run(memory=args.memory, workers=args.workers, on_event=w)
+        )
         print(
             f"{documents:>12,}{size / 1e6:>8.0f}{seconds:>10.1f}{seconds / documents * 1e6:>13.1f}"
             f"{report.peak_memory_bytes / 1e6:>10.0f}{most / 1e6:>10.0f}{report.kept:>12,}",
@@ -191,7 +225,7 @@ def main() -> None:
     command = commands.add_parser("compare")
     command.add_argument("--peer", required=True)
     command.add_argument("--documents", type=int, default=20_000)
-    command.add_argument("--times", type=int, default=25)
+    command.add_argument("--times", type=int, default=20)
     command.set_defaults(run=compare)
     command = commands.add_parser("scale")
     command.add_argument("sizes", type=int, nargs="+")

@@ -4,7 +4,8 @@
 
 The corpus: licences, copyright files, Perl manual pages and the comments and docstrings of Python's library, a paragraph
 to a line as web extraction leaves them, cut into documents of 0.5 to 10 kB in an order fixed by a seed; and, apart,
-the source files of Python's library as they are. The best of the repeats counts: the machine may be shared.
+the source files of Python's library as they are. Rates are per second of CPU time and the best of the repeats counts,
+as the machine may be shared.
 """
 
 from __future__ import annotations
@@ -119,16 +120,16 @@ def cascade(steps: list[Filter]) -> Callable[[pa.Array], object]:
 
 
 def measure(work: Callable[[pa.Array], object], columns: list[pa.Array], repeats: int) -> tuple[float, float]:
-    """(MB/s of the best repeat, seconds of the first call on one row: loading or compiling)."""
-    started = time.perf_counter()
+    """(MB/s of the best repeat, seconds of the first call on one row: loading or compiling), both of CPU time."""
+    started = time.process_time()
     work(columns[0].slice(0, 1))
-    first = time.perf_counter() - started
+    first = time.process_time() - started
     best = np.inf
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         for column in columns:
             work(column)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     return sum(column.nbytes for column in columns) / best / 1e6, first
 
 

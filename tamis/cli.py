@@ -254,6 +254,7 @@ def run(
                 on_error=on_error.value if on_error is not None else None,
                 on_overflow=on_overflow.value,
                 max_seconds=max_seconds,
+                alerts=chosen.settings.alerts,
                 on_event=progress,
             )
         except Interrupted as error:
@@ -349,6 +350,19 @@ def profile(
         give_json(found.as_dict())
     else:
         give(str(found))
+
+
+@app.command()
+@explains_errors
+def memory(
+    pid: Annotated[int | None, typer.Argument(metavar="PID", help="A process; its whole tree is shown.")] = None,
+    watch: Annotated[float | None, typer.Option(metavar="SECONDS", help="Show it again and again.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a process tree, this machine and its GPUs hold."""
+    from tamis.memory.commands import show_memory
+
+    show_memory(pid, as_json=as_json, watch_s=watch, give=give)
 
 
 @app.command()

@@ -439,6 +439,8 @@ class Sink(Operator):
     """Where kept rows go: a folder of shards, named so that their order is the order of the source."""
 
     kind = "sink"
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that are imported late, and that workers should have before their memory is capped."""
     incidental = frozenset({"path", "mode", "storage_options"})
     suffix: ClassVar[str] = ""
 
@@ -581,6 +583,10 @@ OPERATOR_MODULES = (
     "tamis.text.lines",
     "tamis.text.pii",
     "tamis.text.documents",
+    "tamis.text.language",
+    "tamis.text.classify",
+    "tamis.text.decontaminate",
+    "tamis.text.statistics",
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,13 +21,14 @@ from tamis.executors.drive import Run, prepare_output
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
+from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
 from tamis.memory.budget import SERVER_BYTES, Budget, make_budget
 from tamis.memory.governor import Governor, Learned
-from tamis.memory.monitor import TreeMemory, held_bytes
+from tamis.memory.monitor import held_bytes
 from tamis.memory.profile import Profile, profile_of
 from tamis.operator import Operator, Sink, as_operator
-from tamis.plan import Explanation, Plan, make_plan, shape_of
+from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
 from tamis.report import Report
 from tamis.store import INTERNAL, Store
 
@@ -80,6 +81,7 @@ class Pipeline:
         on_error: Literal["isolate", "raise"] | None = None,
         on_overflow: Literal["error", "sample"] = "error",
         max_seconds: float | None = None,
+        alerts: Mapping[str, Any] | None = None,
         on_event: Subscriber | Sequence[Subscriber] = (),
     ) -> Report:
         """Run the pipeline and account for every row.
@@ -90,6 +92,8 @@ class Pipeline:
 
         `scores` keeps what filters measured under `_tamis/scores/`, so that the same pipeline with other thresholds need not
         measure again.
+
+        `alerts` says when to raise the alarm about memory and whom to tell, as the `alerts:` of a recipe does.
 
         If the job as a whole cannot fit its memory or disk, that is an error; with `on_overflow="sample"` a random share of
         the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
@@ -106,7 +110,15 @@ class Pipeline:
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
             with ExitStack() as stack:
                 return Pipeline(*steps)._run(
-                    stack, budget, executor, rejects=rejects, scores=scores, fresh=fresh, on_error=errors, emit=emit
+                    stack,
+                    budget,
+                    executor,
+                    rejects=rejects,
+                    fresh=fresh,
+                    on_error=errors,
+                    emit=emit,
+                    alerts=alerts,
+                    scores=scores,
                 )
 
         try:
@@ -159,18 +171,21 @@ class Pipeline:
         fresh: bool,
         on_error: str,
         emit: Events,
+        alerts: Mapping[str, Any] | None = None,
         scores: bool = False,
         profile: bool = False,
     ) -> Report:
-        memory, stop = TreeMemory(), Stop()
+        stop = Stop()
         store = self._store(stack)
         governor = Governor(budget, emit, Learned.from_text(store.read(f"{INTERNAL}/learned.json")))
         runner: InlineExecutor | LocalExecutor
         if executor == "inline":
-            runner = stack.enter_context(InlineExecutor(governor, emit, memory, stop))
+            runner = stack.enter_context(InlineExecutor(governor, emit, stop))
         else:  # before anything else: what workers are forked from starts while the plan is made
             modules = {type(step).__module__ for step in self.steps} - {"__main__"}
-            runner = stack.enter_context(LocalExecutor(governor, modules, emit, memory, stop))
+            if not lines_pass_through(shape_of(self.steps)):
+                modules |= set(self.sink.preload if self.sink is not None else ())
+            runner = stack.enter_context(LocalExecutor(governor, modules, emit, stop))
         make_plan_for = _planner(
             self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
         )
@@ -180,12 +195,13 @@ class Pipeline:
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        run = Run(plan, ledger, governor, emit, memory, stop)
+        run = Run(plan, ledger, governor, emit, stop)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
             return run.unchanged()
-        return run.run(left, runner)
+        with Watch(store, governor, runner, emit, alerts) as watch:
+            return run.run(left, runner, watch)
 
     def _store(self, stack: ExitStack) -> Store:
         sink = self.sink

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from tamis.events import (
     Event,
+    LeakFound,
+    MemoryAction,
+    MemoryAlert,
     MemorySampled,
     Note,
     PartitionCommitted,
@@ -207,6 +210,12 @@ def sentences(event: Event) -> list[str]:
     match event:
         case RunStarted():
             return [_start(event), *event.notes]
+        case MemoryAction() | MemoryAlert():
+            return event.text
+        case LeakFound():
+            return (
+                f"worker {event.worker} seems to leak in {event.stage}: {format_bytes(event.bytes_per_shard)} per shard"
+            )
         case Note():
             return [event.text]
         case Stopping():

@@ -44,6 +44,11 @@ EXAMPLES = {
     "tokenizer_fertility": {"tokenizer": str(DATA / "tokenizer.json")},
     "general_comment_to_code": {"language": "shell"},
     "per_extension": {"language": "python", "extension": "py", "metadata_file": str(DATA / "code_meta.csv")},
+    "fast_text_score": {"model": "lid.176.ftz", "label": "__label__en"},
+    "fast_text_quality": {"model": "lid.176.ftz", "label": "__label__en"},
+    "fast_text_label": {"model": "lid.176.ftz"},
+    "linear_classifier": {"model": str(DATA / "tiny.model")},
+    "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
 }
 
 OURS = {name: cls for name, cls in registered().items() if cls.__module__.startswith("tamis.")}

@@ -17,7 +17,7 @@ LAYERS = [
     {"plan"},
     {"executors"},
     {"memory", "ledger"},
-    {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling"},
+    {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields"},
     {"store", "report", "events"},
     {"operator"},
     {"kernels", "models"},

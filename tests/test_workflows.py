@@ -111,3 +111,15 @@ def test_commands_tell_mistakes(folder):
         app, ["exact", str(folder / "in"), str(folder / "out"), "--executor", "inline", "--unit", "line"]
     )
     assert cut.exit_code == 0
+
+
+def test_two_deduplications_in_one_pipeline_keep_both_their_groups(folder):
+    from tamis import JsonlReader, JsonlWriter, Pipeline
+    from tamis.dedup import ExactDedup, FuzzyDedup
+
+    steps = [JsonlReader(str(folder / "in")), ExactDedup(), FuzzyDedup(), JsonlWriter(str(folder / "out"))]
+    assert Pipeline(*steps).run(executor="inline").kept == 2
+    groups = Groups.load(folder / "out")
+    assert [summary["step"] for summary in groups.summaries.values()] == ["exact_dedup", "fuzzy_dedup"]
+    assert [groups.explain(name)[0]["kept_id"] for name in ("b", "c")] == ["a", "a"]
+    assert pq.read_table(folder / "out" / "_tamis" / "groups").num_rows == 2

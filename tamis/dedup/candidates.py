@@ -186,16 +186,17 @@ def room(shape: tuple[int, ...], dtype: Any, path: Path, memory: int) -> np.ndar
 
 # ----------------------------------------------------------------------------------------------------------- comparing
 
+_COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
+
 
 @tells_disk
 def collect(
     rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, how: Comparison
 ) -> int:
     """Write what is needed to compare the candidates of a partition, by component."""
-    columns = ["keys", "count", "order", "source", "signature", "shingles"]
     with ShuffleWriter(path, num_buckets, how.schema()) as writer:
         written = 0
-        for start, facts in rows.chunks(partition, columns, chunk):
+        for start, facts in rows.chunks(partition, _COLLECTED, chunk):
             written += _collect(writer, facts, start, components, how)
     return written
 
@@ -204,7 +205,11 @@ def collect(
 def collect_index(index: Index, first: int, components: Path, num_buckets: int, path: Path, how: Comparison) -> int:
     """The same for the rows of an index, which are numbered from `first`."""
     with ShuffleWriter(path, num_buckets, how.schema()) as writer:
-        return sum(_collect(writer, entries, first + before, components, how) for before, entries in index.entries())
+        written = 0
+        for before, entries in index.entries():
+            known = entries.select([name for name in _COLLECTED if name in entries.column_names])
+            written += _collect(writer, known, first + before, components, how)
+    return written
 
 
 def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Path, how: Comparison) -> int:

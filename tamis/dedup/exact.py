@@ -153,6 +153,7 @@ class ExactDedup(Gather):
         rows = RowNumbers(observed)
         own = digest(str(work.folder))
         index = self._index(own)
+        index = index.pinned(work.folder) if index is not None else None
         index_folder = work.folder / "index" if self.update else None
         if self.unit != "document":
             units.resolve(self, rows, decide, work, index, index_folder)
@@ -168,7 +169,7 @@ class ExactDedup(Gather):
         check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
         usable = usable_bytes(work.worker_bytes)
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * RECORD_BYTES * 3, usable)
-        scattered = [work.folder / "digests" / f"{part:06d}.arrow" for part in range(rows.num_partitions)]
+        scattered = [work.folder / "digests" / f"{num_buckets}-{part:06d}.arrow" for part in range(rows.num_partitions)]
         chunk = max(1000, usable // (3 * RECORD_BYTES))
         work.map(
             f"digests by range, {num_buckets}",

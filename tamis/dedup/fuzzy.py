@@ -107,6 +107,8 @@ class FuzzyDedup(Gather):
             raise ParameterError("`update` needs an index", hint='against="index/"')
         self._index(look=True)
         if self.reuse is not None:
+            if self.update:
+                raise ParameterError("`reuse` has no hashes to add to an index", hint="leave out `update` or `reuse`")
             self._earlier()
 
     # --------------------------------------------------------------------------------------------------- what is asked for
@@ -234,6 +236,7 @@ class FuzzyDedup(Gather):
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
+            index = index.pinned(work.folder) if index is not None else None
             collected, num_buckets = self._candidates(rows, work, index, summary)
         else:
             index, collected, num_buckets = self._reused(rows, summary)

@@ -61,6 +61,14 @@ class Index:
         found = (child.name for child in folder.iterdir() if child.is_dir() and not child.name.endswith(".unfinished"))
         return Index(path, tuple(sorted(name for name in found if name != own)))
 
+    def pinned(self, folder: Path) -> Index:
+        """This index as it was when work in `folder` began: a run that is resumed sees what it saw before."""
+        file = folder / "generations.json"
+        if not file.exists():
+            with Unfinished(file) as temporary:
+                temporary.write_text(json.dumps(self.generations))
+        return Index(self.path, tuple(json.loads(file.read_text())))
+
     @cached_property
     def _listing(self) -> tuple[list[tuple[Path, int]], int]:
         result, before = [], 0

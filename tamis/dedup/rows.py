@@ -19,17 +19,18 @@ from tamis.operator import Observations
 
 
 def address_facts(batch: Batch) -> dict[str, Column]:
-    """Where each row is, for `observe`: the place only where it differs from that of the row before, and the position."""
-    origin = batch.origin
-    changed = np.ones(len(batch), np.bool_)
-    changed[1:] = origin.place[1:] != origin.place[:-1]
-    places: list[str | None] = [None] * len(batch)
-    for row in np.flatnonzero(changed):
-        places[row] = origin.places[origin.place[row]]
-    facts = {"place": pa.array(places, pa.string()), "position": pa.array(origin.position)}
+    """Where each row is, for `observe`: its place, which is the same for long runs of rows, and its position."""
+    places = pa.array(batch.origin.places, pa.string())
+    facts = {"place": _runs(places, batch.origin.place), "position": pa.array(batch.origin.position)}
     if "id" in batch:
         facts["id"] = _as_text(batch["id"])
     return facts
+
+
+def _runs(values: pa.Array, index: np.ndarray) -> pa.RunEndEncodedArray:
+    """`values.take(index)`, each run of equal numbers held once."""
+    ends = np.flatnonzero(np.append(index[1:] != index[:-1], True)) if len(index) else np.empty(0, np.int64)
+    return pa.RunEndEncodedArray.from_arrays(pa.array((ends + 1).astype(np.int32)), values.take(pa.array(index[ends])))
 
 
 def _as_text(column: Column) -> Column:
@@ -86,22 +87,22 @@ class RowNumbers:
 
 def address_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
     """`place:position` of some rows of a table made with `address_facts`."""
-    places = contiguous(facts.column("place"))
-    named = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
-    at = named[np.searchsorted(named, local, side="right") - 1]
+    places, run = _places(facts, local)
     positions = contiguous(facts.column("position")).take(pa.array(local)).cast(pa.string())
-    return pc.binary_join_element_wise(places.take(pa.array(at)), positions, ":")
+    return pc.binary_join_element_wise(places.take(pa.array(run)), positions, ":")
+
+
+def _places(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """(the places of runs of rows, the run of each row asked for)"""
+    column = contiguous(facts.column("place"))
+    ends = column.run_ends.to_numpy(zero_copy_only=False)
+    return column.values, np.searchsorted(ends, local + column.offset, side="right")
 
 
 def subset(facts: pa.Table, local: np.ndarray) -> dict[str, pa.Array]:
     """The addresses and ids of some rows, in the form `address_facts` gives them."""
-    places = contiguous(facts.column("place"))
-    named = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
-    at = np.searchsorted(named, local, side="right") - 1
-    changed = np.ones(len(local), np.bool_)
-    changed[1:] = at[1:] != at[:-1]
-    taken = places.take(pa.array(named[at], mask=~changed))
-    result = {"place": taken, "position": contiguous(facts.column("position")).take(pa.array(local))}
+    places, run = _places(facts, local)
+    result = {"place": _runs(places, run), "position": contiguous(facts.column("position")).take(pa.array(local))}
     if "id" in facts.column_names:
         result["id"] = _id_of(facts, local)
     return result

@@ -93,7 +93,7 @@ def resolve(
     check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
     num_buckets = bucket_count((total + (index.total if index else 0)) * RECORD_BYTES * 3, usable)
     chunk = max(100, usable // (RECORD_BYTES * 4 * max(1, total // max(1, rows.total))))
-    scattered = [work.folder / "digests" / f"{part:06d}.arrow" for part in range(rows.num_partitions)]
+    scattered = [work.folder / "digests" / f"{num_buckets}-{part:06d}.arrow" for part in range(rows.num_partitions)]
     work.map(
         f"digests by range, {num_buckets}",
         scatter_units,
@@ -235,7 +235,7 @@ def settle_units(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
     decide(partition, drop, f"more than {max_removed:.0%} repeated {unit}s", payload)
-    if index_folder is not None:
+    if index_folder is not None and count:
         _keep_units(facts, local, unit_numbers, index_folder, partition)
     return {
         "cut": len(local),

@@ -32,7 +32,6 @@ import tamis
 from tamis.errors import BudgetError, Interrupted, SinkError
 from tamis.events import (
     Events,
-    MemorySampled,
     Note,
     PartitionCommitted,
     RunFinished,
@@ -41,11 +40,11 @@ from tamis.events import (
     Stopping,
 )
 from tamis.executors.local import Stop
+from tamis.executors.watch import Watch
 from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.governor import Governor
-from tamis.memory.monitor import TreeMemory
 from tamis.operator import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
 from tamis.plan import Plan
@@ -103,11 +102,9 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
 class Run:
     """A plan being carried out over an open ledger."""
 
-    def __init__(
-        self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, memory: TreeMemory, stop: Stop
-    ) -> None:
+    def __init__(self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, stop: Stop) -> None:
         self.plan, self.ledger, self.governor = plan, ledger, governor
-        self.emit, self.memory, self.stop = emit, memory, stop
+        self.emit, self.stop = emit, stop
         self.partitions = plan.layout.partitions
         self.keys = self._keys()
         self.began = time.monotonic()
@@ -235,8 +232,9 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------------------- running
 
-    def run(self, left: list[list[tuple[str, Partition]]], executor: Executor) -> Report:
+    def run(self, left: list[list[tuple[str, Partition]]], executor: Executor, watch: Watch) -> Report:
         """Do what is left and return the account of everything, earlier runs included."""
+        self.watch = watch
         executor.on_tick = self._tick
         self.ledger.append([self._plan_record()])
         with self._listening():
@@ -310,7 +308,7 @@ class Run:
 
     def _tick(self) -> None:
         self.ledger.renew_lock()
-        self.emit(MemorySampled(self.memory.now_bytes, self.memory.peak_bytes, self.plan.budget.total_bytes))
+        self.watch.tick()
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -381,6 +379,8 @@ class Run:
         )
 
     def _finished(self, state: str) -> Report:
+        self.watch.save()
+        self.watch.tick()
         accounts = []
         for stage in self.plan.stages:
             total = Account()
@@ -390,7 +390,7 @@ class Run:
         report = Report.of(
             accounts,
             seconds=time.monotonic() - self.began,
-            peak_memory_bytes=self.memory.peak_bytes,
+            peak_memory_bytes=self.watch.peak_bytes,
             output=self.plan.store.root if self.plan.sink else None,
         )
         report.state = state

@@ -12,7 +12,6 @@ from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory.governor import Governor
-from tamis.memory.monitor import TreeMemory
 
 
 class InlineExecutor:
@@ -20,10 +19,17 @@ class InlineExecutor:
 
     name = "inline"
 
-    def __init__(self, governor: Governor, emit: Events, memory: TreeMemory, stop: Stop) -> None:
+    def __init__(self, governor: Governor, emit: Events, stop: Stop) -> None:
         self.governor = governor
-        self.emit, self.memory, self.stop = emit, memory, stop
+        self.emit, self.stop = emit, stop
+        self.paused = False
         self.on_tick: Callable[[], None] = lambda: None
+
+    def roles(self) -> dict[int, str]:
+        return {os.getpid(): "driver"}
+
+    def recycle(self) -> None:
+        """There is nobody to replace."""
 
     def __enter__(self) -> InlineExecutor:
         return self
@@ -50,12 +56,10 @@ class InlineExecutor:
             if self.stop.level:
                 return
             done(number, function(*item))
-            self.memory.sample([os.getpid()])
             self.on_tick()
 
     def _progress(self, stage: Stage, task: Task, rows: int, num_bytes: int) -> None:
         if self.stop.level == 2:
             raise KeyboardInterrupt
-        self.memory.sample([os.getpid()])
         self.emit(PartitionProgress(stage.index, task.partition.index, 0, rows, num_bytes))
         self.on_tick()

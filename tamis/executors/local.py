@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import TamisError, WorkerError
-from tamis.events import Events, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.events import Events, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
-from tamis.memory.monitor import TreeMemory
+from tamis.memory.leaks import LeakDetector
+from tamis.memory.monitor import private_bytes
+from tamis.parameters import format_bytes
 
 MAX_DEATHS = 40
 """Deaths over one partition before the run gives up: two or more per row that kills, so that a good row is not blamed."""
@@ -57,6 +59,7 @@ class _Worker:
     marker: Path
     task: Task | None = None
     stage: int = -1
+    shards: int = 0
 
     def last_mark(self) -> tuple[int, int, int]:
         """(first row, rows, step) the worker was at, as it noted before each step."""
@@ -77,12 +80,12 @@ class LocalExecutor:
 
     name = "local"
 
-    def __init__(
-        self, governor: Governor, preload: Iterable[str], emit: Events, memory: TreeMemory, stop: Stop
-    ) -> None:
+    def __init__(self, governor: Governor, preload: Iterable[str], emit: Events, stop: Stop) -> None:
         self.governor = governor
         self.preload = set(preload)
-        self.emit, self.memory, self.stop = emit, memory, stop
+        self.emit, self.stop = emit, stop
+        self.paused = False
+        """No new partition is handed out while others are in progress."""
         self.on_tick: Callable[[], None] = lambda: None
         self._workers: list[_Worker] = []
         self._numbers = iter(range(1_000_000))
@@ -98,8 +101,20 @@ class LocalExecutor:
             worker.connection.close()
         self._stack.close()
 
-    def pids(self) -> list[int]:
-        return [os.getpid(), self._server.pid, *(worker.pid for worker in self._workers)]
+    def roles(self) -> dict[int, str]:
+        """What each process of the run does."""
+        workers = {worker.pid: f"worker {worker.number}" for worker in list(self._workers)}
+        return {os.getpid(): "driver", self._server.pid: "server", **workers}
+
+    def recycle(self) -> None:
+        """End idle workers, so that what they hold is given back; others take their place when needed."""
+        while (idle := self._idle()) is not None:
+            self._end(idle, "memory is short")
+
+    def _end(self, worker: _Worker, why: str) -> None:
+        self._workers.remove(worker)
+        worker.connection.close()
+        self.governor.recycled(worker.number, why)
 
     # ------------------------------------------------------------------------------------------------------- partitions
 
@@ -108,6 +123,7 @@ class LocalExecutor:
         payload = dumps(stage)
         pending = deque(tasks)
         history: dict[int, _History] = {}
+        leaks = LeakDetector(stage.name)
         while pending or self._busy():
             if self.stop.level == 2 or (self.stop.level == 1 and not self._busy()):
                 return
@@ -124,6 +140,7 @@ class LocalExecutor:
                     task, worker.task = worker.task, None
                     assert task is not None
                     done(task, message[1])
+                    self._look_for_leak(worker, leaks)
                 elif message[0] == "overflow":
                     task, worker.task = worker.task, None
                     assert task is not None
@@ -171,8 +188,19 @@ class LocalExecutor:
                     assert number is not None
                     done(number, message[1])
 
+    def _look_for_leak(self, worker: _Worker, leaks: LeakDetector) -> None:
+        """After each shard, when a worker has given back what it can: if what it holds keeps rising, replace it."""
+        worker.shards += 1
+        leak = leaks.add(worker.number, worker.shards, private_bytes(worker.pid), time.monotonic())
+        if leak is not None:
+            self.emit(
+                LeakFound(leak.stage, leak.worker, leak.bytes_per_shard, leak.bytes_per_s, leak.since, leak.confidence)
+            )
+            leaks.forget(worker.number)
+            self._end(worker, f"what it holds rises by {format_bytes(leak.bytes_per_shard)} per shard")
+
     def _hand_out(self, stage: Stage, payload: bytes, pending: deque[Task]) -> None:
-        while pending:
+        while pending and not (self.paused and self._busy()):
             worker = self._idle()
             if worker is None:
                 if len(self._workers) >= self.governor.workers:
@@ -245,7 +273,6 @@ class LocalExecutor:
                 yield worker, pickle.loads(worker.connection.recv_bytes())
             except (EOFError, ConnectionResetError):
                 yield worker, None
-        self.memory.sample(self.pids())
         self.on_tick()
 
 

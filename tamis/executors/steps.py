@@ -86,7 +86,7 @@ def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str
 def _filter(op: Filter, batch: Batch) -> Applied:
     scores = check_lengths(op, op.score(view(op, batch)), len(batch))
     if op.score_only:
-        names = op.scorecheck_lengths()
+        names = op.score_columns()
         return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
     keep = np.ones(len(batch), dtype=np.bool_)
     verdicts: list[tuple[str, np.ndarray]] = []

@@ -69,6 +69,12 @@ def _add_row(total, at, rows, where, size):
 
 
 @njit(nogil=True, cache=True, forceinline=True)
+def _clear(total, at, size):
+    for index in range(at, at + size):  # a slice would take seconds to compile
+        total[index] = 0
+
+
+@njit(nogil=True, cache=True, forceinline=True)
 def _fold(state, byte):
     """One step of FNV-1a as fastText does it: a byte above 127 is a negative number."""
     extended = np.uint32(byte) | np.uint32(0xFFFFFF00) if byte >= 128 else np.uint32(byte)
@@ -264,10 +270,11 @@ def embed(data, offsets, stops, spaces, model, means, counts):
     facts = np.zeros((slots, 3), np.int32)  # rows added, hash, whether it is a word
     sums = np.zeros(slots * size, np.float32)
     total, fresh, end_sum = np.zeros(size, np.float32), np.zeros(size, np.float32), np.zeros(size, np.float32)
-    end_added, end_hash, _ = _add_word(_EOS, 0, 4, model, end_sum, 0)
+    zero = np.int64(0)  # a plain 0 would be a type of its own, and everything below compiled again for it
+    end_added, end_hash, _ = _add_word(_EOS, zero, np.int64(4), model, end_sum, zero)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], stops[row]
-        total[:] = 0
+        _clear(total, 0, size)
         count = seen = 0
         while True:
             while at < end and spaces[data[at]]:
@@ -288,15 +295,15 @@ def embed(data, offsets, stops, spaces, model, means, counts):
                 # a word holds no zero byte, so its bytes tell its size
                 if not (keys[slot, 0] == first and keys[slot, 1] == second and keys[slot, 2] == third):
                     keys[slot, 0], keys[slot, 1], keys[slot, 2] = first, second, third
-                    sums[slot * size : (slot + 1) * size] = 0
+                    _clear(sums, slot * size, size)
                     added, hashed, word = _add_word(data, start, at, model, sums, slot * size)
                     facts[slot, 0], facts[slot, 1], facts[slot, 2] = added, np.int32(hashed), word
                 _add_row(total, 0, sums, slot * size, size)
                 count += facts[slot, 0]
                 hashed, word = np.uint32(facts[slot, 1]), facts[slot, 2] != 0
             else:
-                fresh[:] = 0
-                added, hashed, word = _add_word(data, start, at, model, fresh, 0)
+                _clear(fresh, 0, size)
+                added, hashed, word = _add_word(data, start, at, model, fresh, zero)
                 _add_row(total, 0, fresh, 0, size)
                 count += added
             if orders > 1 and word:

@@ -72,7 +72,8 @@ def _token_features(data, start, stop, shape, found, count):
     need = count + 2 + (stop - start + 2) * max(0, longest - shortest + 1)
     if need > len(found):
         larger = np.empty(2 * need, np.int32)
-        larger[:count] = found[:count]
+        for index in range(count):  # a slice would take seconds to compile
+            larger[index] = found[index]
         found = larger
     if stop - start <= LONGEST:
         found[count] = np.int32(_hash_lowered(data, start, stop) >> shift)
@@ -107,7 +108,7 @@ def _pair_feature(before, here, bits):
 @njit(nogil=True, cache=True)
 def find_features(data, start, end, kinds, shape, found):
     """All features of a text: (found, how many); found int32 grows as it must."""
-    count = 0
+    count = np.int64(0)
     before = np.uint64(0)
     at = start
     while True:
@@ -176,7 +177,7 @@ def score_rows(data, offsets, stops, kinds, shape, weights, bias, out):
             slot = np.int64(mix64(one + _PAIR * (two + _PAIR * three)) & np.uint64(slots - 1))
             # a token holds no zero byte, so up to 24 bytes tell its size; a longer one is never taken for kept
             if at - first > KEPT or keys[slot, 0] != one or keys[slot, 1] != two or keys[slot, 2] != three:
-                found, counts[slot] = _token_features(data, first, at, shape, found, 0)
+                found, counts[slot] = _token_features(data, first, at, shape, found, np.int64(0))
                 sums[slot] = 0.0
                 for index in range(counts[slot]):
                     sums[slot] += weights[found[index]]

@@ -121,8 +121,9 @@ def _add_packed(packed, stat):
 def measure_text(data, offsets, points, kinds, packs, out):
     """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]; packs: BYTE_PACKS."""
     stat = np.zeros(len(out), np.int64)
-    room = 1 + _most_newlines(data, offsets)
-    keys, lengths = np.empty((2, room), np.uint64), np.empty((2, room), np.int64)  # lines, paragraphs
+    room, paragraph_room = _most_lines(data, offsets)
+    keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
+    paragraph_keys, paragraph_lengths = np.empty(paragraph_room, np.uint64), np.empty(paragraph_room, np.int64)
     size = 16
     while size < 2 * room:
         size *= 2
@@ -131,11 +132,11 @@ def measure_text(data, offsets, points, kinds, packs, out):
     for row in range(len(offsets) - 1):
         stat[:] = 0
         start, end = offsets[row], offsets[row + 1]
-        _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat)
+        _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat)
         lines, paragraphs = stat[_LINES], stat[_PARAGRAPHS]
-        found = _find_repeats(keys[0], lengths[0], lines, slots, names, times)
+        found = _find_repeats(keys, lengths, lines, slots, names, times)
         stat[_LINE_CHARS], stat[_LINE_LATER], stat[_LINE_LATER_CHARS], stat[_LINE_ALL], stat[_LINE_ALL_CHARS] = found
-        found = _find_repeats(keys[1], lengths[1], paragraphs, slots, names, times)
+        found = _find_repeats(paragraph_keys, paragraph_lengths, paragraphs, slots, names, times)
         stat[_PARAGRAPH_CHARS], stat[_PARAGRAPH_LATER], stat[_PARAGRAPH_LATER_CHARS] = found[0], found[1], found[2]
         stat[_PARAGRAPH_ALL], stat[_PARAGRAPH_ALL_CHARS] = found[3], found[4]
         stat[_PLAIN] += stat[_LETTERS] + stat[_DIGITS] + stat[_SIGNS]
@@ -145,7 +146,7 @@ def measure_text(data, offsets, points, kinds, packs, out):
 @njit(nogil=True, cache=True)
 def measure_trimmed_lines(data, offsets, points, kinds, out):
     """Per row, of lines that are not blank, trimmed: characters, copies of what repeats, their characters; int64[3, rows]."""
-    room = 1 + _most_newlines(data, offsets)
+    room, _ = _most_lines(data, offsets)
     keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
     size = 16
     while size < 2 * room:
@@ -186,24 +187,28 @@ def count_short_lines(data, offsets, limit, points, kinds, out):
 
 
 @njit(nogil=True, cache=True)
-def _most_newlines(data, offsets):
-    most = 0
+def _most_lines(data, offsets):
+    """The most lines that are not empty, and the most paragraphs, that a row may have."""
+    lines = paragraphs = 0
     for row in range(len(offsets) - 1):
-        count = 0
-        for at in range(offsets[row], offsets[row + 1]):
-            count += data[at] == 10
-        most = max(most, count)
-    return most
+        filled = gaps = 0
+        for at in range(offsets[row] + 1, offsets[row + 1]):
+            newline, before = data[at] == 10, data[at - 1]
+            filled += newline & (before != 10)
+            gaps += newline & ((before == 10) | (before == 13))
+        lines, paragraphs = max(lines, filled + 1), max(paragraphs, min(gaps, filled) + 1)
+    return lines, paragraphs
 
 
 @njit(nogil=True, cache=True)
-def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
+def _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat):
     at = line_start = flush_at = start
     packed = np.uint64(0)
     continuation = line_continuation = 0  # bytes that do not begin a character
     dots, spaced, last_dot = 0, 0, np.int64(-9)
     sentence_to, url_to, content_line = np.int64(-1), np.int64(-1), np.int64(-1)
-    paragraph_start, paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), np.int64(-1), 0
+    paragraph_start, paragraph_end = np.int64(-1), np.int64(-1)
+    paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), 0
     while True:
         if at >= flush_at:
             _add_packed(packed, stat)
@@ -239,14 +244,24 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, stat):
                 first, last = _close_line(data, line_start, line_end, chars, points, kinds, keys, lengths, stat)
                 if first < last:
                     if paragraph_lines == 0:
-                        paragraph_start, paragraph_first = line_start, first
+                        paragraph_start, paragraph_end, paragraph_first = line_start, line_end, first
                     paragraph_last = last
                     paragraph_lines += 1
             if paragraph_lines:
                 empty = line_end == line_start or (line_end == line_start + 1 and data[line_start] == 13)
                 if empty or not action:
                     _close_paragraph(
-                        data, paragraph_first, paragraph_last, paragraph_start, paragraph_lines, keys, lengths, stat
+                        data,
+                        paragraph_first,
+                        paragraph_last,
+                        paragraph_start,
+                        paragraph_end,
+                        paragraph_lines,
+                        keys,
+                        lengths,
+                        paragraph_keys,
+                        paragraph_lengths,
+                        stat,
                     )
                     paragraph_lines = 0
             if not action:
@@ -425,8 +440,8 @@ def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     if first == last:
         return first, last
     line = stat[_LINES]
-    keys[0, line] = _hash(data, start, end)
-    lengths[0, line] = chars
+    keys[line] = _hash(data, start, end)
+    lengths[line] = chars
     stat[_LINES] += 1
     stat[_LINE_CHARS] += chars
     stat[_SHORT_LINES] += chars <= SHORT_LINE
@@ -499,17 +514,19 @@ def _count_ending(data, first, last, stat):
 
 
 @njit(nogil=True, cache=True)
-def _close_paragraph(data, first, last, line_start, lines, keys, lengths, stat):
+def _close_paragraph(
+    data, first, last, line_start, line_end, lines, keys, lengths, paragraph_keys, paragraph_lengths, stat
+):
     """Put down the hash of a paragraph; the hash of its line if it is one line and nothing was trimmed off it."""
     index = stat[_PARAGRAPHS]
     line = stat[_LINES] - 1
-    if lines == 1 and first == line_start and last - first == lengths[0, line]:
-        keys[1, index], lengths[1, index] = keys[0, line], lengths[0, line]
+    if lines == 1 and first == line_start and last == line_end:
+        paragraph_keys[index], paragraph_lengths[index] = keys[line], lengths[line]
     else:
         chars = 0
         for at in range(first, last):
             chars += (data[at] & 0xC0) != 0x80
-        keys[1, index], lengths[1, index] = _hash(data, first, last), chars
+        paragraph_keys[index], paragraph_lengths[index] = _hash(data, first, last), chars
     stat[_PARAGRAPHS] += 1
 
 

@@ -92,7 +92,8 @@ def find_words(data, at, end, tables, words, starts, stops):
 @njit(nogil=True, cache=True)
 def _grown(array):
     larger = np.zeros(2 * len(array), array.dtype)
-    larger[: len(array)] = array
+    for index in range(len(array)):  # a slice would take seconds to compile
+        larger[index] = array[index]
     return larger
 
 
@@ -173,7 +174,7 @@ def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, f
     """
     words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
     starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)
-    total = 0
+    total = np.int64(0)
     for row in range(len(offsets) - 1):
         count = find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
         if count > len(words):
@@ -186,7 +187,9 @@ def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, f
             if total + here <= len(hits):
                 break
             larger = np.zeros((2 * (total + here), 6), np.int64)
-            larger[:total] = hits[:total]
+            for index in range(total):
+                for place in range(6):
+                    larger[index, place] = hits[index, place]
             hits = larger
         for index in range(total, total + here):
             hits[index, 4] = starts[hits[index, 2]] - offsets[row]
@@ -249,7 +252,8 @@ def sketch(data, offsets, tables, ngram, factors, keys):
 
 @njit(nogil=True, cache=True)
 def _minimise(sums, count, ngram, power, factors, minima):
-    minima[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    for index in range(len(minima)):
+        minima[index] = np.uint64(0xFFFFFFFFFFFFFFFF)
     if count < ngram:
         ngram, power = count, _UNIT
         for _ in range(count):

@@ -74,7 +74,8 @@ def find_scripts(data, offsets, points, kinds, pages, cells, scripts, out):
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         latin = 0
-        counts[:] = 0
+        for script in range(scripts):
+            counts[script] = 0
         while at < end:
             byte = data[at]
             if byte < 128:

@@ -125,10 +125,16 @@ def _is_ignored(kind):
 
 
 @njit(nogil=True, cache=True)
+def _decode(data, at, end):
+    """`decode` where speed matters less than the time to compile."""
+    return decode(data, at, end)
+
+
+@njit(nogil=True, cache=True)
 def _peek(data, at, end, points):
     """The Word_Break value of the next character that WB4 does not ignore, or -1."""
     while at < end:
-        point, at = decode(data, at, end)
+        point, at = _decode(data, at, end)
         kind = break_of(point, points)
         if not _is_ignored(kind):
             return kind
@@ -138,7 +144,7 @@ def _peek(data, at, end, points):
 @njit(nogil=True, cache=True)
 def next_break(data, at, end, points, kinds):
     """The end of the UAX #29 word segment that begins at `at`."""
-    point, at = decode(data, at, end)
+    point, at = _decode(data, at, end)
     kind = break_of(point, points)
     if kind == WB_CR:
         return at + 1 if at < end and data[at] == 10 else at
@@ -147,7 +153,7 @@ def next_break(data, at, end, points, kinds):
     last, before, raw = kind, np.int64(-1), kind
     regional = 1 if kind == WB_REGIONAL_INDICATOR else 0
     while at < end:
-        point, after = decode(data, at, end)
+        point, after = _decode(data, at, end)
         cls = class_of(point, points)
         kind = np.int64(points[cls])
         if kind == WB_CR or kind == WB_LF or kind == WB_NEWLINE:
@@ -193,7 +199,7 @@ def next_break(data, at, end, points, kinds):
     return at
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@njit(nogil=True, cache=True)
 def next_word(data, at, end, mode, points, kinds):
     """(start, stop, chars, flags) of the next word; start == stop when there is none. Not for UNICODE."""
     while at < end:
@@ -203,7 +209,7 @@ def next_word(data, at, end, mode, points, kinds):
                 break
             at += 1
         else:
-            point, after = decode(data, at, end)
+            point, after = _decode(data, at, end)
             if not flags_of(point, points, kinds) & SPACE:
                 break
             at = after
@@ -222,7 +228,7 @@ def next_word(data, at, end, mode, points, kinds):
         if byte < 128:
             found = np.int64(kinds[byte])
         else:
-            point, after = decode(data, at, end)
+            point, after = _decode(data, at, end)
             found = flags_of(point, points, kinds)
         if found & ends:
             break
@@ -383,7 +389,7 @@ def count_span(data, start, stop, points, kinds):
     chars = 0
     flags = np.int64(0)
     while start < stop:
-        point, start = decode(data, start, stop)
+        point, start = _decode(data, start, stop)
         flags |= flags_of(point, points, kinds)
         chars += 1
     return chars, flags

@@ -9,10 +9,10 @@ hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worke
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tamis.errors import BudgetError
@@ -25,6 +25,7 @@ from tamis.memory.budget import (
     WORKER_BYTES,
     Budget,
 )
+from tamis.memory.monitor import held_bytes
 from tamis.parameters import format_bytes
 
 ROW_COPIES = 8
@@ -105,6 +106,17 @@ class Governor:
             self._batch_bytes = max(SMALLEST_BATCH_BYTES, self._batch_bytes // 2)
         self._fit(self.learned.copies.get(self._stage, BATCH_COPIES))
 
+    def tighten(self) -> None:
+        """Take smaller batches from now on: memory is nearly used up."""
+        smaller = max(SMALLEST_BATCH_BYTES, self._batch_bytes // 2)
+        if smaller < self._batch_bytes:
+            self._batch_bytes = smaller
+            self._act("shrink", 1, f"memory is nearly used up; batches of {format_bytes(smaller)} from now on")
+
+    def recycled(self, worker: int, why: str) -> None:
+        """Note that a worker was ended so that what it held is given back."""
+        self._act("recycle", 1, f"worker {worker} is replaced: {why}")
+
     def overflowed(self, allowance: Allowance, what: str) -> Allowance:
         """What to try next for a partition that ran out of memory outside an operator."""
         if allowance.batch_bytes > SMALLEST_BATCH_BYTES:
@@ -159,14 +171,7 @@ def cap_this_process(share_bytes: int) -> None:
     """
     if sys.platform != "linux":
         return
-    room = max(0, share_bytes - _pss())
+    room = max(0, share_bytes - held_bytes(os.getpid()))
     limit = process.data_bytes() + room
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _pss() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return process.status()["VmRSS"]

@@ -216,8 +216,9 @@ class _Series:
 class LeakDetector:
     """Looks at what each worker still holds after each shard, and says once when a worker leaks.
 
-    Of a thousand series of 200 noisy moments, fewer than ten raise an alarm; a leak of 1 % of the baseline per shard is
-    found within 30 shards. Costs less than a millisecond per moment, and a few kilobytes per worker.
+    Of a thousand series of 200 noisy moments, fewer than ten raise an alarm; a leak of 1 % of the baseline per shard,
+    under noise of up to 1 %, is found within 30 shards. Growth that takes dozens of shards to level off cannot be told
+    from a leak before it does, and is reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
 
     >>> detector = LeakDetector("stage 1")
     >>> for shard in range(40):

@@ -50,25 +50,6 @@ def private_bytes(pid: int) -> int:
     return walked.private_bytes if walked is not None else held_bytes(pid)
 
 
-class TreeMemory:
-    """The memory of this process and its workers, now and at its peak."""
-
-    def __init__(self, every_s: float = 0.5) -> None:
-        self.every_s = every_s
-        self.now_bytes = 0
-        self.peak_bytes = 0
-        self._last = 0.0
-
-    def sample(self, pids: Iterable[int], *, force: bool = False) -> bool:
-        """Measure if the last time is long enough ago; whether it did."""
-        if not force and time.monotonic() - self._last < self.every_s:
-            return False
-        self._last = time.monotonic()
-        self.now_bytes = sum(held_bytes(pid) for pid in pids)
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-        return True
-
-
 class MemoryMonitor:
     """Watches a process tree from a thread of its own while the block runs.
 

@@ -56,6 +56,8 @@ class Settings:
     memory: int | str | None = None
     workers: int | str | None = None
     rejects: bool | None = None
+    alerts: Mapping[str, Any] | None = None
+    """When to raise the alarm about memory, and whom to tell."""
 
     def __post_init__(self) -> None:
         if self.memory is not None:

