@@ -59,14 +59,20 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
-            "--device", "--executor", "--fresh", "--input", "--json", "--memory", "--on-error", "--output", "--quiet",
-            "--rejects", "--set", "--workers",
+            "--device", "--executor", "--fresh", "--input", "--json", "--max-seconds", "--memory", "--on-error",
+            "--on-overflow", "--output", "--quiet", "--rejects", "--scores", "--set", "--workers",
         ],
         "check": ["--input", "--output", "--set"],
         "explain": ["--input", "--json", "--memory", "--output", "--set", "--workers"],
+        "profile": ["--input", "--json", "--memory", "--output", "--rows", "--set"],
+        "rethreshold": ["--json", "--memory", "--set", "--workers"],
+        "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],
         "report": ["--failed", "--json", "--rejects"],
+        "dedup": [],
+        "stats": flags["stats"],
+        "train-classifier": flags["train-classifier"],
     }  # fmt: skip
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         "--install-completion",
@@ -346,7 +352,7 @@ def test_ops_shows_one_operator_in_full(tell):
     _, out, _ = tell("ops", "word_count")
     assert out.startswith("word_count (filter)")
     assert "reads: text" in out
-    assert any(line.split() == ["min_words", "int", "50"] for line in out.splitlines())
+    assert any(line.split() == ["min_words", "int", "or", "None", "50"] for line in out.splitlines())
     assert json.loads(tell("ops", "word_count", "--json")[1])["parameters"]
 
 

@@ -10,7 +10,7 @@ import tamis
 PACKAGE = Path(tamis.__file__).parent
 
 LAYERS = [
-    {"cli", "__main__", "dashboard", "console", "progress"},
+    {"cli", "__main__", "dashboard", "console", "progress", "dedup.commands", "models.commands", "memory.commands"},
     {"workflows", "recipes"},
     {"pipeline"},
     {"executors.drive"},

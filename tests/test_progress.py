@@ -7,6 +7,9 @@ import pytest
 from tamis import events
 from tamis.events import (
     Event,
+    LeakFound,
+    MemoryAction,
+    MemoryAlert,
     MemorySampled,
     Note,
     PartitionCommitted,
@@ -53,6 +56,9 @@ ONE_RUN: list[Event] = [
     PartitionProgress(0, 0, 1, 5, 4 * MB),
     MemorySampled(2_000 * MB, 3_000 * MB, 8_000 * MB),
     Note("something worth a sentence"),
+    MemoryAction("shrink", "batches of 1 MB from now on"),
+    MemoryAlert("budget", "warning", 0.81, 0.8, "81 % of the budget are used"),
+    LeakFound("clean", 1, 2_000_000.0, 1_000.0, 5, 0.9999),
     WorkerDied(1, "killed by signal 9", 0, "word_count"),
     WorkerDied(2, "exit code 1", None, None),
     PartitionStarted(0, 0, 3),

@@ -58,7 +58,9 @@ def _read_texts(paths: Sequence[str], text_field: str, limit: int | None) -> pa.
     from tamis.pipeline import Pipeline
     from tamis.sources.tables import reader_for
 
-    table = Pipeline(reader_for(list(paths), fields=[text_field], limit=limit)).collect(executor="inline", on_error="isolate")
+    table = Pipeline(reader_for(list(paths), fields=[text_field], limit=limit)).collect(
+        executor="inline", on_error="isolate"
+    )
     if text_field not in table.column_names:
         return pa.array([], pa.large_string())
     column = table.column(text_field).cast(pa.large_string()).combine_chunks()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -222,8 +223,8 @@ def _build(
 ) -> BenchmarkIndex:
     """The index of some files, built once in a process while they do not change (`stamp`)."""
     parts, texts = [], []
-    for path in paths:
-        for part, text in _texts_of(path, fields):
+    for path, benchmark in zip(paths, _names(paths), strict=True):
+        for part, text in _texts_of(path, benchmark, fields):
             parts.append(part)
             texts.append(text)
     data, offsets = buffers(pa.array(texts, pa.large_string()))
@@ -253,9 +254,19 @@ def _build(
     return BenchmarkIndex(parts, totals, lengths, kept, firsts, members, slots, bits)
 
 
-def _texts_of(path: str, fields: tuple[str, ...]) -> Iterator[tuple[Part, str]]:
+def _names(paths: Sequence[str]) -> list[str]:
+    """What to call the benchmarks of some files: their paths below the folder they share, without the endings.
+
+    >>> _names(["b/mmlu/test.jsonl", "b/boolq/test.jsonl.gz"]), _names(["b/mmlu.jsonl"])
+    (['mmlu/test', 'boolq/test'], ['mmlu'])
+    """
+    root = os.path.commonpath([str(Path(path).parent) for path in paths]) if paths else ""
+    below = [Path(path).relative_to(root) for path in paths]
+    return [(path.parent / path.name.partition(".")[0]).as_posix() for path in below]
+
+
+def _texts_of(path: str, benchmark: str, fields: tuple[str, ...]) -> Iterator[tuple[Part, str]]:
     """Every string of every line of a file, with where it stands."""
-    benchmark = Path(path).name.partition(".")[0]
     with pa.input_stream(path) as stream:
         lines = stream.read().split(b"\n")
     for number, line in enumerate(lines, 1):

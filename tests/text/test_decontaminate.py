@@ -150,6 +150,14 @@ def test_an_example_in_two_benchmarks_is_told_of_both(folder):
     assert [(span["benchmark"], span["example"]) for span in spans] == [("copy", "x"), ("geo", "river")]
 
 
+def test_benchmarks_are_called_by_their_path_below_the_folder(tmp_path):
+    for name in ("mmlu", "boolq"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_text(json.dumps({"q": RIVER}))
+    _, _, (spans,) = score(tmp_path, [RIVER])
+    assert [span["benchmark"] for span in spans] == ["boolq/test", "mmlu/test"]
+
+
 def test_a_bad_line_is_named(folder):
     (folder / "bad.jsonl").write_text('{"a": 1}\nnot json\n')
     with pytest.raises(SourceError, match=re.escape(f"line 2 of the benchmark {folder / 'bad.jsonl'} is not JSON")):

@@ -1,0 +1,102 @@
+"""A run watched: snapshots on disk, a real leak found and its worker replaced, alerts delivered."""
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tamis import JsonlWriter, Pipeline, Rows
+from tamis.events import LeakFound, MemoryAction, MemoryAlert
+from tamis.operator import Map, operator
+
+KEPT = []
+
+
+@operator(reads="n", writes="m")
+class LeakyForTests(Map):
+    """Keeps three megabytes of every partition for good, or only seems to."""
+
+    leaks: bool = True
+
+    def apply(self, batch):
+        block = np.ones(3_000_000 // 8)
+        if self.leaks:
+            KEPT.append(block)
+        return {"m": batch["n"]}
+
+
+def run(tmp_path, *, leaks):
+    seen = []
+    rows = Rows([{"n": n} for n in range(600)], rows_per_partition=10)
+    report = Pipeline(rows, LeakyForTests(leaks=leaks), JsonlWriter(tmp_path / "out")).run(
+        workers=1, on_event=seen.append
+    )
+    assert report.kept == 600
+    return report, seen
+
+
+@pytest.mark.slow
+def test_a_worker_that_leaks_is_found_and_replaced(tmp_path):
+    report, seen = run(tmp_path, leaks=True)
+    leaks = [event for event in seen if isinstance(event, LeakFound)]
+    assert leaks
+    assert 1_500_000 < leaks[0].bytes_per_shard < 6_000_000
+    assert report.memory["actions"]["recycle"] >= 1
+    assert any(isinstance(event, MemoryAction) and event.kind == "recycle" for event in seen)
+
+
+@pytest.mark.slow
+def test_a_worker_that_only_uses_memory_is_left_alone(tmp_path):
+    report, seen = run(tmp_path, leaks=False)
+    assert not [event for event in seen if isinstance(event, LeakFound)]
+    assert "recycle" not in report.memory["actions"]
+
+
+def test_snapshots_name_every_process_and_its_role(tmp_path):
+    Pipeline(Rows([{"n": n} for n in range(100)], rows_per_partition=10), JsonlWriter(tmp_path)).run(workers=2)
+    table = pq.read_table(tmp_path / "_tamis" / "memory.parquet").to_pylist()
+    roles = {row["role"] for row in table}
+    assert {"driver", "server"} <= roles
+    assert all(row["pid"] for row in table)
+
+
+def test_alerts_reach_a_webhook_and_a_command(tmp_path):
+    heard = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    script = f"import sys; open({str(tmp_path / 'alert.json')!r}, 'w').write(sys.stdin.read())"
+    seen = []
+    try:
+        Pipeline(Rows([{"n": 1}])).run(
+            memory="20GB",
+            on_event=seen.append,
+            alerts={
+                "budget_percent": [0.001, 99],
+                "webhook": f"http://127.0.0.1:{server.server_port}/alert",
+                "command": [sys.executable, "-c", script],
+            },
+        )
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert any(isinstance(event, MemoryAlert) for event in seen)
+    assert heard
+    assert heard[0]["level"] == "warning"
+    assert json.loads(Path(tmp_path / "alert.json").read_text())["kind"] == heard[0]["kind"]

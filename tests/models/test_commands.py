@@ -1,0 +1,45 @@
+"""The commands as typer runs them."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tamis.models.commands import stats, train_classifier
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command("train-classifier")(train_classifier)
+    app.command("stats")(stats)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return call
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name, word in (("good", "meadow"), ("bad", "casino")):
+        rows = [{"body": f"{word} number {number} and more {word}"} for number in range(60)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_train_classifier_prints_its_marks_and_writes_the_model(run, folders):
+    sides = ["--positive", folders / "good.jsonl", "--negative", folders / "bad.jsonl", "-o", folders / "m.model"]
+    said = run("train-classifier", *sides, "--text-field", "body", "--bits", 10, "--epochs", 2)
+    assert "60 positive and 60 negative texts" in said
+    assert "accuracy  1.0000" in said
+    assert (folders / "m.model").stat().st_size > 4096
+
+
+def test_stats_prints_tables_or_json(run, folders):
+    options = ["--column", "body", "--no-language"]
+    assert "documents                 60" in run("stats", folders / "good.jsonl", *options)
+    assert json.loads(run("stats", folders / "good.jsonl", *options, "--json"))["rows"] == 60
