@@ -196,6 +196,8 @@ class HtmlBoilerplate(Filter):
     [0.42]
     """
 
+    measuring_parameters = frozenset({"min_chars"})
+
     min_html_text: float = 0.2
     min_chars: int = 100
     column: str = "text"
