@@ -15,7 +15,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_python_blocks_run(page, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for number, block in enumerate(blocks):
-        done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
 
 

@@ -189,7 +189,10 @@ def test_a_value_of_the_wrong_type_names_the_step():
     recipe = parse("steps:\n- word_count\n- word_count: {min_words: many}")
     with pytest.raises(ParameterError) as error:
         recipe.operators()
-    assert "line 3: step 2, `word_count`: `min_words` of `word_count` must be int or None, got 'many'" in error.value.message
+    assert (
+        "line 3: step 2, `word_count`: `min_words` of `word_count` must be int or None, got 'many'"
+        in error.value.message
+    )
 
 
 @dataclass(frozen=True)
