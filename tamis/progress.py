@@ -211,11 +211,10 @@ def sentences(event: Event) -> list[str]:
         case RunStarted():
             return [_start(event), *event.notes]
         case MemoryAction() | MemoryAlert():
-            return event.text
+            return [event.text]
         case LeakFound():
-            return (
-                f"worker {event.worker} seems to leak in {event.stage}: {format_bytes(event.bytes_per_shard)} per shard"
-            )
+            rate = format_bytes(event.bytes_per_shard)
+            return [f"worker {event.worker} seems to leak in {event.stage}: {rate} per shard"]
         case Note():
             return [event.text]
         case Stopping():

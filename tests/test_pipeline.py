@@ -237,6 +237,7 @@ class TestFates:
             [pq.read_table(file) for file in sorted((tmp_path / "_tamis" / "rejects").iterdir())]
         ).to_pylist()
         assert sorted(row["_reason"] for row in rejected) == ["not in the sample"] * 7 + ["words < 2"] * 4
+        assert {row["_scores"] for row in rejected if row["_step"] == "word_count"} == {'{"words": 0}', '{"words": 1}'}
         assert {row["_address"] for row in rejected if row["_step"] == "word_count"} == {
             "rows:0",
             "rows:1",

@@ -75,7 +75,7 @@ class ScoreKeeper:
         if not isinstance(op, Filter) or op.score_only:
             return apply_step(op, batch)
         prefix = f"{SCORE}_{number}_"
-        scores = {name.removeprefix(prefix): batch[name] for name in batch.columns if name.startswith(prefix)}
+        scores = self.scores_of(number, batch)
         if not scores:
             scores = check_lengths(op, op.score(view(op, batch)), len(batch))
             batch = batch.with_columns({prefix + name: values for name, values in scores.items()})
@@ -87,6 +87,11 @@ class ScoreKeeper:
                     doom[first_broken] = len(self.reasons)
                     self.reasons.append((number, reason))
         return Applied(batch.with_columns({DOOM: doom}), batch)
+
+    def scores_of(self, number: int, batch: Batch) -> dict[str, pa.Array]:
+        """What operator `number` measured of a batch that is not released yet."""
+        prefix = f"{SCORE}_{number}_"
+        return {name.removeprefix(prefix): batch[name] for name in batch.columns if name.startswith(prefix)}
 
     def release(self, batch: Batch) -> tuple[Batch, list[tuple[int, str, np.ndarray]]]:
         """The batch as it was meant, and (operator, reason, rows) for what must be dropped from it now."""

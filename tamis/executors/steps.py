@@ -25,6 +25,8 @@ class Applied:
     given: Batch
     verdicts: list[tuple[str, np.ndarray]] = field(default_factory=list)
     created: int = 0
+    scores: dict[str, pa.Array] = field(default_factory=dict)
+    """What a filter measured of `given`, to be told with the rows it drops."""
 
 
 def apply_step(op: Operator, batch: Batch) -> Applied:
@@ -66,12 +68,12 @@ def rewritten(gather: Gather, batch: Batch, payload: pa.Array) -> Batch:
     return batch.with_columns(check_lengths(gather, gather.rewrite(view(gather, batch), payload), len(batch)))
 
 
-def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]]) -> Applied:
+def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]], scores: dict[str, pa.Array] | None = None) -> Applied:
     """`batch` without the rows of the verdicts, whose masks are disjoint."""
     if not verdicts:
         return Applied(batch, batch)
     keep = ~np.logical_or.reduce([mask for _, mask in verdicts])
-    return Applied(batch.select(keep), batch, verdicts)
+    return Applied(batch.select(keep), batch, verdicts, scores=scores or {})
 
 
 def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
@@ -96,7 +98,7 @@ def _filter(op: Filter, batch: Batch) -> Applied:
             if first_broken.any():
                 verdicts.append((reason, first_broken))
                 keep &= ~first_broken
-    return dropped(batch, verdicts)
+    return dropped(batch, verdicts, scores)
 
 
 def _grown(op: Operator, batch: Batch, parents: np.ndarray, columns: Mapping[str, Any]) -> Applied:

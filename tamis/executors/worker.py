@@ -12,6 +12,7 @@ its address and its error, and its neighbours go on.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 import traceback
@@ -285,10 +286,12 @@ class _PartitionRun:
             self.step = self.first_operator + index
             self.marker(first, size, self.step)
             batch = self._timed(op, batch, partial(keeper.apply, index))
+        measured = batch
         batch, drops = keeper.release(batch)
         keep = np.ones(len(batch), dtype=np.bool_)
         for index, reason, mask in drops:
-            self._settle(self.first_operator + index, Applied(batch, batch, [(reason, mask)]))
+            scores = keeper.scores_of(index, measured) if self.stage.rejects is not None else {}
+            self._settle(self.first_operator + index, Applied(batch, batch, [(reason, mask)], scores=scores))
             keep &= ~mask
             for later in range(index, len(keeper.operators)):  # as if the row had gone no further
                 account = self.account.operators[self.first_operator + later]
@@ -411,13 +414,14 @@ class _PartitionRun:
         mine = self.account.operators[step]
         if self.stage.rejects is not None:
             for reason, mask in applied.verdicts:
-                self._reject(applied.given.select(mask), mine.name, reason)
+                chosen = {name: values.filter(pa.array(mask)) for name, values in applied.scores.items()}
+                self._reject(applied.given.select(mask), mine.name, reason, chosen)
         for reason, mask in applied.verdicts:
             mine.dropped[reason] = mine.dropped.get(reason, 0) + int(np.count_nonzero(mask))
         mine.created += applied.created
         return applied.batch
 
-    def _reject(self, batch: Batch, step: str, reason: str) -> None:
+    def _reject(self, batch: Batch, step: str, reason: str, scores: dict[str, pa.Array]) -> None:
         if self.rejects is None:
             assert self.stage.rejects is not None
             self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
@@ -431,6 +435,11 @@ class _PartitionRun:
             "_reason": pa.array([reason] * rows),
             "_step": pa.array([step] * rows),
             "_address": pa.array([batch.origin.address(row) for row in range(rows)]),
+            # As text, since each step has scores of its own and a file has one set of columns.
+            "_scores": pa.array(
+                [json.dumps(row, default=str) for row in pa.table(scores).to_pylist()] if scores else [None] * rows,
+                pa.string(),
+            ),
         }
         for name, values in marks.items():
             table = table.append_column(name, values)
