@@ -161,6 +161,14 @@ class Batch:
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         return Batch(table, self.origin, memo=memo)
 
+    def without(self, columns: Sequence[str]) -> Batch:
+        """This batch without some of its columns."""
+        if not columns:
+            return self
+        table = self.table.drop_columns(list(columns))
+        memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
+        return Batch(table, self.origin, memo=memo)
+
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts: slow, for functions of the user, messages and tests."""
         return self.table.to_pylist()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
@@ -100,6 +101,86 @@ class AddId(Map):
 
 def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
+
+
+# ---------------------------------------------------------------------------------------------------- names and choices
+
+
+@operator()
+class Rename(Map):
+    """Give columns other names: `columns` maps each new name to the old one, as `columns` of a source does.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"content": "a", "n": 1}]), Rename({"text": "content"})).collect().to_pylist()
+    [{'n': 1, 'text': 'a'}]
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if not self.columns:
+            raise ParameterError("`columns` of `rename` is empty: there is nothing to rename")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ParameterError("`columns` of `rename` gives one column two names", hint="copy it first")
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.columns.values())
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.columns.values() if name in columns)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {new: batch[old] for new, old in self.columns.items()}
+
+
+@operator()
+class SelectFields(Map):
+    """Keep only these columns.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a", "n": 1}]), SelectFields(["text"])).collect().to_pylist()
+    [{'text': 'a'}]
+    """
+
+    columns: Sequence[str] = ("text",)
+
+    def check(self) -> None:
+        if not self.columns:
+            raise ParameterError("`columns` of `select_fields` is empty: nothing would be left")
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in columns if name not in self.columns)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {}
+
+
+@operator()
+class DropFields(Map):
+    """Remove columns; those that are not there are no mistake.
+
+    >>> from tamis import Pipeline, Rows
+    >>> Pipeline(Rows([{"text": "a", "n": 1}]), DropFields(["n"])).collect().to_pylist()
+    [{'text': 'a'}]
+    """
+
+    columns: Sequence[str] = ()
+
+    def check(self) -> None:
+        if not self.columns:
+            raise ParameterError("`columns` of `drop_fields` is empty: there is nothing to remove")
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in columns if name in self.columns)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {}
 
 
 # ------------------------------------------------------------------------------------------------------ computed columns

@@ -83,6 +83,10 @@ class Operator:
         """Columns this step is handed too where the data has them."""
         return ()
 
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Of the columns there are, those that are gone after this step, unless it writes them."""
+        return ()
+
     def real_names(self) -> dict[str, str]:
         """For each column read, its name in the data: `column=` takes the place of the first."""
         column = getattr(self, "column", None)

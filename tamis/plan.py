@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 import tamis
 from tamis.errors import ColumnError, ParameterError, TamisError
 from tamis.executors.estimate import estimate
@@ -94,6 +96,8 @@ def check_columns(shape: Shape, layout: Layout) -> None:
         for name in wanted:
             if name not in here:
                 raise _missing_column(name, number, len(steps), step, list(here), layout)
+        for name in step.removes(list(here)):
+            del here[name]
         here.update(dict.fromkeys(name for name in step.writes() if name != ALL))
 
 
@@ -117,6 +121,14 @@ def lines_pass_through(shape: Shape) -> bool:
     """
     passive = all(isinstance(op, (Filter, Gather)) and not op.writes() for op in shape.operators)
     return passive and shape.source.gives_lines() and shape.sink is not None and shape.sink.takes_lines()
+
+
+def sink_schema(shape: Shape, schema: pa.Schema) -> pa.Schema:
+    """The columns of the source that are still there at the sink."""
+    for step in shape.operators:
+        gone = set(step.removes(schema.names))
+        schema = pa.schema([column for column in schema if column.name not in gone], metadata=schema.metadata)
+    return schema
 
 
 def columns_to_read(shape: Shape, *, everything: bool, nothing: bool = False) -> tuple[str, ...] | None:
@@ -229,6 +241,7 @@ def _cut(
                 fates_of=fates_of,
                 reads_again=index > 0 and source is shape.source,
                 spills_rows=cut is not None and not untouched,
+                sink_schema=sink_schema(shape, layout.schema),
                 rejects=rejects,
                 on_error=on_error,
                 keep_lines=keep_lines,

@@ -9,10 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis import Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch, Origin
-from tamis.errors import OperatorError, ParameterError
-from tamis.fields import AddId, Arithmetic, Concat, Constant, Copy, Hash, Length, numbers, texts
+from tamis.errors import ColumnError, OperatorError, ParameterError
+from tamis.fields import (
+    AddId,
+    Arithmetic,
+    Concat,
+    Constant,
+    Copy,
+    DropFields,
+    Hash,
+    Length,
+    Rename,
+    SelectFields,
+    numbers,
+    texts,
+)
 from tamis.operator import build_operator
 
 
@@ -60,6 +73,47 @@ class TestAddId:
 
     def test_another_column_and_name(self):
         assert set(collect([{"body": "a"}], AddId(by="content", column="body", into="key"))[0]) == {"body", "key"}
+
+
+class TestNames:
+    def test_columns_change_places(self):
+        rows = [{"a": 1, "b": 2, "c": 3}]
+        assert collect(rows, Rename({"a": "b", "b": "a"})) == [{"c": 3, "a": 2, "b": 1}]
+
+    def test_only_some_are_kept_or_dropped(self):
+        rows = [{"a": 1, "b": 2, "c": 3}]
+        assert collect(rows, SelectFields(["c", "a"])) == [{"a": 1, "c": 3}]
+        assert collect(rows, DropFields(["b", "x"])) == [{"a": 1, "c": 3}]
+
+    def test_a_column_that_is_gone_is_missed_before_data_moves(self):
+        rows = [{"content": "a"}]
+        with pytest.raises(ColumnError, match="reads column `content`"):
+            collect(rows, Rename({"text": "content"}), Hash(column="content"))
+        assert "hash" in collect(rows, Rename({"text": "content"}), Hash())[0]
+
+    def test_files_hold_what_is_left(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"content": "a", "n": 1}\n')
+        for writer in (JsonlWriter(tmp_path / "out"), ParquetWriter(tmp_path / "out.parquet")):
+            Pipeline(JsonlReader(tmp_path / "a.jsonl"), Rename({"text": "content"}), DropFields(["n"]), writer).run()
+        assert (tmp_path / "out" / "part-000000.jsonl").read_text() == '{"text":"a"}\n'
+        import pyarrow.parquet as pq
+
+        (file,) = (tmp_path / "out.parquet").glob("*.parquet")
+        assert pq.read_table(file).to_pylist() == [{"text": "a"}]
+
+    def test_facts_about_the_text_follow_the_text(self):
+        rows = [{"text": "a b", "other": "c"}]
+        steps = [
+            Length(unit="words", into="x"),
+            Rename({"text": "other", "old": "text"}),
+            Length(unit="words", into="y"),
+        ]
+        assert [(row["x"], row["y"]) for row in collect(rows, *steps)] == [(2, 1)]
+
+    def test_an_id_of_the_source_is_read_though_it_is_written(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"id": "mine", "text": "a"}\n')
+        Pipeline(JsonlReader(tmp_path / "a.jsonl"), AddId(), JsonlWriter(tmp_path / "out", fields=["id"])).run()
+        assert (tmp_path / "out" / "part-000000.jsonl").read_text() == '{"id":"mine"}\n'
 
 
 class TestComputed:

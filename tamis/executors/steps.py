@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import Batch, as_array, table_from_rows
+from tamis.batch import HIDDEN, Batch, as_array, table_from_rows
 from tamis.errors import OperatorError
 from tamis.operator import ALL, Expand, Filter, Function, Gather, Map, Operator
 
@@ -34,7 +34,9 @@ def apply_step(op: Operator, batch: Batch) -> Applied:
     if isinstance(op, Filter):
         return _filter(op, batch)
     if isinstance(op, Map):
-        return Applied(batch.with_columns(check_lengths(op, op.apply(view(op, batch)), len(batch))), batch)
+        made = check_lengths(op, op.apply(view(op, batch)), len(batch))
+        visible = [name for name in batch.columns if not name.startswith(HIDDEN)]
+        return Applied(batch.without(op.removes(visible)).with_columns(made), batch)
     if isinstance(op, Expand):
         table, parents = op.expand(view(op, batch))
         if len(parents) != table.num_rows:

@@ -62,6 +62,8 @@ class Stage:
     """The source was read by the stage before already: bad rows are accounted for there."""
     spills_rows: bool = False
     """The next stage reads the rows from disk and not from the source."""
+    sink_schema: pa.Schema | None = None
+    """What the sink may expect of the columns of the source: those that no step removed."""
     rejects: Sink | None = None
     on_error: str = "isolate"
     keep_lines: bool = False
@@ -199,7 +201,8 @@ class _PartitionRun:
     def _open_end(self) -> None:
         end = self.stage.end
         if isinstance(end, Sink):
-            self.sink = end.open(self.scratch, self.stem, self.stage.schema)
+            left = self.stage.sink_schema
+            self.sink = end.open(self.scratch, self.stem, self.stage.schema if left is None else left)
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
             self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts.arrow", compression=None)
