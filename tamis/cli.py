@@ -110,7 +110,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_operator(incomplete: str) -> list[str]:
-    from tamis.operator import registered
+    from tamis.registry import registered
 
     return [name for name in registered() if name.startswith(incomplete)]
 
@@ -375,7 +375,7 @@ def ops(
 ) -> None:
     """List the operators, or show one with its parameters."""
     from tamis.console import operator_dict, operator_text, operators_text
-    from tamis.operator import find_operator, registered
+    from tamis.registry import find_operator, registered
 
     known = {name: find_operator(name)} if name is not None else registered()
     if as_json:

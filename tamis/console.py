@@ -50,7 +50,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
 
 def operator_dict(name: str, cls: type[Operator]) -> dict[str, Any]:
     """Everything a listing says of an operator."""
-    from tamis.operator import describe_parameters
+    from tamis.registry import describe_parameters
 
     return {
         "name": name,

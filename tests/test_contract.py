@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from tamis.batch import Batch, as_array
-from tamis.operator import ALL, Expand, Filter, Gather, Map, Operator, Sink, Source, build_operator, registered
+from tamis.operator import ALL, Expand, Filter, Gather, Map, Operator, Sink, Source
+from tamis.registry import build_operator, registered
 
 TEXTS = [
     "A short text.",

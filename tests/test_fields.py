@@ -26,7 +26,7 @@ from tamis.fields import (
     numbers,
     texts,
 )
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 
 
 def computed(step, **columns):

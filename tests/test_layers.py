@@ -18,6 +18,7 @@ LAYERS = [
     {"executors"},
     {"memory", "ledger"},
     {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields"},
+    {"registry"},
     {"store", "report", "events"},
     {"operator"},
     {"kernels", "models"},

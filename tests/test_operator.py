@@ -5,21 +5,8 @@ import pyarrow as pa
 import pytest
 
 from tamis.errors import ParameterError, RecipeError
-from tamis.operator import (
-    Filter,
-    Function,
-    Rule,
-    as_operator,
-    at_least,
-    at_most,
-    between,
-    build_operator,
-    find_operator,
-    one_of,
-    operator,
-    registered,
-    snake_case,
-)
+from tamis.operator import Filter, Function, Rule, as_operator, at_least, at_most, between, one_of, operator, snake_case
+from tamis.registry import build_operator, find_operator, registered
 from tamis.text.quality import WordCount
 
 

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
-from tamis.operator import Filter, Function, Operator, build_operator, find_operator, registered
+from tamis.operator import Filter, Function, Operator
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
 from tamis.recipes.paths import check_apart, reader_step, writer_step
+from tamis.registry import build_operator, find_operator, registered
 from tamis.store import INTERNAL, Store
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tamis.errors import ParameterError, RecipeError, SourceError
-from tamis.operator import Operator, find_operator, registered
+from tamis.operator import Operator
+from tamis.registry import find_operator, registered
 from tamis.sources.files import CODECS, COMPRESSIBLE, detect_format, list_files
 
 NamedStep: TypeAlias = tuple[str, Mapping[str, Any]]

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis.errors import ParameterError, RecipeError, SourceError, TamisError
-from tamis.operator import Map, build_operator
+from tamis.operator import Map
 from tamis.recipes.load import Recipe, Settings, Step, _fitted, load_recipe, parse_recipe, recipe_of, shipped
+from tamis.registry import build_operator
 
 
 def parse(text: str) -> Recipe:

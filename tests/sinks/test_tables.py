@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis.errors import ColumnError, ParameterError, SinkError
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 from tamis.sinks import writers
 from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter, decode_schema, encode_schema
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 from tamis.sources.memory import Rows
 
 ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}, {"text": "c", "n": 3}]

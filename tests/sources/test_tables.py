@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 from tamis.sources.tables import (
     ArrowReader,
     CsvReader,

@@ -10,7 +10,7 @@ from tamis import Pipeline, Rows
 from tamis.batch import Batch
 from tamis.errors import ParameterError, TamisError
 from tamis.models.linear import LinearModel, Settings, train
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 from tamis.text.classify import FastTextLabel, FastTextQuality, FastTextScore, LinearClassifier
 from tamis.text.segment import buffers
 from tests.models.make_fasttext import hand_made

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
 from tamis.errors import OperatorError, ParameterError
-from tamis.operator import build_operator
+from tamis.registry import build_operator
 from tamis.text.clean import (
     POLICY_PHRASES,
     BoilerplateRemoval,

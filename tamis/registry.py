@@ -1,0 +1,107 @@
+"""Operators by name: which modules hold them, and how a recipe's words become one.
+
+Modules are imported one by one until a name is found, since some bring compiled kernels along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from typing import Any
+
+from tamis.errors import ParameterError, RecipeError, did_you_mean
+from tamis.operator import Operator, known_operators
+from tamis.parameters import as_text, type_name
+
+
+@functools.cache
+def _load_plugins() -> None:
+    """Import what other packages announce under the entry point group `tamis.operators`."""
+    for entry in metadata.entry_points(group="tamis.operators"):
+        entry.load()
+
+
+OPERATOR_MODULES = (
+    "tamis.sources.tables",
+    "tamis.sources.memory",
+    "tamis.sinks.tables",
+    "tamis.text.quality",
+    "tamis.text.web",
+    "tamis.text.repetition",
+    "tamis.text.lists",
+    "tamis.text.tokens",
+    "tamis.text.code",
+    "tamis.sampling",
+    "tamis.dedup.exact",
+    "tamis.dedup.fuzzy",
+    "tamis.fields",
+    "tamis.text.clean",
+    "tamis.text.lines",
+    "tamis.text.pii",
+    "tamis.text.documents",
+    "tamis.text.language",
+    "tamis.text.classify",
+    "tamis.text.decontaminate",
+    "tamis.text.statistics",
+)
+
+
+def registered() -> dict[str, type[Operator]]:
+    """Every operator by its recipe name, other packages' (entry point group `tamis.operators`) included."""
+    for module in OPERATOR_MODULES:
+        import_module(module)
+    _load_plugins()
+    return dict(sorted(known_operators.items()))
+
+
+def find_operator(name: str) -> type[Operator]:
+    """The operator a recipe calls `name`, or an error with the nearest name."""
+    for module in OPERATOR_MODULES:  # one by one, since some bring compiled kernels along
+        if name in known_operators:
+            break
+        import_module(module)
+    else:
+        known = registered()
+        if name not in known:
+            hint = did_you_mean(name, known) or "`tamis ops` lists them"
+            raise RecipeError(f"there is no operator `{name}`", hint=hint)
+    return known_operators[name]
+
+
+def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
+    """An operator from its recipe name and parameters, with errors a recipe's author understands."""
+    cls = find_operator(name)
+    fields = {spec.name: spec for spec in dataclasses.fields(cls)}
+    for key in parameters:
+        if key not in fields:
+            hint = did_you_mean(str(key), fields) or f"`{name}` takes {', '.join(fields) or 'no parameters'}"
+            raise ParameterError(f"`{name}` has no parameter `{key}`", hint=hint)
+    missing = [
+        key
+        for key, spec in fields.items()
+        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and key not in parameters
+    ]
+    if missing:
+        raise ParameterError(f"`{name}` needs `{missing[0]}`", hint=f"- {name}: {{{missing[0]}: ...}}")
+    return cls(**dict(parameters))
+
+
+def describe_parameters(cls: type[Operator]) -> list[dict[str, Any]]:
+    """Name, type and default of each parameter, for listings."""
+    hints = typing.get_type_hints(cls)
+    result = []
+    for spec in dataclasses.fields(cls):
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        default = spec.default_factory() if callable(spec.default_factory) else spec.default
+        result.append(
+            {
+                "name": spec.name,
+                "type": type_name(hints[spec.name]),
+                "required": required,
+                "default": None if required else as_text(default),
+            }
+        )
+    return result
