@@ -1,5 +1,6 @@
 """What README and docs say is run: each Python block of a page, in order, in one empty folder."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -35,3 +36,10 @@ def test_the_shell_commands_of_the_readme_run(tmp_path):
         arguments = command.split()[1:]
         done = subprocess.run([sys.executable, "-m", "tamis", *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def test_the_page_of_operators_is_current():
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts" / "make_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "operators.md").read_text(encoding="utf-8") == module.page(), "run scripts/make_docs.py"
