@@ -12,6 +12,7 @@ help:  ## Show this list
 $(BIN)/tamis: pyproject.toml
 	@echo "creating the environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 

@@ -204,7 +204,7 @@ def quality(args: argparse.Namespace) -> None:
         truth.append(len(left & right) / len(left | right))
     close = np.array(truth) >= args.threshold
     print(
-        f"{len(truth):,} pairs, {close.sum():,} of them at {args.threshold} or above; similarities spread from 0.5 to 1"
+        f"{len(truth):,} pairs, {close.sum():,} of them at {args.threshold} or above; similarities from about 0.5 to 1"
     )
     print(f"{'':20}{'precision':>12}{'recall':>10}{'promised by bands':>20}")
     for verify in ("jaccard", "signature", "none"):

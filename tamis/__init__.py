@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
     from tamis.sources.memory import Rows
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
+    from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
 
 _HOMES = {
     "Batch": "batch",
@@ -45,6 +46,7 @@ _HOMES = {
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "Rows": "sources.memory",
+    **dict.fromkeys(["ExactDeduplicationWorkflow", "FuzzyDeduplicationWorkflow"], "workflows"),
     **dict.fromkeys(["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader"], "sources.tables"),
 }
 
@@ -54,8 +56,10 @@ __all__ = [
     "Batch",
     "CsvReader",
     "CsvWriter",
+    "ExactDeduplicationWorkflow",
     "Expand",
     "Filter",
+    "FuzzyDeduplicationWorkflow",
     "Gather",
     "JsonlReader",
     "JsonlWriter",

@@ -325,7 +325,9 @@ class Run:
         try:
             yield
         except KeyboardInterrupt:
-            pass  # an executor gave up because the level is 2; the caller sees the level
+            if self.stop.level < 2:
+                raise
+            # An executor gave up because it was asked to; the caller sees the level.
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
