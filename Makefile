@@ -16,9 +16,9 @@ $(BIN)/tamis: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(BIN)/tamis
+$(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	@echo "installing what the tests need"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[test]'
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`
