@@ -1,6 +1,6 @@
 """Deduplication measured: against datatrove's four stages on the same files, over sizes, and for quality.
 
-    python benchmarks/dedup.py compare --peer /tmp/peers/dt/bin/python        ratios to datatrove, in one run
+    python benchmarks/dedup.py compare --peer PEER/bin/python        ratios to datatrove, in one run
     python benchmarks/dedup.py scale 1000000 3000000 10000000 --memory 2GB    time and peak memory by size
     python benchmarks/dedup.py quality                                        precision and recall against brute force
 

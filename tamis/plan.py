@@ -19,7 +19,7 @@ import tamis
 from tamis.errors import ColumnError, ParameterError, TamisError
 from tamis.executors.estimate import estimate
 from tamis.executors.worker import Stage
-from tamis.memory.budget import Budget
+from tamis.memory.budget import Budget, usable_cpus
 from tamis.memory.spill import SpilledRows
 from tamis.operator import ALL, Filter, Function, Gather, Layout, Operator, Sink, Source, digest
 from tamis.parameters import as_text, format_bytes
@@ -168,6 +168,7 @@ def make_plan(
     for number, step in enumerate(steps, start=1):
         try:
             step.check()
+            check_resources(step)
         except TamisError as error:
             error.message = f"step {number}, `{step.name}`: {error.message}"
             raise
@@ -194,6 +195,14 @@ def make_plan(
         reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)},
         hints=tuple(order_hints(shape.operators)),
     )
+
+
+def check_resources(step: Operator) -> None:
+    """Raise if a step asks for what no worker on this machine can have; memory is the budget's business."""
+    if step.resources.cpus > usable_cpus():
+        raise ParameterError(f"it needs {step.resources.cpus:g} cores, and there are {usable_cpus()}")
+    if step.resources.gpus > 0:
+        raise ParameterError(f"it needs {step.resources.gpus:g} GPUs, and workers here have none")
 
 
 def _cut(

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis import Batch, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
-from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, WorkerError
+from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import PartitionCommitted, RunFinished, RunStarted, WorkerDied
-from tamis.operator import Expand, Filter, Map, at_least, operator
+from tamis.operator import Expand, Filter, Map, Resources, at_least, operator
 from tamis.report import Report
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
@@ -456,6 +456,21 @@ class TestShape:
 
         hints = Pipeline(Rows(numbered(3)), DearForTests(), WordCount()).explain().as_dict()["hints"]
         assert hints == ["`word_count` is cheap: before `dear_for_tests` it would spare that step the rows it drops"]
+
+    @pytest.mark.parametrize(
+        ("needs", "message"),
+        [
+            (Resources(cpus=10_000), "needs 10000 cores"),
+            (Resources(gpus=1), "needs 1 GPUs"),
+            (Resources(memory="100TB"), "is too little for this pipeline"),
+        ],
+    )
+    def test_impossible_resources_are_refused(self, needs, message):
+        class Demanding(Sample):
+            resources = needs
+
+        with pytest.raises(TamisError, match=message):
+            Pipeline(Rows(numbered(3)), Demanding(rows=1)).check()
 
     def test_unknown_executors_and_devices_are_refused(self):
         with pytest.raises(ParameterError, match="there is no executor 'spark'"):
