@@ -204,8 +204,8 @@ def test_result_does_not_depend_on_partitions_workers_or_budget(verify):
     expected = fates(rows, step, per_partition=600)
     assert len(expected[1]) > 60
     assert fates(rows, step, per_partition=37) == expected
-    assert fates(rows, step, per_partition=90, executor="local", workers=3, memory="1200MB") == expected
-    assert fates(rows, step, per_partition=90, executor="local", workers=1, memory="700MB") == expected
+    assert fates(rows, step, per_partition=90, executor="local", workers=3, memory="4GB") == expected
+    assert fates(rows, step, per_partition=90, executor="local", workers=1, memory="1600MB") == expected
 
 
 def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
@@ -250,7 +250,7 @@ def output_of(folder):
 def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
     rows = planted(300, 13)
     source = write_rows(tmp_path / "in", rows)
-    options = {"workers": 2, "memory": "1200MB"}
+    options = {"workers": 2, "memory": "3GB"}
     reader = JsonlReader(source, blocksize="30kB")
     Pipeline(reader, FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(**options)
     marks = tmp_path / "marks"
