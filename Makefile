@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+LOWEST ?= .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick check fix bench clean
+.PHONY: help install demo test test-lowest quick check fix bench clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 $(BIN)/tamis: pyproject.toml
 	@echo "creating the environment in $(VENV)"
@@ -33,6 +34,19 @@ test: $(VENV)/.test  ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
+$(LOWEST)/.test: pyproject.toml scripts/lowest.py
+	@echo "creating the environment of the lowest versions in $(LOWEST)"
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(LOWEST)/bin/python scripts/lowest.py test > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+		--constraint $(LOWEST)/lowest.txt --editable '.[test]'
+	@touch $@
+
+# Which versions of other libraries read the output is theirs to promise; typer's warnings about newer clicks are its own.
+test-lowest: $(LOWEST)/.test  ## Run the tests on Python 3.11 with the lowest versions admitted
+	$(LOWEST)/bin/python -m pytest --ignore tests/sinks/test_interop.py -W "ignore:'click:DeprecationWarning"
+
 quick: $(VENV)/.test  ## Run the tests that take no more than a moment each
 	$(BIN)/python -m pytest -m "not slow" -x
 
@@ -44,4 +58,4 @@ bench: $(VENV)/.test  ## Measure the engine against bare pyarrow; see benchmarks
 	$(BIN)/python benchmarks/engine.py
 
 clean:  ## Remove the environment and what the demo wrote
-	rm -rf $(VENV) demo-output build *.egg-info
+	rm -rf $(VENV) $(LOWEST) demo-output build *.egg-info

@@ -111,7 +111,7 @@ class Batch:
 
     @property
     def num_bytes(self) -> int:
-        return self.table.nbytes
+        return bytes_of(self.table)
 
     def __getitem__(self, column: str) -> Column:
         """The column as one contiguous array."""
@@ -199,6 +199,18 @@ def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return column.combine_chunks() if column.num_chunks else pa.array([], type=column.type)
+
+
+def bytes_of(data: pa.Table | pa.ChunkedArray) -> int:
+    """The memory its rows take; of views, which pyarrow cannot measure before version 24, what they take as plain text."""
+    try:
+        return data.nbytes
+    except pa.ArrowTypeError:
+        if isinstance(data, pa.Table):
+            return sum(bytes_of(column) for column in data.columns)
+        if pa.types.is_string_view(data.type) or pa.types.is_binary_view(data.type):
+            return data.cast(pa.large_string() if pa.types.is_string_view(data.type) else pa.large_binary()).nbytes
+        return data.get_total_buffer_size()
 
 
 def as_array(values: Column | pa.ChunkedArray | np.ndarray | Sequence[object]) -> pa.Array:

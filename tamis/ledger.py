@@ -10,7 +10,9 @@ partition is done again under the same file names.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import io
 import json
 import os
 import time
@@ -20,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from tamis.errors import LedgerError, SinkError
+from tamis.errors import DiskFull, LedgerError, SinkError
 from tamis.operator import Shard
 from tamis.report import Account
 from tamis.store import INTERNAL, Store
@@ -74,7 +76,7 @@ class Ledger:
         self.plan: dict[str, Any] | None = None
         self.finished: dict[str, Any] | None = None
         self.damaged = 0
-        self._file: IO[bytes] | None = None
+        self._file: io.FileIO | None = None
         self._segment = 0
         self._owner = uuid.uuid4().hex
         self._lock: IO[bytes] | None = None
@@ -88,7 +90,8 @@ class Ledger:
             for record in self._records():
                 self._apply(record)
             if self.store.local:
-                self._file = (self.store.path / INTERNAL / "ledger.jsonl").open("ab")
+                # Without a buffer: what could not be written must not be tried again when the file is closed.
+                self._file = (self.store.path / INTERNAL / "ledger.jsonl").open("ab", buffering=0)
         except BaseException:
             self._release_lock()
             raise
@@ -130,15 +133,18 @@ class Ledger:
         data = b"".join(format_line(record) for record in new)
         try:
             if self._file is not None:
-                self._file.write(data)
-                self._file.flush()
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
                 os.fsync(self._file.fileno())
             else:
                 self._segment += 1
                 self.store.write(f"{INTERNAL}/ledger/{self._segment:08d}.log", data)
         except OSError as error:
-            raise SinkError(
-                f"cannot write the ledger of {self.store.root}: {error.strerror or error}",
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            what = "the disk is full" if full else str(error.strerror or error)
+            raise (DiskFull if full else SinkError)(
+                f"cannot write the ledger of {self.store.root}: {what}",
                 hint="make room or mend permissions, then run the same command again: committed work is kept",
             ) from error
         for record in new:

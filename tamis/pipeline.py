@@ -177,7 +177,7 @@ class Pipeline:
     ) -> Report:
         stop = Stop()
         store = self._store(stack)
-        governor = Governor(budget, emit, Learned.from_text(store.read(f"{INTERNAL}/learned.json")))
+        governor = Governor(budget, emit, learned_from(store))
         runner: InlineExecutor | LocalExecutor
         if executor == "inline":
             runner = stack.enter_context(InlineExecutor(governor, emit, stop))
@@ -213,6 +213,14 @@ class Pipeline:
         needs = sum(step.resources.memory_bytes for step in self.steps)
         held = held_bytes(os.getpid()) + SERVER_BYTES
         return make_budget(memory=memory, workers=workers, operator_bytes=needs, driver_bytes=held)
+
+
+def learned_from(store: Store) -> Learned:
+    """What an earlier run left for this one; nothing if it cannot be read, which the run itself will explain."""
+    try:
+        return Learned.from_text(store.read(f"{INTERNAL}/learned.json"))
+    except PermissionError:
+        return Learned()
 
 
 def _planner(

@@ -78,7 +78,7 @@ class Store:
     def read(self, name: str) -> bytes | None:
         try:
             return self._local(name).read_bytes() if self.local else self._fs.cat_file(self._remote(name))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, data: bytes) -> None:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The first example of a test may compile a kernel, which takes seconds.
+settings.register_profile("tamis", deadline=None)
+settings.load_profile("tamis")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.batch import HIDDEN, LINE, Batch, Failure, bytes_of
 from tamis.errors import DiskFull, OperatorError, TamisError
 from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
@@ -528,7 +528,7 @@ def _bytes_read(op: Operator, batch: Batch) -> int:
     """The size of the columns an operator looks at."""
     names = set(op.real_names().values())
     chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
-    return sum(batch.table.column(name).nbytes for name in chosen)
+    return sum(bytes_of(batch.table.column(name)) for name in chosen)
 
 
 def _disk_full(error: Exception) -> bool:

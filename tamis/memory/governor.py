@@ -9,7 +9,6 @@ hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worke
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ from tamis.memory.budget import (
     WORKER_BYTES,
     Budget,
 )
-from tamis.memory.monitor import held_bytes
 from tamis.parameters import format_bytes
 
 ROW_COPIES = 8
@@ -166,12 +164,12 @@ class Governor:
 def cap_this_process(share_bytes: int) -> None:
     """From now on, let this process hold at most `share_bytes`: more is a MemoryError here and nobody else's problem.
 
-    The limit counts private writable mappings, so what is mapped already (and shared with the server this process was
-    forked from) is added to it and what is resident already is taken off.
+    The limit counts private writable mappings, so what is mapped already is added to it and what is resident already is
+    taken off; that includes what is shared with the server this process was forked from, which then is paid for.
     """
     if sys.platform != "linux":
         return
-    room = max(0, share_bytes - held_bytes(os.getpid()))
+    room = max(0, share_bytes - process.status()["VmRSS"])
     limit = process.data_bytes() + room
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

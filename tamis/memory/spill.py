@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import Batch, Origin, as_array, contiguous
+from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
 from tamis.operator import Layout, Partition, Reading, Shard, Source
 
@@ -88,7 +88,7 @@ class SpilledRows(Source):
 
 def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
     rows = table.num_rows
-    step = max(1, rows * reading.batch_bytes // max(1, table.nbytes))
+    step = max(1, rows * reading.batch_bytes // max(1, bytes_of(table)))
     for start in range(0, rows, step):
         part = table.slice(start, step)
         places = contiguous(part.column(_PLACE)).dictionary_encode()

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from tamis.batch import LINE
+from tamis.batch import LINE, bytes_of
 from tamis.errors import ColumnError, SinkError, did_you_mean
 from tamis.operator import Shard
 from tamis.sinks.encode import encode_rows, json_text, json_values
@@ -258,14 +258,14 @@ class TypedShards(Writer):
 
     def _write(self, table: pa.Table) -> None:
         self._widen(plain(table.schema))
-        row_bytes = max(1.0, table.nbytes / table.num_rows)
+        row_bytes = max(1.0, bytes_of(table) / table.num_rows)
         start = 0
         while start < table.num_rows:
             room = max(1, int((self._group_bytes() - self._pending_bytes) / row_bytes) + 1)
             part = table.slice(start, room)
             start += part.num_rows
             self._pending.append(part)
-            self._pending_bytes += part.nbytes
+            self._pending_bytes += bytes_of(part)
             self._rows += part.num_rows
             if self._pending_bytes >= self._group_bytes():
                 self._flush()
@@ -344,6 +344,6 @@ def _expect(expected: pa.Schema, first: pa.Schema) -> pa.Schema:
 
 def slices(table: pa.Table, num_bytes: int) -> Iterator[pa.Table]:
     """The table in pieces of about so many bytes, each of at least one row."""
-    rows = max(1, int(table.num_rows * num_bytes / max(1, table.nbytes)))
+    rows = max(1, int(table.num_rows * num_bytes / max(1, bytes_of(table))))
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows)

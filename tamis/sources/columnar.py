@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tamis.batch import Batch, Failure, Origin
+from tamis.batch import Batch, Failure, Origin, bytes_of
 from tamis.errors import SourceError
 from tamis.operator import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
@@ -310,19 +310,20 @@ class ArrowReader(_Columnar):
             held: list[pa.Table] = []
             first = size = 0
             for start, table in tables():
-                if held and size + table.nbytes > reading.batch_bytes:
+                if held and size + bytes_of(table) > reading.batch_bytes:
                     yield first, pa.concat_tables(held)
                     held, size = [], 0
                 if not held:
                     first = start
                 held.append(table)
-                size += table.nbytes
+                size += bytes_of(table)
             if held:
                 yield first, pa.concat_tables(held)
 
 
 def _rows_of(table: pa.Table, batch_bytes: int) -> int:
-    return max(1, int(batch_bytes * table.num_rows / table.nbytes) if table.nbytes else table.num_rows)
+    size = bytes_of(table)
+    return max(1, int(batch_bytes * table.num_rows / size) if size else table.num_rows)
 
 
 class _Ipc:

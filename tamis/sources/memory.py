@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import Batch, Origin, table_from_rows
+from tamis.batch import Batch, Origin, bytes_of, table_from_rows
 from tamis.errors import ParameterError, SourceError
 from tamis.operator import Layout, Partition, Piece, Reading, Source, digest, operator
 from tamis.parameters import format_bytes
@@ -54,12 +54,12 @@ class Rows(Source):
 
     def layout(self, blocksize: int) -> Layout:
         table = self.table
-        count, num_bytes = table.num_rows, table.nbytes
+        count, num_bytes = table.num_rows, bytes_of(table)
         step = self.rows_per_partition or max(1, int(count * blocksize / num_bytes) if num_bytes > blocksize else count)
         partitions = []
         for index, start in enumerate(range(0, count, step)):
             part = table.slice(start, min(step, count - start))
-            piece = Piece("rows", start, start + part.num_rows, part.nbytes)
+            piece = Piece("rows", start, start + part.num_rows, bytes_of(part))
             partitions.append(Partition(index, (piece,), digest([content_hash(part), start])))
         why = (
             f"rows_per_partition {step}"
@@ -74,7 +74,7 @@ class Rows(Source):
         if reading.columns is not None:
             wanted = [name for name in table.column_names if name in reading.columns]
             table = table.select(wanted or cheapest_column(table.schema))
-        per_row = max(1.0, table.nbytes / max(1, table.num_rows))
+        per_row = max(1.0, bytes_of(table) / max(1, table.num_rows))
         step = max(1, int(reading.batch_bytes / per_row))
         for piece in partition.pieces:
             for start in range(piece.start, piece.stop, step):

@@ -147,7 +147,7 @@ def test_the_same_rows_at_every_budget(tmp_path):
         for number in range(30_000):
             file.write(json.dumps({"id": number, "text": f"text {number} " * 20}) + "\n")
     seen = set()
-    for memory in ("340MB", "500MB", "2GB"):
+    for memory in ("420MB", "550MB", "2GB"):
         run(
             tmp_path,
             f"[JsonlReader(folder / 'in.jsonl'), GrowForTests(factor=3), JsonlWriter(folder / '{memory}')]",

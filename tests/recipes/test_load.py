@@ -150,7 +150,7 @@ def test_every_shipped_recipe_names_known_operators_and_describes_itself():
         ("./lenght", "./lenght does not exist", "name a YAML file"),
         ("lenght.yaml", "lenght.yaml does not exist", "name a YAML file"),
         ("./", "is a folder", "name a YAML file"),
-        ("zzzzzz", "there is no recipe `zzzzzz`", "or one of length"),
+        ("zzzzzz", "there is no recipe `zzzzzz`", "or one of all_dressed"),
     ],
 )
 def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, name, says, hint):
