@@ -20,7 +20,7 @@ DEFAULT_SHARE = 0.8
 DRIVER_BYTES = 160_000_000
 """The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
 
-SERVER_BYTES = 130_000_000
+SERVER_BYTES = 190_000_000
 """What is set aside for the server and for the growth of the driver, beside what the driver holds at the start."""
 
 WORKER_BYTES = 150_000_000
