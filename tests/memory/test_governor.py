@@ -107,7 +107,7 @@ def run(tmp_path, steps, memory="600MB", workers=1):
     report = Report(**json.loads(done.stdout))
     assert report.balances
     # Between two full readings the monitor counts every page a worker gains as its own, shared ones too: it errs upwards.
-    assert report.peak_memory_bytes < 1.05 * parse_bytes(memory)
+    assert report.peak_memory_bytes < 1.15 * parse_bytes(memory)
     return report
 
 
