@@ -56,7 +56,8 @@ def type_name(annotation: object) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return "one of " + ", ".join(repr(arg) for arg in typing.get_args(annotation))
     if typing.get_origin(annotation) is not None:
-        return str(annotation).replace("collections.abc.", "").replace("typing.", "")
+        text = str(annotation).replace("collections.abc.", "").replace("typing.", "")
+        return text.replace("pathlib._local.", "pathlib.")  # where Python 3.13 keeps it
     return getattr(annotation, "__name__", str(annotation))
 
 
