@@ -23,7 +23,7 @@ from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
-from tamis.memory.budget import SERVER_BYTES, Budget, make_budget
+from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.monitor import held_bytes
 from tamis.memory.profile import Profile, profile_of
@@ -211,8 +211,8 @@ class Pipeline:
 
     def _budget(self, memory: int | str | None, workers: int | Literal["auto"]) -> Budget:
         needs = sum(step.resources.memory_bytes for step in self.steps)
-        held = held_bytes(os.getpid()) + SERVER_BYTES
-        return make_budget(memory=memory, workers=workers, operator_bytes=needs, driver_bytes=held)
+        held = held_bytes(os.getpid())
+        return make_budget(memory=memory, workers=workers, operator_bytes=needs, caller_bytes=held)
 
 
 def learned_from(store: Store) -> Learned:

@@ -47,7 +47,8 @@ class Watch:
             on_problem=lambda text: self._found.put(Note(text)),
         )
         self._found: queue.SimpleQueue[Snapshot | Alert | Note] = queue.SimpleQueue()
-        self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear)
+        before = governor.budget.before_bytes
+        self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear, before_bytes=before)
         self._stack = ExitStack()
 
     @property

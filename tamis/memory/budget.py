@@ -20,8 +20,11 @@ DEFAULT_SHARE = 0.8
 DRIVER_BYTES = 160_000_000
 """The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
 
-SERVER_BYTES = 190_000_000
-"""What is set aside for the server and for the growth of the driver, beside what the driver holds at the start."""
+CALLER_BYTES = 200_000_000
+"""The process that calls, with Tamis, its kernels and operators loaded. What it holds beyond that was there before the run and is not the run's."""
+
+SERVER_BYTES = 110_000_000
+"""What is set aside for the server, which has its libraries in common with the driver, and for the growth of both."""
 
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""
@@ -45,7 +48,9 @@ class Budget:
     worker_bytes: int
     """Each worker's share of the budget."""
     driver_bytes: int = DRIVER_BYTES
-    """What is set aside for the process that called, with all it holds already, and for the server of the workers."""
+    """What is set aside for the process that called and for the server of the workers."""
+    before_bytes: int = 0
+    """What the calling program held before the run, beyond what Tamis needs: not counted, for it is not the run's."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -54,11 +59,12 @@ def make_budget(
     memory: int | str | None = None,
     workers: int | str = "auto",
     operator_bytes: int = 0,
-    driver_bytes: int = DRIVER_BYTES,
+    caller_bytes: int = 0,
 ) -> Budget:
     """Derive a budget from what the user asked for and what the machine has.
 
-    `operator_bytes` is what the operators of a stage declare they need beside their batches.
+    `operator_bytes` is what the operators of a stage declare they need beside their batches, `caller_bytes` what the
+    calling process holds already.
     """
     reasons = {}
     if memory is None:
@@ -73,8 +79,11 @@ def make_budget(
 
     cpus = usable_cpus()
     wanted = _wanted_workers(workers, cpus)
-    driver = max(DRIVER_BYTES, driver_bytes)
-    reasons["driver"] = f"{format_bytes(driver)}: what the calling process holds, and the server of the workers"
+    before = max(0, caller_bytes - CALLER_BYTES)
+    driver = max(DRIVER_BYTES, caller_bytes - before + SERVER_BYTES if caller_bytes else 0)
+    reasons["driver"] = f"{format_bytes(driver)}: the calling process and the server of the workers"
+    if before:
+        reasons["driver"] += f", without the {format_bytes(before)} the caller held before"
     each = total - driver
     fixed = WORKER_BYTES + operator_bytes
     smallest = fixed + BATCH_COPIES * SMALLEST_BATCH_BYTES
@@ -104,7 +113,7 @@ def make_budget(
     reasons["blocksize"] = (
         f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
     )
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, reasons)
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, reasons)
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 KEEP = 1024
 """Snapshots held; the file has as many."""
+
+PEAK_STEP = 1.01
+"""A peak is taken when it seems to be higher than the last by so much, for it costs a walk over all page tables."""
 
 MOST_TREND_POINTS = 128
 """Enough for a slope, and its cost is quadratic."""
@@ -64,7 +68,7 @@ class MemoryMonitor:
     `roles` names processes by their number (and may add some outside the tree); `on_snapshot` is called in the thread
     and must be quick. What either raises ends the monitor and is raised at the end of the block. With `path`, snapshots
     are written there as Parquet every `flush_every_s` and at the end, one row per snapshot and process; a write that
-    fails is noted in `problems` and tried again later.
+    fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class MemoryMonitor:
         keep: int = KEEP,
         flush_every_s: float = 30.0,
         gpus: GpuReader | None = None,
+        before_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pid = os.getpid() if pid is None else pid
@@ -89,6 +94,7 @@ class MemoryMonitor:
         self._roles = roles or (lambda: {self.pid: "driver"} if self.pid == os.getpid() else {})
         self._on_snapshot = on_snapshot
         self._gpus = gpus
+        self._before_bytes = before_bytes
         self._clock = clock
         self._began = self._flushed = clock()
         self._tree = TreeReader(self.pid, clock=clock)
@@ -107,17 +113,20 @@ class MemoryMonitor:
 
     def sample(self) -> Snapshot:
         """Take a snapshot now, in the calling thread."""
-        gpus = self._read_gpus()
         shot = Snapshot(
             time=time.time(),
             elapsed_s=self._clock() - self._began,
             system=read_system(),
             processes=self._tree.read(self._roles()),
-            gpus=gpus,
+            gpus=self._read_gpus(),
+            before_bytes=self._before_bytes,
         )
+        highest = self.peak is None or shot.held_bytes > PEAK_STEP * self.peak.held_bytes
+        if highest:  # a reading in passing counts shared pages that a process only just touched as its own
+            shot = replace(shot, processes=self._tree.read(self._roles(), exact=True))
         with self._lock:
             self._snapshots.append(shot)
-            if self.peak is None or shot.held_bytes > self.peak.held_bytes:
+            if highest and (self.peak is None or shot.held_bytes > self.peak.held_bytes):
                 self.peak = shot
         if self._on_snapshot is not None:
             self._on_snapshot(shot)

@@ -103,10 +103,12 @@ def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
 
 def spilled_files(first: Path) -> list[Path]:
     """The files a SpillWriter made for `first`, in order."""
-    if not first.exists():
-        return []
-    rest = sorted(first.parent.glob(first.name + ".*"), key=lambda path: int(path.suffix[1:]))
-    return [first, *rest]
+    found: list[Path] = []
+    file = first
+    while file.exists():  # asked for by name: a folder of many thousand files is slow to search
+        found.append(file)
+        file = first.with_name(f"{first.name}.{len(found)}")
+    return found
 
 
 class ObservedFacts:

@@ -69,11 +69,13 @@ class Snapshot:
     system: SystemMemory
     processes: tuple[ProcessMemory, ...]
     gpus: tuple[GpuMemory, ...] = ()
+    before_bytes: int = 0
+    """What the first process held before there was anything to watch."""
 
     @property
     def held_bytes(self) -> int:
-        """What the process tree holds, shared pages counted once."""
-        return sum(process.held_bytes for process in self.processes)
+        """What the process tree holds beyond what was there before, shared pages counted once."""
+        return max(0, sum(process.held_bytes for process in self.processes) - self.before_bytes)
 
 
 def read_system() -> SystemMemory:
@@ -121,15 +123,18 @@ class TreeReader:
         self._allowance_s = 0.0
         self._last: float | None = None
 
-    def read(self, roles: Mapping[int, str] | None = None) -> tuple[ProcessMemory, ...]:
-        """The processes alive now, this one first; `roles` names them, and adds some that left the tree."""
+    def read(self, roles: Mapping[int, str] | None = None, *, exact: bool = False) -> tuple[ProcessMemory, ...]:
+        """The processes alive now, this one first; `roles` names them, and adds some that left the tree.
+
+        `exact` walks the page tables of them all, whatever that costs.
+        """
         names = roles or {}
         pids = list(dict.fromkeys([self.pid, *descendants(self.pid), *names]))
         alive = {pid: status for pid in pids if (status := _status(pid)) is not None}
-        self._walk_some(alive)
+        self._walk_some(alive, exact)
         return tuple(self._process(pid, names.get(pid, status.name), status) for pid, status in alive.items())
 
-    def _walk_some(self, alive: Mapping[int, _Status]) -> None:
+    def _walk_some(self, alive: Mapping[int, _Status], exact: bool) -> None:
         now = self._clock()
         if self._last is not None:
             # What is not spent is saved for some seconds at most, so that a quiet time is not followed by a storm.
@@ -138,7 +143,7 @@ class TreeReader:
         self._walked = {pid: walked for pid, walked in self._walked.items() if pid in alive}
         order = sorted(alive, key=lambda pid: (-self._urgency(pid, alive[pid]), pid))
         for pid in order:
-            if pid in self._walked and self._allowance_s <= 0:
+            if pid in self._walked and self._allowance_s <= 0 and not exact:
                 break  # a new process is always walked: nothing else is known of it
             began = self._cpu_clock()
             walked = walk(pid)

@@ -24,6 +24,17 @@ def test_a_budget_that_cannot_work_names_the_smallest_that_can():
     make_budget(memory="316MB")
 
 
+def test_what_the_caller_holds_is_counted_up_to_what_tamis_needs():
+    small, large = (
+        make_budget(memory="1GB", caller_bytes=100_000_000),
+        make_budget(memory="1GB", caller_bytes=3_000_000_000),
+    )
+    assert small.before_bytes == 0
+    assert large.before_bytes == 2_800_000_000
+    assert large.driver_bytes - small.driver_bytes == 100_000_000
+    assert "2.8 GB the caller held before" in large.reasons["driver"]
+
+
 def test_operators_that_need_memory_are_counted():
     with pytest.raises(BudgetError):
         make_budget(memory="400MB", operator_bytes=1_000_000_000)

@@ -1,0 +1,187 @@
+"""Is the budget kept? Every shipped recipe and each way to deduplicate, over several times more data than the budget.
+
+    python benchmarks/memory.py [--budgets 512MB,1GB,4GB] [--jobs gopher,fuzzy] [--times 4] [--save]
+
+Runs `tamis run` and `tamis dedup` with two workers asked for and samples the process tree ten times a second from outside,
+shared pages counted once (PSS). Prints the peak beside the budget and the throughput, and exits with 1 if a peak is above its
+budget or an account does not balance. With --save, each finished job replaces its row in benchmarks/memory.md, so that the
+matrix can be filled in several sessions.
+
+The documents for recipes are paragraphs of the speeches that come with the package, from a line to a hundred kilobytes
+long, the lengths as in a crawl; those for `code` are the modules of the standard library. A folder holds one such file many
+times over. Deduplication gets documents of its own (corpus.py), every one in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from corpus import make_corpus
+from engine import TAMIS, measured
+
+import tamis
+from tamis.parameters import parse_bytes
+from tamis.recipes.load import shipped_names
+
+FILE_BYTES = 128_000_000
+DOCUMENT_BYTES = 580
+"""Of the documents of corpus.py, as JSON lines."""
+
+DEDUP = {
+    "exact": ["exact"],
+    "exact, by paragraph": ["exact", "--unit", "paragraph"],
+    "fuzzy": ["fuzzy"],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    job: str
+    budget: str
+    data_bytes: int
+    peak_bytes: int
+    seconds: float
+    kept: int
+    read: int
+
+    @property
+    def holds(self) -> bool:
+        return self.peak_bytes <= parse_bytes(self.budget)
+
+    def __str__(self) -> str:
+        share = self.peak_bytes / parse_bytes(self.budget)
+        rate = self.data_bytes / self.seconds / 1e6
+        return (
+            f"| {self.job} | {self.budget} | {self.data_bytes / 1e9:.1f} GB | {self.peak_bytes / 1e6:.0f} MB | {share:.0%} | "
+            f"{rate:.0f} MB/s | {self.kept:,} of {self.read:,} |"
+        )
+
+
+HEADER = "| job | budget | data | peak | of the budget | rate | rows kept |\n|---|---|---|---|---|---|---|"
+
+
+def speeches() -> list[str]:
+    with gzip.open(Path(tamis.__file__).parent / "recipes" / "speeches.jsonl.gz", "rt") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+def modules() -> list[str]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [file.read_text(errors="replace") for file in sorted(folder.glob("*.py"))]
+
+
+def write_documents(path: Path, pieces: list[str], *, joined: bool) -> None:
+    """One file of `FILE_BYTES`; with `joined`, a document is some of the pieces, few or very many."""
+    generator, size, number = random.Random(3), 0, 0
+    with path.open("w") as file:
+        while size < FILE_BYTES:
+            count = min(500, int(generator.lognormvariate(1.5, 1.2)) + 1) if joined else 1
+            text = "\n".join(generator.choice(pieces) for _ in range(count))
+            line = json.dumps({"id": f"d{number}", "url": f"https://example.org/{number}", "text": text})
+            size += file.write(line + "\n")
+            number += 1
+
+
+def same_file_often(folder: Path, file: Path, size: int) -> int:
+    folder.mkdir()
+    count = -(-size // file.stat().st_size)
+    for number in range(count):
+        (folder / f"{number:04d}.jsonl").hardlink_to(file)
+    return count * file.stat().st_size
+
+
+def run(job: str, budget: str, source: Path, data_bytes: int, folder: Path) -> Row:
+    output = folder / "output"
+    if job in DEDUP:
+        command = [*TAMIS, "dedup", *DEDUP[job], str(source), str(output)]
+    else:
+        command = [*TAMIS, "run", job, "--input", str(source), "--output", str(output)]
+    seconds, peak = measured([*command, "--memory", budget, "--workers", "2", "--quiet"])
+    report = json.loads((output / "_tamis" / "report.json").read_text())
+    if report["read"] != report["kept"] + sum(report["dropped"].values()) + report["failed"] or report["failed"]:
+        raise SystemExit(f"{job} at {budget}: the account does not balance, or rows failed: {report}")
+    shutil.rmtree(output)
+    return Row(job, budget, data_bytes, peak, seconds, report["kept"], report["read"])
+
+
+def save(row: Row) -> None:
+    """Put the row into the table of benchmarks/memory.md in place of an older one of the same job and budget."""
+    path = Path(__file__).with_suffix(".md")
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        match = re.match(r"\| ([a-z_, ]+) \| (\d\w+) \|", line)
+        if match:
+            rows[match[1], match[2]] = line
+    rows[row.job, row.budget] = str(row)
+    order = [*sorted(shipped_names()), *DEDUP]
+    found = sorted(rows, key=lambda key: (parse_bytes(key[1]), order.index(key[0])))
+    lines = [
+        "# Is the budget kept?",
+        "",
+        "`python benchmarks/memory.py --save`: the peak of the process tree (PSS, ten times a second, from outside) with two",
+        "workers asked for. A budget too small for two is worked off with one.",
+        "",
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, tamis {tamis.__version__}.",
+        "",
+        HEADER,
+        *(rows[key] for key in found),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budgets", default="512MB,1GB,4GB")
+    parser.add_argument(
+        "--jobs", default=",".join([*sorted(shipped_names()), *(name for name in DEDUP if "," not in name)])
+    )
+    parser.add_argument("--times", type=float, default=4.0, help="data, in budgets")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where the data goes; a temporary folder if not given"
+    )
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    jobs = ["exact, by paragraph" if job == "paragraph" else job for job in options.jobs.split(",")]
+    broken = False
+    sys.stdout.write(HEADER + "\n")
+    with tempfile.TemporaryDirectory(prefix="tamis-bench-", dir=options.folder) as name:
+        folder = Path(name)
+        write_documents(folder / "text.jsonl", speeches(), joined=True)
+        write_documents(folder / "code.jsonl", modules(), joined=False)
+        for budget in options.budgets.split(","):
+            size = int(options.times * parse_bytes(budget))
+            for job in jobs:
+                source = folder / "in"
+                if job in DEDUP:
+                    source = folder / f"documents-{budget}"
+                    data_bytes = make_corpus(source, -(-size // DOCUMENT_BYTES))
+                else:
+                    data_bytes = same_file_often(
+                        source, folder / ("code.jsonl" if job == "code" else "text.jsonl"), size
+                    )
+                row = run(job, budget, source, data_bytes, folder)
+                broken |= not row.holds
+                sys.stdout.write(f"{row}{'' if row.holds else '  ABOVE THE BUDGET'}\n")
+                sys.stdout.flush()
+                if options.save:
+                    save(row)
+                if job not in DEDUP:
+                    shutil.rmtree(source)
+            shutil.rmtree(folder / f"documents-{budget}", ignore_errors=True)
+    raise SystemExit(broken)
+
+
+if __name__ == "__main__":
+    main()
