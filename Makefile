@@ -32,7 +32,7 @@ test: $(VENV)/.test  ## Lint, check types and run every test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 $(LOWEST)/.test: pyproject.toml scripts/lowest.py
 	@echo "creating the environment of the lowest versions in $(LOWEST)"
@@ -45,10 +45,10 @@ $(LOWEST)/.test: pyproject.toml scripts/lowest.py
 
 # Which versions of other libraries read the output is theirs to promise; typer's warnings about newer clicks are its own.
 test-lowest: $(LOWEST)/.test  ## Run the tests on Python 3.11 with the lowest versions admitted
-	$(LOWEST)/bin/python -m pytest --ignore tests/sinks/test_interop.py -W "ignore:'click:DeprecationWarning"
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal --ignore tests/sinks/test_interop.py -W "ignore:'click:DeprecationWarning"
 
 quick: $(VENV)/.test  ## Run the tests that take no more than a moment each
-	$(BIN)/python -m pytest -m "not slow" -x
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" -x
 
 fix: $(VENV)/.test  ## Mend what the linter can mend
 	$(BIN)/ruff check --fix .

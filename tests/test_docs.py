@@ -20,6 +20,8 @@ def test_python_blocks_run(page, tmp_path):
             [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
+        said = re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
+        assert done.stdout.splitlines()[: len(said)] == said
 
 
 def test_the_shell_commands_of_the_readme_run(tmp_path):
