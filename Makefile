@@ -34,13 +34,11 @@ test: $(VENV)/.test  ## Lint, check types and run every test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-$(LOWEST)/.test: pyproject.toml scripts/lowest.py
+$(LOWEST)/.test: pyproject.toml
 	@echo "creating the environment of the lowest versions in $(LOWEST)"
 	$(PYTHON) -m venv --clear $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(LOWEST)/bin/python scripts/lowest.py test > $(LOWEST)/lowest.txt
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: \
-		--constraint $(LOWEST)/lowest.txt --editable '.[test]'
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	@touch $@
 
 # Which versions of other libraries read the output is theirs to promise; typer's warnings about newer clicks are its own.

@@ -409,13 +409,22 @@ def report(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run.")],
     failed: Annotated[int, typer.Option("--failed", metavar="N", min=0, help="Show the first N failed rows.")] = 0,
     rejects: Annotated[int, typer.Option("--rejects", metavar="N", min=0, help="Show the first N dropped rows.")] = 0,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Print the memory settings, why, and what was measured: a page to commit."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the account of a run, step by step."""
     from tamis.console import report_text, rows_text, side_rows
-    from tamis.report import Report
+    from tamis.report import Report, load_manifest
 
     account = Report.load(output)
+    if memory:
+        from tamis.memory.page import memory_page
+
+        give(memory_page(account, load_manifest(output)))
+        return
     wanted = {kind: count for kind, count in [("failed", failed), ("rejects", rejects)] if count}
     rows = {kind: list(islice(side_rows(output, kind), count)) for kind, count in wanted.items()}
     if as_json:

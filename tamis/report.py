@@ -153,19 +153,10 @@ class Report:
     @staticmethod
     def load(output: str | Path) -> Report:
         """The report of a finished or interrupted run, from its output folder."""
-        from tamis.store import INTERNAL, Store  # the store knows operators, and those need not know reports
-
+        found = _stored(output, "report")
         try:
-            data = Store(str(output)).read(f"{INTERNAL}/report.json")
-        except NotADirectoryError:
-            data = None
-        if data is None:
-            raise LedgerError(
-                f"there is no report in {output}", hint="name the output folder of a run; it holds _tamis/report.json"
-            )
-        try:
-            return Report(**json.loads(data))
-        except (ValueError, TypeError) as error:
+            return Report(**found)
+        except TypeError as error:
             raise LedgerError(f"the report in {output} is damaged or of another version: {error}") from error
 
     def __str__(self) -> str:
@@ -215,3 +206,27 @@ def _merge(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def _percent(part: int, whole: int) -> str:
     return f"  {100 * part / whole:5.1f} %" if whole else ""
+
+
+def load_manifest(output: str | Path) -> dict[str, Any]:
+    """What a run recorded of its settings, its machine and its reasons."""
+    return _stored(output, "manifest")
+
+
+def _stored(output: str | Path, what: str) -> dict[str, Any]:
+    from tamis.store import INTERNAL, Store  # the store knows operators, and those need not know reports
+
+    try:
+        data = Store(str(output)).read(f"{INTERNAL}/{what}.json")
+    except NotADirectoryError:
+        data = None
+    if data is None:
+        hint = f"name the output folder of a run; it holds {INTERNAL}/{what}.json"
+        raise LedgerError(f"there is no {what} in {output}", hint=hint)
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise LedgerError(f"the {what} in {output} is damaged or of another version: {error}") from error
+    if not isinstance(found, dict):
+        raise LedgerError(f"the {what} in {output} is damaged or of another version: {type(found).__name__}")
+    return found

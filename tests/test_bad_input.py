@@ -238,6 +238,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(tmp_path):
         done = run(tmp_path, recipe=recipe, preexec_fn=limited)
         if mounted.returncode == 0:
             assert done.returncode == 2, done.stderr
+            assert "the disk may not do: about 510 kB are needed and" in done.stderr  # told before
             assert "the disk is full" in done.stderr
             assert "run the same command again" in done.stderr
             subprocess.run(["mount", "-o", "remount,size=50M", str(disk)], check=True)

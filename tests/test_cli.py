@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_the_commands_and_options_are_these():
         "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],
-        "report": ["--failed", "--json", "--rejects"],
+        "report": ["--failed", "--json", "--memory", "--rejects"],
         "dedup": [],
         "stats": flags["stats"],
         "train-classifier": flags["train-classifier"],
@@ -375,6 +376,18 @@ def test_report_shows_the_account_by_step(here, tell):
     assert data["kept"] == 6
     assert [row["text"] for row in data["rows"]["rejects"]] == [SHORT, SHORT]
     assert data["rows"]["failed"] == []
+
+
+def test_the_memory_of_a_run_is_a_page_to_commit(here, tell):
+    assert tell(*RUN, "--memory", "3GB")[0] == 0
+    code, out, _ = tell("report", "out", "--memory")
+    assert code == 0
+    assert out.startswith("# Memory settings of out\n")
+    assert "| memory | 3.0 GB | as asked |" in out
+    assert re.search(r"\| peak of the process tree \| [\d.]+ MB, \d+% of the budget \|", out)
+    assert "| budget percent | 80 and 95 |" in out
+    widths = {line.count("|") for line in out.splitlines() if line.startswith("|")}
+    assert widths == {3, 4}
 
 
 def test_report_shows_failed_rows_with_their_addresses(here, tell):

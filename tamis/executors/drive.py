@@ -39,6 +39,7 @@ from tamis.events import (
     StageStarted,
     Stopping,
 )
+from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.local import Stop
 from tamis.executors.watch import Watch
 from tamis.executors.worker import Outcome, Stage, Task
@@ -50,6 +51,9 @@ from tamis.parameters import format_bytes
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.store import INTERNAL, Store
+
+PLENTY_OF_DISK = 20
+"""With so many times the size of the input free, nobody needs to look closer."""
 
 _SHARD = re.compile(r"part-\d{6}[.-]")
 
@@ -432,12 +436,15 @@ class Run:
                 "blocksize": plan.blocksize,
             },
             "memory": {key: value for key, value in asdict(plan.budget).items() if key != "reasons"},
+            "alerts": asdict(self.watch.thresholds),
             "columns": plan.stages[0].columns,
             "reasons": plan.reasons,
             "command": sys.argv,
         }
 
     def announce(self, left: list[list[tuple[str, Partition]]]) -> None:
+        if any(left):
+            self._look_at_the_disk()
         total = len(self.partitions) * len(self.plan.stages)
         todo = sum(map(len, left))
         self.emit(
@@ -451,6 +458,16 @@ class Run:
                 notes=tuple(self.notes),
             )
         )
+
+    def _look_at_the_disk(self) -> None:
+        """Say so beforehand if the disk will not do; reading a sample is only worth it where that is possible at all."""
+        plan = self.plan
+        if free_disk(plan.stages[0]) > PLENTY_OF_DISK * plan.layout.num_bytes:
+            return
+        found = estimate(plan.stages, plan.layout, plan.budget)
+        if not found.fits_disk:
+            needed, free = format_bytes(found.spill_bytes + found.output_bytes), format_bytes(found.free_disk_bytes)
+            self.notes.append(f"the disk may not do: about {needed} are needed and {free} are free")
 
 
 class _Stopped(Exception):

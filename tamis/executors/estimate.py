@@ -91,7 +91,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget) -> Estimat
         memory_bytes=max((stage.memory_bytes for stage in estimates), default=0),
         spill_bytes=sum(stage.spill_bytes for stage in estimates),
         output_bytes=output,
-        free_disk_bytes=_free(plan[0]),
+        free_disk_bytes=free_disk(plan[0]),
         stages=tuple(estimates),
     )
 
@@ -120,7 +120,8 @@ def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int
     return facts.nbytes * rows // len(sample)
 
 
-def _free(stage: Stage) -> int:
+def free_disk(stage: Stage) -> int:
+    """Bytes free where a run keeps what is on its way."""
     folder = Path(stage.work)
     while not folder.exists():
         folder = folder.parent

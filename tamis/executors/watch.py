@@ -39,7 +39,8 @@ class Watch:
         self.store, self.governor, self.executor, self.emit = store, governor, executor, emit
         settings = parse_alerts(alerts or {})
         self._budget = governor.budget.total_bytes
-        self._rules = AlertRules(settings.thresholds, self._budget)
+        self.thresholds = settings.thresholds
+        self._rules = AlertRules(self.thresholds, self._budget)
         self._desk = AlertDesk(
             settings.receivers(),
             log=self._log,

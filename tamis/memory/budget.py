@@ -21,7 +21,7 @@ DRIVER_BYTES = 160_000_000
 """The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
 
 CALLER_BYTES = 200_000_000
-"""The process that calls, with Tamis, its kernels and operators loaded. What it holds beyond that was there before the run and is not the run's."""
+"""The process that calls, with Tamis, kernels and operators loaded. What it holds beyond that was there before the run."""
 
 SERVER_BYTES = 110_000_000
 """What is set aside for the server, which has its libraries in common with the driver, and for the growth of both."""
@@ -104,6 +104,7 @@ def make_budget(
         else f"{count}: {format_bytes(each)} divided by {format_bytes(comfortable)} each"
     )
     share = each // count
+    reasons["worker_bytes"] = f"{format_bytes(share)}: an equal share of the rest for each worker"
     batch = max(SMALLEST_BATCH_BYTES, min(DEFAULT_BATCH_BYTES, (share - fixed) // BATCH_COPIES))
     reasons["batch_bytes"] = (
         f"{format_bytes(batch)}: the default"

@@ -18,7 +18,6 @@ reader and the writer; `--input` and `--output` then bring them.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
 from tamis.recipes.paths import check_apart, reader_step, writer_step
 from tamis.registry import build_operator, find_operator, registered
-from tamis.store import INTERNAL, Store
+from tamis.report import load_manifest
 
 if TYPE_CHECKING:
     from tamis.pipeline import Pipeline
@@ -346,10 +345,7 @@ def shipped() -> dict[str, Recipe]:
 
 def recorded(output: str | Path) -> Recipe:
     """The recipe of the run that wrote `output`, from its manifest."""
-    found = Store(str(output)).read(f"{INTERNAL}/manifest.json")
-    if found is None:
-        raise RecipeError(f"{output} holds no manifest of a run", hint="name the output folder of a run")
-    steps = json.loads(found)["recipe"]["steps"]
+    steps = load_manifest(output)["recipe"]["steps"]
     return Recipe(tuple(Step(name, dict(given)) for step in steps for name, given in step.items()))
 
 

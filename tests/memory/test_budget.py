@@ -9,7 +9,7 @@ def test_a_budget_is_divided_among_the_workers_and_says_why():
     assert budget.workers == 4
     assert budget.workers * budget.worker_bytes <= 8_000_000_000
     assert budget.reasons["memory"] == "8.0 GB: as asked"
-    assert set(budget.reasons) == {"memory", "driver", "workers", "batch_bytes", "blocksize"}
+    assert set(budget.reasons) == {"memory", "driver", "workers", "worker_bytes", "batch_bytes", "blocksize"}
 
 
 def test_a_small_budget_means_fewer_workers_and_smaller_batches():

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import zstandard
 
 from tamis.errors import BudgetError
 from tamis.events import Events
@@ -140,6 +142,22 @@ def test_a_row_too_large_to_hold_fails_with_its_size(tmp_path):
     assert (report.read, report.kept, report.failed) == (51, 50, 1)
     (line,) = next((tmp_path / "out" / "_tamis" / "failed").iterdir()).read_text().splitlines()
     assert "300,000,0" in json.loads(line)["error"]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_files_that_grow_a_thousandfold_when_unpacked(tmp_path, suffix):
+    line = json.dumps({"text": "all the same " * 500}).encode() + b"\n"
+    rows = 150_000  # a gigabyte, in one member or frame that cannot be entered in the middle
+    if suffix == "gz":
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        data = b"".join([*(packer.compress(line * 1000) for _ in range(rows // 1000)), packer.flush()])
+    else:
+        packer = zstandard.ZstdCompressor(level=9).compressobj()
+        data = b"".join([*(packer.compress(line * 1000) for _ in range(rows // 1000)), packer.flush()])
+    (tmp_path / f"in.jsonl.{suffix}").write_bytes(data)
+    assert rows * len(line) > 300 * len(data)
+    steps = f"[JsonlReader(folder / 'in.jsonl.{suffix}'), JsonlWriter(folder / 'out', compression='zst')]"
+    assert run(tmp_path, steps, workers=2).kept == rows
 
 
 def test_what_the_caller_held_before_is_not_the_run_s(tmp_path):

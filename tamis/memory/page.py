@@ -1,0 +1,91 @@
+"""The memory settings of a run, why they were chosen and what was measured, as a page to keep beside the recipe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tamis.parameters import format_bytes
+from tamis.report import Report
+
+ACTIONS = {
+    "split": "batches halved because an operator ran out of memory",
+    "shrink": "partitions tried again with smaller batches",
+    "fewer_workers": "workers given up so that the others have more",
+    "isolate": "partitions read without rows too large to hold",
+    "recycle": "workers replaced because their memory kept rising",
+}
+
+
+def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
+    """Markdown: settings with their reasons, measurements, thresholds, and how to repeat the run."""
+    settings, reasons, measured = manifest["memory"], manifest["reasons"], report.memory
+    name = Path(report.output or "").name or "this run"
+    chosen = [
+        ("memory", settings["total_bytes"], "memory"),
+        ("driver and server", settings["driver_bytes"], "driver"),
+        ("each worker", settings["worker_bytes"], "worker_bytes"),
+        ("batch", settings["batch_bytes"], "batch_bytes"),
+        ("partition (`blocksize`)", manifest["partitioning"]["blocksize"], "blocksize"),
+    ]
+    rows = [(what, format_bytes(size), _why(reasons.get(key, ""))) for what, size, key in chosen]
+    rows.append(("workers", str(settings["workers"]), _why(reasons.get("workers", ""))))
+    rows.append(("partitions", f"{manifest['partitioning']['partitions']:,}", _why(reasons.get("partitions", ""))))
+    budget = settings["total_bytes"]
+    found = [
+        (
+            "files",
+            f"{manifest['partitioning']['files']:,} of {format_bytes(manifest['partitioning']['bytes'])} together",
+        ),
+        ("rows", f"{report.read:,} read, {report.kept:,} kept, {report.failed:,} failed"),
+        (
+            "peak of the process tree",
+            f"{format_bytes(report.peak_memory_bytes)}, {report.peak_memory_bytes / budget:.0%} of the budget",
+        ),
+        ("time", f"{report.seconds:,.1f} s"),
+        ("batch size at the end", format_bytes(measured["batch_bytes"])),
+        ("workers at the end", str(measured["workers"])),
+        *((f"bytes held per byte of batch, {stage}", f"{copies:.1f}") for stage, copies in _copies(measured)),
+        *((ACTIONS.get(kind, kind), f"{count:,}") for kind, count in measured["actions"].items()),
+    ]
+    alarms = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
+    hardware, versions = manifest["hardware"], manifest["versions"]
+    parts = [
+        f"# Memory settings of {name}",
+        f"tamis {versions['tamis']}, Python {versions['python']}, {hardware['machine']} with {hardware['cpus']} cores and "
+        f"{format_bytes(hardware['memory_bytes'])} of memory.",
+        "## Chosen, and why",
+        _table(("what", "value", "why"), rows),
+        "## Measured",
+        _table(("what", "value"), found),
+    ]
+    if alarms:
+        parts += ["## Alarms", _table(("raised at", "value"), alarms)]
+    parts += ["## To repeat it", f"```\n{_command(manifest['command'])}\n```"]
+    return "\n\n".join(parts)
+
+
+def _why(reason: str) -> str:
+    """The manifest's reasons begin with the figure itself."""
+    return reason.split(": ", 1)[-1]
+
+
+def _copies(measured: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [(stage.replace("|", "/"), copies) for stage, copies in measured["bytes_held_per_batch_byte"].items()]
+
+
+def _threshold(value: object) -> str:
+    return (
+        " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else "never" if value is None else str(value)
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _command(words: Sequence[str]) -> str:
+    return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
