@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tamis.memory.alerts import parse_alerts
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,6 +25,15 @@ def test_python_blocks_run(page, tmp_path):
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
         said = re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
         assert done.stdout.splitlines()[: len(said)] == said
+
+
+def test_the_alerts_of_the_guide_are_accepted():
+    (block,) = re.findall(
+        r"^```yaml\n(alerts:.*?)^```", (ROOT / "docs" / "memory.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    settings = parse_alerts(yaml.safe_load(block)["alerts"])
+    assert settings.thresholds.budget_percent == (70, 90)
+    assert len(settings.receivers()) == 2
 
 
 def test_the_shell_commands_of_the_readme_run(tmp_path):
