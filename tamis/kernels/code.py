@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from tamis.kernels.jit import kernel, part
 
 _QUOTE, _APOSTROPHE, _BACKSLASH, _HASH, _NEWLINE = 34, 39, 92, 35, 10
 
 
-@njit(nogil=True, cache=True)
+@part
 def _count(data, start, stop):
     """Characters of a span."""
     chars = 0
@@ -19,7 +20,7 @@ def _count(data, start, stop):
     return chars
 
 
-@njit(nogil=True, cache=True)
+@part
 def _starts_with(data, at, end, marker):
     if at + len(marker) > end:
         return False
@@ -29,7 +30,7 @@ def _starts_with(data, at, end, marker):
     return True
 
 
-@njit(nogil=True, cache=True)
+@part
 def _end_of_string(data, at, end, quote, triple):
     """The position after the quotes that close the string whose content begins at `at`; a newline ends a short one."""
     while at < end:
@@ -48,18 +49,18 @@ def _end_of_string(data, at, end, quote, triple):
     return end
 
 
-@njit(nogil=True, cache=True)
+@part
 def _is_name(byte):
     return 97 <= (byte | 32) <= 122 or 48 <= byte <= 57 or byte == 95 or byte >= 128
 
 
-@njit(nogil=True, cache=True)
+@part
 def _is_prefix(byte):
     lower = byte | 32
     return lower == 114 or lower == 98 or lower == 117 or lower == 102  # r b u f
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_python(data, offsets, out):
     """out[i] = characters in comments ('#' included) and docstrings of row i: strings that are a statement of their own."""
     for row in range(len(offsets) - 1):
@@ -104,7 +105,7 @@ def measure_python(data, offsets, out):
         out[row] = chars
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_comments(data, offsets, line, other_line, opening, closing, quotes, out):
     """out[i] = characters in comments of row i, their markers aside.
 
@@ -139,7 +140,7 @@ def measure_comments(data, offsets, line, other_line, opening, closing, quotes, 
         out[row] = chars
 
 
-@njit(nogil=True, cache=True)
+@part
 def _end_of_string_of(data, at, end, quote, several):
     while at < end:
         byte = data[at]
@@ -154,7 +155,7 @@ def _end_of_string_of(data, at, end, quote, several):
     return end
 
 
-@njit(nogil=True, cache=True)
+@part
 def _names(data, at, end, name):
     """Whether the tag at `at` is called `name` (lower case)."""
     if at + len(name) > end:
@@ -165,7 +166,7 @@ def _names(data, at, end, name):
     return at + len(name) == end or not _is_name(data[at + len(name)])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_html(data, offsets, script, style, out):
     """out[i] = characters of row i outside tags, comments, scripts and styles; an entity (&amp;) is one.
 
@@ -199,7 +200,7 @@ def measure_html(data, offsets, script, style, out):
         out[row] = chars
 
 
-@njit(nogil=True, cache=True)
+@part
 def _after_comment(data, at, end):
     while at + 2 < end:
         if data[at] == 45 and data[at + 1] == 45 and data[at + 2] == 62:
@@ -208,7 +209,7 @@ def _after_comment(data, at, end):
     return end
 
 
-@njit(nogil=True, cache=True)
+@part
 def _after_tag(data, at, end):
     """The position after the '>' of a tag, quoted attribute values read over."""
     quote = np.uint8(0)
@@ -225,7 +226,7 @@ def _after_tag(data, at, end):
     return end
 
 
-@njit(nogil=True, cache=True)
+@part
 def _before_closing(data, at, end, name):
     while at + 1 < end:
         if data[at] == 60 and data[at + 1] == 47 and _names(data, at + 2, end, name):

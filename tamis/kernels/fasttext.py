@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from tamis.kernels.hashing import load64, mix64
+from tamis.kernels.jit import inlined, kernel, part
 
 HIERARCHICAL, NEGATIVE, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 """Losses, by the numbers model files have."""
@@ -62,26 +63,26 @@ def _add_lanes(typingctx, target, at, source, where):
     return types.none(target, types.int64, source, types.int64), generate
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _add_row(total, at, rows, where, size):
     for index in range(0, size, LANES):
         _add_lanes(total, at + index, rows, where + index)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _clear(total, at, size):
     for index in range(at, at + size):  # a slice would take seconds to compile
         total[index] = 0
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _fold(state, byte):
     """One step of FNV-1a as fastText does it: a byte above 127 is a negative number."""
     extended = np.uint32(byte) | np.uint32(0xFFFFFF00) if byte >= 128 else np.uint32(byte)
     return np.uint32((state ^ extended) * _FNV_PRIME)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def hash_word(data, start, stop):
     state = _FNV_START
     for at in range(start, stop):
@@ -89,7 +90,7 @@ def hash_word(data, start, stop):
     return state
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_vocabulary(data, offsets, slots):
     """Put the entries of a dictionary into `slots` (int32, a power of two of them, -1 where empty)."""
     mask = len(slots) - 1
@@ -100,7 +101,7 @@ def fill_vocabulary(data, offsets, slots):
         slots[slot] = entry
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _same(data, start, stop, other, at):
     size = stop - start
     index = 0
@@ -109,7 +110,7 @@ def _same(data, start, stop, other, at):
     return index == size
 
 
-@njit(nogil=True, cache=True)
+@part
 def _find(data, start, stop, hashed, vocabulary, ends, slots):
     """The number of a word in the dictionary, or -1."""
     mask = len(slots) - 1
@@ -132,7 +133,7 @@ def _ones(typingctx, bits):
     return types.uint64(types.uint64), generate
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _bucket_row(bucket, known, kept, zeros):
     """The row of an n-gram; a pruned one has the last row of the matrix, which is all zeros."""
     if len(kept) == 0:
@@ -142,7 +143,7 @@ def _bucket_row(bucket, known, kept, zeros):
     return row if bits >> bit & _UNIT else zeros
 
 
-@njit(nogil=True, cache=True)
+@part
 def _add_subwords(data, start, stop, model, total, at_total):
     """Add the rows of the character n-grams of <word> to total; how many there are."""
     known, _, shortest, longest, buckets, _, _, _, kept, rows, size = model
@@ -174,7 +175,7 @@ def _add_subwords(data, start, stop, model, total, at_total):
     return added
 
 
-@njit(nogil=True, cache=True)
+@part
 def _add_word(data, start, stop, model, total, at_total):
     """Add the rows of one word to total: (how many, its hash, whether it is a word and not a label)."""
     known, _, _, longest, _, vocabulary, ends, slots, _, rows, size = model
@@ -191,7 +192,7 @@ def _add_word(data, start, stop, model, total, at_total):
     return added, hashed, True
 
 
-@njit(nogil=True, cache=True)
+@part
 def _add_ngrams(hashed, running, seen, model, total):
     """Add the rows of the word n-grams that end in this word; running[i] is the hash of the one i + 1 words long."""
     known, _, _, _, buckets, _, _, _, kept, rows, size = model
@@ -207,7 +208,7 @@ def _add_ngrams(hashed, running, seen, model, total):
     return added
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def upto8(data, start, stop):
     """The bytes of a span, at most eight of them, as one uint64."""
     size = min(stop - start, 8)
@@ -221,7 +222,7 @@ def upto8(data, start, stop):
     return word
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def clip(data, start, stop, max_chars):
     """The position after `max_chars` characters, or stop; 0 characters means all."""
     if max_chars <= 0 or stop - start <= max_chars:
@@ -236,7 +237,7 @@ def clip(data, start, stop, max_chars):
     return stop
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _clip_all(data, offsets, max_chars, stops):
     for row in range(len(stops)):
         stops[row] = clip(data, offsets[row], offsets[row + 1], max_chars)
@@ -252,7 +253,7 @@ def clip_rows(data, offsets, max_chars):
     return stops
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def embed(data, offsets, stops, spaces, model, means, counts):
     """means[i] = the mean of the rows of the text offsets[i] to stops[i], float32[rows, size]; counts[i] = how many, int64.
 
@@ -314,7 +315,7 @@ def embed(data, offsets, stops, spaces, model, means, counts):
         counts[row] = count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_blank(data, offsets, spaces, out):
     """out[i] = whether a row has no word at all; bool[rows]."""
     for row in range(len(offsets) - 1):
@@ -327,7 +328,7 @@ def find_blank(data, offsets, spaces, out):
 # ------------------------------------------------------------------------------------------------------------- scores
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def project(rows, output, projected):
     """projected = rows @ output.T, in the same order of additions on every machine."""
     for row in range(len(rows)):
@@ -338,7 +339,7 @@ def project(rows, output, projected):
             projected[row, unit] = total
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _unit(mean, output, unit):
     """What one row of the output says; an output without rows was multiplied into the input already."""
     if len(output) == 0:
@@ -349,7 +350,7 @@ def _unit(mean, output, unit):
     return np.float64(total)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _descend(mean, output, left, right, only_best, scores):
     """Probabilities of the leaves of the tree of a hierarchical softmax; where only the best counts, others may be 0."""
     nodes, leaves = len(left), (len(left) + 1) // 2
@@ -370,7 +371,7 @@ def _descend(mean, output, left, right, only_best, scores):
             best = max(best, scores[second])
 
 
-@njit(nogil=True, cache=True)
+@part
 def _judge(mean, output, labels, loss, left, right, only_best, scores):
     """scores[label] = what the library would say: a probability, and up to a few 1e-5 more."""
     if loss == HIERARCHICAL:
@@ -399,7 +400,7 @@ def _judge(mean, output, labels, loss, left, right, only_best, scores):
         scores[label] = share + _SMALLEST
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def rank(means, output, labels, loss, left, right, best, scores):
     """The best labels of each row, best first, ties by number: best int32[rows, k], scores float32[rows, k]."""
     places = best.shape[1]
@@ -419,7 +420,7 @@ def rank(means, output, labels, loss, left, right, best, scores):
                 best[row, place], scores[row, place] = label, value
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def score_label(means, output, labels, loss, left, right, label, scores):
     """scores[i] = what the model says of one label, float32[rows]."""
     judged = np.zeros(max(labels, len(left)), np.float64)

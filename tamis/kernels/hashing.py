@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from tamis.kernels.jit import inlined
 
 
 @intrinsic
@@ -21,7 +23,7 @@ def load64(typingctx, data, at):
     return types.uint64(data, types.int64), generate
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def mix64(value):
     """Every bit of the result depends on every bit of `value`; a bijection (the finaliser of MurmurHash3)."""
     value ^= value >> np.uint64(33)

@@ -18,7 +18,8 @@ Positions are unsigned inside: numba then leaves out the test for negative indic
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from tamis.kernels.jit import inlined, kernel
 
 _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
@@ -40,7 +41,7 @@ def _escape_table() -> np.ndarray:
 _ESCAPES = _escape_table()
 
 
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _needs_escape(word):  # type: ignore[no-untyped-def]
     """Not 0 if any of the eight bytes is below 32, a quote or a backslash ("Bit Twiddling Hacks", hasless, haszero)."""
     quote, backslash = word ^ _QUOTES, word ^ _BACKSLASHES
@@ -48,7 +49,7 @@ def _needs_escape(word):  # type: ignore[no-untyped-def]
     return (below | ((quote - _LOW) & ~quote) | ((backslash - _LOW) & ~backslash)) & _HIGH
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure(data, words, offsets, valid, raw, lengths):  # type: ignore[no-untyped-def]
     """lengths[i] += bytes of row i as JSON."""
     for row in range(len(lengths)):
@@ -73,7 +74,7 @@ def measure(data, words, offsets, valid, raw, lengths):  # type: ignore[no-untyp
         lengths[row] += np.int64(size)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def write(data, words, offsets, valid, raw, prefix, out, cursor):  # type: ignore[no-untyped-def]
     """Append `prefix` and the value of row i at out[cursor[i]], and move the cursor behind it."""
     for row in range(len(cursor)):

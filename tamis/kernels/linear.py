@@ -13,10 +13,10 @@ With n features a text scores bias + sum of weights / sqrt(n), that is, features
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.fasttext import KEPT, upto8
 from tamis.kernels.hashing import mix64
+from tamis.kernels.jit import inlined, kernel, part
 
 SPACE, WORD, SIGN = 0, 1, 2
 LONGEST = 64
@@ -40,7 +40,7 @@ def _byte_kinds():
 KINDS = _byte_kinds()
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _next_token(data, at, end, kinds):
     """(start, stop) of the next token; equal where there is none."""
     while at < end and kinds[data[at]] == SPACE:
@@ -53,7 +53,7 @@ def _next_token(data, at, end, kinds):
     return start, at
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _hash_lowered(data, start, stop):
     state = _START
     for at in range(start, stop):
@@ -64,7 +64,7 @@ def _hash_lowered(data, start, stop):
     return mix64(state)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _token_features(data, start, stop, shape, found, count):
     """Write the features of one token behind the first `count` of found (int32): (found, how many there are now)."""
     bits, shortest, longest = shape
@@ -100,12 +100,12 @@ def _token_features(data, start, stop, shape, found, count):
     return found, count
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _pair_feature(before, here, bits):
     return np.int32(mix64(before * _PAIR + here) >> np.uint64(64 - bits))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_features(data, start, end, kinds, shape, found):
     """All features of a text: (found, how many); found int32 grows as it must."""
     count = np.int64(0)
@@ -122,7 +122,7 @@ def find_features(data, start, end, kinds, shape, found):
         before = here
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def train_epoch(data, offsets, stops, order, targets, costs, kinds, shape, rate, weights, squares, bias):
     """One pass of Adagrad (Duchi et al. 2011) over the texts (offsets[i] to stops[i]) in `order`; the mean loss.
 
@@ -152,7 +152,7 @@ def train_epoch(data, offsets, stops, order, targets, costs, kinds, shape, rate,
     return loss / max(len(order), 1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def score_rows(data, offsets, stops, kinds, shape, weights, bias, out):
     """out[i] = the probability of the positive class for the bytes offsets[i] to stops[i], nan without a token.
 

@@ -16,9 +16,9 @@ stops of Chinese and Japanese need no space. Lines without anything but stops an
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from tamis.kernels.spans import hash_span, number_of
+from tamis.kernels.jit import inlined, kernel, part
+from tamis.kernels.spans import clear, hash_span, number_of, table_size
 from tamis.kernels.unicode_tables import (
     CLOSER,
     DIGIT,
@@ -104,7 +104,7 @@ _MAY_FOLLOW = SPACE | STOP | CLOSER  # what a stop that ends a sentence is follo
 _BURST = 127  # bytes until a count of 7 bits could overflow
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _add_packed(packed, stat):
     mask = np.uint64(127)
     stat[_LETTERS] += np.int64(packed & mask)
@@ -117,20 +117,17 @@ def _add_packed(packed, stat):
     stat[_BLANKS] += np.int64((packed >> np.uint64(49)) & mask)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_text(data, offsets, points, kinds, packs, out):
     """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]; packs: BYTE_PACKS."""
     stat = np.zeros(len(out), np.int64)
     room, paragraph_room = _most_lines(data, offsets)
     keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
     paragraph_keys, paragraph_lengths = np.empty(paragraph_room, np.uint64), np.empty(paragraph_room, np.int64)
-    size = 16
-    while size < 2 * room:
-        size *= 2
-    slots, names = np.empty(size, np.int32), np.empty(room + 1, np.uint64)
+    slots, names = np.empty(table_size(room), np.int32), np.empty(room + 1, np.uint64)
     times = np.empty(room + 1, np.int32)
     for row in range(len(offsets) - 1):
-        stat[:] = 0
+        clear(stat, len(stat))
         start, end = offsets[row], offsets[row + 1]
         _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat)
         lines, paragraphs = stat[_LINES], stat[_PARAGRAPHS]
@@ -140,18 +137,20 @@ def measure_text(data, offsets, points, kinds, packs, out):
         stat[_PARAGRAPH_CHARS], stat[_PARAGRAPH_LATER], stat[_PARAGRAPH_LATER_CHARS] = found[0], found[1], found[2]
         stat[_PARAGRAPH_ALL], stat[_PARAGRAPH_ALL_CHARS] = found[3], found[4]
         stat[_PLAIN] += stat[_LETTERS] + stat[_DIGITS] + stat[_SIGNS]
-        out[:, row] = stat
+        for field in range(len(stat)):
+            out[field, row] = stat[field]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_trimmed_lines(data, offsets, points, kinds, out):
     """Per row, of lines that are not blank, trimmed: characters, copies of what repeats, their characters; int64[3, rows]."""
     room, _ = _most_lines(data, offsets)
     keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
-    size = 16
-    while size < 2 * room:
-        size *= 2
-    slots, names, times = np.empty(size, np.int32), np.empty(room + 1, np.uint64), np.empty(room + 1, np.int32)
+    slots, names, times = (
+        np.empty(table_size(room), np.int32),
+        np.empty(room + 1, np.uint64),
+        np.empty(room + 1, np.int32),
+    )
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
         lines = 0
@@ -168,7 +167,7 @@ def measure_trimmed_lines(data, offsets, points, kinds, out):
         out[0, row], _, _, out[1, row], out[2, row] = _find_repeats(keys, lengths, lines, slots, names, times)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_short_lines(data, offsets, limit, points, kinds, out):
     """out[i] = lines of row i that are not blank and have at most `limit` characters; int64."""
     for row in range(len(offsets) - 1):
@@ -186,7 +185,7 @@ def count_short_lines(data, offsets, limit, points, kinds, out):
         out[row] = short
 
 
-@njit(nogil=True, cache=True)
+@part
 def _most_lines(data, offsets):
     """The most lines that are not empty, and the most paragraphs, that a row may have."""
     lines = paragraphs = 0
@@ -200,7 +199,7 @@ def _most_lines(data, offsets):
     return lines, paragraphs
 
 
-@njit(nogil=True, cache=True)
+@part
 def _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat):
     at = line_start = flush_at = start
     packed = np.uint64(0)
@@ -314,14 +313,14 @@ def _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragrap
     stat[_CHARS] = end - start - continuation
 
 
-@njit(nogil=True, cache=True)
+@part
 def _read(data, at, end, points, kinds):
     """(code point, its flags, position after it), for places that are not worth being inlined."""
     point, after = decode(data, at, end)
     return point, flags_of(point, points, kinds), after
 
 
-@njit(nogil=True, cache=True)
+@part
 def _ends_sentence(data, at, end, dot, wide, points, kinds):
     """(whether a sentence ends after the stop before `at` and another begins, position up to which this is settled)."""
     spaced = False
@@ -338,7 +337,7 @@ def _ends_sentence(data, at, end, dot, wide, points, kinds):
     return False, at
 
 
-@njit(nogil=True, cache=True)
+@part
 def _has_content(data, at, end, points, kinds):
     """Whether there is anything but stops, closers and spaces between at and end."""
     while at < end:
@@ -348,7 +347,7 @@ def _has_content(data, at, end, points, kinds):
     return False
 
 
-@njit(nogil=True, cache=True)
+@part
 def _read_url(data, start, colon, end, points, kinds, stat):
     """Count the URL whose ':' is at colon, if it is one, and return where it ends."""
     if colon + 3 > end or data[colon + 1] != 47 or data[colon + 2] != 47:
@@ -382,12 +381,12 @@ def _read_url(data, start, colon, end, points, kinds, stat):
     return at
 
 
-@njit(nogil=True, cache=True)
+@part
 def _hash(data, start, stop):
     return hash_span(data, start, stop)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _trim(data, start, end, points, kinds):
     """(first, last, characters trimmed) of a span without the whitespace around it; first == last if all is blank."""
     trimmed = 0
@@ -417,22 +416,22 @@ def _trim(data, start, end, points, kinds):
     return start, end, trimmed
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _ends_with_glyph(data, start, end):
     return end - start >= 3 and data[end - 3] == 0xE2 and data[end - 2] == 0x80 and data[end - 1] == 0xA6
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _ends_with_dots(data, start, end):
     return end - start >= 3 and data[end - 3] == 46 and data[end - 2] == 46 and data[end - 1] == 46
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _is_mark(byte):
     return byte == 46 or byte == 63 or byte == 33 or byte == 34 or byte == 39
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     """Look at the line from start to end and put its hashes down; returns it trimmed, empty if it is blank."""
     stat[_LONGEST_LINE] = max(stat[_LONGEST_LINE], chars)
@@ -471,7 +470,7 @@ def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     return first, last
 
 
-@njit(nogil=True, cache=True)
+@part
 def _count_bullet(point, stat):
     if point == 0x2022:
         stat[_BULLET_LINES] += 1
@@ -484,7 +483,7 @@ def _count_bullet(point, stat):
         stat[_OTHER_BULLET_LINES] += 1
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _count_ending(data, first, last, stat):
     final = data[last - 1]
     stat[_MARKED_LINES] += _is_mark(final)
@@ -513,7 +512,7 @@ def _count_ending(data, first, last, stat):
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@part
 def _close_paragraph(
     data, first, last, line_start, line_end, lines, keys, lengths, paragraph_keys, paragraph_lengths, stat
 ):
@@ -530,14 +529,12 @@ def _close_paragraph(
     stat[_PARAGRAPHS] += 1
 
 
-@njit(nogil=True, cache=True)
+@part
 def _find_repeats(keys, lengths, count, slots, names, times):
     """(characters, later copies, their characters, all copies of what repeats, their characters) of `count` spans."""
-    size = 16
-    while size < 2 * count:
-        size *= 2
-    slots[:size] = 0
-    members = 0
+    size = table_size(count)
+    clear(slots, size)
+    members = np.int64(0)
     chars = later = later_chars = every = every_chars = np.int64(0)
     for index in range(count):
         chars += lengths[index]

@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.hashing import mix64
+from tamis.kernels.jit import inlined, kernel, part
 from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, MARK, POINTS, UNSPACED
 from tamis.kernels.words import decode, flags_of
 
@@ -46,7 +46,7 @@ def powers_of(lengths):
     return np.array([pow(int(BASE), int(length), 1 << 64) for length in lengths], np.uint64)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_words(data, at, end, tables, words, starts, stops):
     """How many words a text has; as far as there is room, their hashes (uint64) and places (int64) are written."""
     ascii_table, lower, points, kinds = tables
@@ -89,7 +89,7 @@ def find_words(data, at, end, tables, words, starts, stops):
     return count
 
 
-@njit(nogil=True, cache=True)
+@part
 def _grown(array):
     larger = np.zeros(2 * len(array), array.dtype)
     for index in range(len(array)):  # a slice would take seconds to compile
@@ -97,7 +97,7 @@ def _grown(array):
     return larger
 
 
-@njit(nogil=True, cache=True)
+@part
 def _sum_up(words, count, sums):
     """sums[i] = the rolling hash of the first i words."""
     sums[0] = 0
@@ -105,13 +105,13 @@ def _sum_up(words, count, sums):
         sums[index + 1] = sums[index] * BASE + words[index]
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _key(sums, first, length, power):
     """The key of the n-gram of `length` words from word `first`; never 0."""
     return mix64(sums[first + length] - sums[first] * power + np.uint64(length)) | _UNIT
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, keys, rows, sizes, num_words):
     """The keys of all n-grams of all rows: (keys uint64, rows int32, how many), grown as they must.
 
@@ -151,7 +151,7 @@ def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, k
     return keys, rows, total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_index(keys, slots, bits):
     """Put different keys into `slots` (int32, a power of two, -1 where empty) and mark them in `bits` (uint64)."""
     mask, last = len(slots) - 1, len(bits) * 64 - 1
@@ -165,7 +165,7 @@ def fill_index(keys, slots, bits):
         slots[slot] = number
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, found):
     """Look all n-grams of all rows up: (hits, how many); found[i] = hits in row i, int64.
 
@@ -199,7 +199,7 @@ def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, f
     return hits, total
 
 
-@njit(nogil=True, cache=True)
+@part
 def _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total):
     """How many n-grams of a row are in the index; as far as there is room, they are written behind the first `total` hits."""
     mask, last, room = len(slots) - 1, len(bits) * 64 - 1, len(hits)
@@ -222,7 +222,7 @@ def _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total):
     return here
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sketch(data, offsets, tables, ngram, factors, keys):
     """keys[i] = hashes of groups of minima over the word n-grams of row i (Broder 1997); uint64[rows, groups], 0 if no word.
 
@@ -250,7 +250,7 @@ def sketch(data, offsets, tables, ngram, factors, keys):
             keys[row, group] = state | _UNIT if count else np.uint64(0)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _minimise(sums, count, ngram, power, factors, minima):
     for index in range(len(minima)):
         minima[index] = np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from tamis.kernels.jit import kernel, part
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE, UNSPACED
 from tamis.kernels.words import decode, flags_of
 
@@ -72,7 +72,7 @@ def build_automaton(phrases: Sequence[str]) -> Automaton:
     return Automaton(classes, moves.ravel(), np.array(phrase, np.int32), shorter, sizes)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _is_whole(data, start, stop, row_start, row_end, points, kinds):
     """Whether a match is not inside a longer word; letters of scripts without spaces do not make words longer."""
     if start > row_start:
@@ -89,7 +89,7 @@ def _is_whole(data, start, stop, row_start, row_end, points, kinds):
     return True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, whole, points, kinds, out):
     """Per row; out int64[3, rows].
 
@@ -129,7 +129,7 @@ def character_set(characters: Iterable[str]) -> np.ndarray:
     return members
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_members(data, offsets, members, points, kinds, out):
     """out[i] = characters of row i, trimmed of white space at both ends, that are in `members`."""
     for row in range(len(offsets) - 1):

@@ -9,15 +9,18 @@ the shorter ones did, and an n-gram is known by the numbers of its two halves:
 
 The work is linear in the number of words. In ordinary text hardly anything is left after 3-grams; in the worst text
 (one word for ever) every length looks at every word. Of equally frequent n-grams the first in the text is the top one.
+
+What repeats and what does not come in no order, so loops choose between values rather than between ways to go. Word
+positions and numbers are unsigned, which spares the test for a negative index.
 """
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from tamis.kernels.spans import grown, hash_span, mix, number_of
+from tamis.kernels.jit import kernel, part
+from tamis.kernels.spans import clear, grown, hash_span, mix, number_of, table_size
 from tamis.kernels.words import BLOCK, EDGES, chars_between, find_block
 
 SHORTEST, LONGEST = 2, 10
@@ -30,7 +33,7 @@ NGRAM_FIELDS = (
 """First axis of the output of `measure_ngrams`; see there."""
 
 
-@njit(nogil=True, cache=True)
+@part
 def _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words):
     """Put down the words of the next block: their hashes, and the characters up to the end of each."""
     found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
@@ -44,7 +47,7 @@ def _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, 
     return words, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
     """Per row and n, in the order of NGRAM_FIELDS; out int64[fields, rows, NUM_LENGTHS]. Characters of words only.
 
@@ -60,16 +63,16 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
     edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
     keys = np.empty(4096, np.uint64)  # word hashes
     upto = np.empty(4097, np.int64)  # characters before each word
-    gram = np.empty(4096, np.int32)  # number of the n-gram at each word
-    place = np.empty(4096, np.int32)  # words where an n-gram that repeats begins
-    names = np.empty(4097, np.uint64)  # key of each number
-    times = np.empty(4097, np.int32)  # occurrences of each number
-    first = np.empty(4097, np.int32)  # first word of each number
-    read = np.empty(4097, np.int32)
-    slots = np.empty(8192, np.int32)
+    gram = np.empty(4096, np.uint32)  # number of the n-gram at each word
+    place = np.empty(4096, np.uint32)  # words where an n-gram that repeats begins
+    names = np.empty(4098, np.uint64)  # key of each number
+    times = np.empty(4098, np.uint32)  # occurrences of each number
+    first = np.empty(4098, np.uint32)  # first word of each number
+    read = np.empty(4098, np.uint32)
+    slots = np.empty(16384, np.uint32)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
-        words = 0
+        words = np.int64(0)
         upto[0] = 0
         while at < end:
             if words + BLOCK >= len(keys):
@@ -80,102 +83,102 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
             continue
         if len(gram) < words:
             room = len(keys)
-            gram, place = np.empty(room, np.int32), np.empty(room, np.int32)
-            names, times = np.empty(room + 1, np.uint64), np.empty(room + 1, np.int32)
-            first, read = np.empty(room + 1, np.int32), np.empty(room + 1, np.int32)
-        size = 16
-        while size < 2 * words:
-            size *= 2
-        if len(slots) < size:
-            slots = np.empty(size, np.int32)
-        slots[:size] = 0
-        members = 0
-        for word in range(words):
-            number = number_of(slots, size - 1, names, members, keys[word])
-            if number > members:
-                members = number
-                times[number] = 0
-            times[number] += 1
-            gram[word] = number
-        left = 0
-        for word in range(words):
-            if times[gram[word]] > 1:
-                place[left] = word
-                left += 1
+            gram, place = np.empty(room, np.uint32), np.empty(room, np.uint32)
+            names, times = np.empty(room + 2, np.uint64), np.empty(room + 2, np.uint32)
+            first, read = np.empty(room + 2, np.uint32), np.empty(room + 2, np.uint32)
+        if len(slots) < table_size(words):
+            slots = np.empty(table_size(words), np.uint32)
+        left = _number_words(keys, words, gram, place, slots, names, times)
         both = upto[words]  # characters of all n-grams, kept up from n to n + 1
-        for length in range(SHORTEST, min(LONGEST, words) + 1):
+        for length in range(SHORTEST, (words if words < LONGEST else LONGEST) + 1):
             both += upto[words - length + 1] - upto[length - 1]
             out[4, row, length - SHORTEST] = both
             if left:
-                left = _lengthen(gram, place, left, slots, names, times, first)
+                left = _lengthen(gram, place, left, slots, names, times, first, read)
             if left:
-                _measure_length(gram, place, left, length, upto, times, first, read, out[:, row, length - SHORTEST])
+                _measure_length(gram, place, left, length, upto, times, first, read, out, row)
             else:
                 out[0, row, length - SHORTEST] = 1
                 out[1, row, length - SHORTEST] = out[2, row, length - SHORTEST] = upto[length]
 
 
-@njit(nogil=True, cache=True)
-def _lengthen(gram, place, left, slots, names, times, first):
+@part
+def _number_words(keys, words, gram, place, slots, names, times):
+    """Number the words and put down the places of those that repeat; returns how many."""
+    size = table_size(words)
+    clear(slots, size)
+    members = np.int64(0)
+    for word in range(words):
+        times[members + 1] = 0
+        number = number_of(slots, size - 1, names, members, keys[word])
+        members = number if number > members else members
+        times[number] += np.uint32(1)
+        gram[word] = number
+    left = np.int64(0)
+    for word in range(words):
+        place[left] = word
+        left += times[gram[word]] > 1
+    return left
+
+
+@part
+def _lengthen(gram, place, left, slots, names, times, first, read):
     """From the places of repeated (n-1)-grams to those of repeated n-grams: renumber `gram`, return how many are left."""
-    size = 16
-    while size < 2 * left:
-        size *= 2
-    slots[:size] = 0
-    members = 0
-    kept = 0
-    for index in range(left):
-        word = np.int64(place[index])
-        if index + 1 < left and place[index + 1] == word + 1:
-            key = np.uint64(gram[word]) << np.uint64(32) | np.uint64(gram[word + 1])
-            number = number_of(slots, size - 1, names, members, mix(np.uint64(0), key))
-            if number > members:
-                members = number
-                times[number] = 0
-                first[number] = word
-            times[number] += 1
-            gram[word] = number
-            place[kept] = word
-            kept += 1
-    again = 0
+    kept = np.int64(0)
+    for index in range(left - 1):
+        word = place[index]
+        place[kept] = word
+        kept += place[index + 1] == word + 1
+    size = table_size(kept)
+    clear(slots, size)
+    members = np.int64(0)
+    for index in range(kept):
+        word = np.uint64(place[index])
+        times[members + 1], first[members + 1], read[members + 1] = 0, word, 0
+        key = np.uint64(gram[word]) << np.uint64(32) | np.uint64(gram[word + np.uint64(1)])
+        number = number_of(slots, size - 1, names, members, mix(np.uint64(0), key))
+        members = number if number > members else members
+        times[number] += np.uint32(1)
+        gram[word] = number
+    again = np.int64(0)
     for index in range(kept):
         word = place[index]
-        if times[gram[word]] > 1:
-            place[again] = word
-            again += 1
+        place[again] = word
+        again += times[gram[word]] > 1
     return again
 
 
-@njit(nogil=True, cache=True)
-def _measure_length(gram, place, left, length, upto, times, first, read, out):
+@part
+def _measure_length(gram, place, left, length, upto, times, first, read, out, row):
     """Put down what is known of one length of n-grams, some of which repeat; see `measure_ngrams`."""
-    top = np.int64(0)
-    every = covered = greedy = later = 0
-    covered_to = greedy_from = later_to = np.int64(0)
+    size = np.uint64(length)
+    top, most, longest = np.uint64(0), np.uint32(0), np.int64(0)
+    every = covered = greedy = later = np.int64(0)
+    covered_to = greedy_from = later_to = np.uint64(0)
     for index in range(left):
-        word = np.int64(place[index])
+        word = np.uint64(place[index])
+        end = word + size
         number = gram[word]
-        chars = upto[word + length] - upto[word]
+        chars = upto[end] - upto[word]
         every += chars
-        from_word = max(word, covered_to)
-        covered_to = word + length
-        covered += upto[covered_to] - upto[from_word]
-        if first[number] == word:
-            read[number] = 0
-            if top == 0 or times[number] > times[gram[top - 1]]:
-                top = word + 1
-                out[2] = chars
-            elif times[number] == times[gram[top - 1]]:
-                out[2] = max(out[2], chars)
-        else:
-            from_word = max(word, later_to)
-            later += upto[word + length] - upto[from_word] + min(word + length - from_word, length - 1)
-            later_to = word + length
-        if word >= greedy_from:
-            if read[number]:
-                greedy += chars
-                greedy_from = word + length
-            read[number] = 1
-    out[0] = times[gram[top - 1]]
-    out[1] = upto[top - 1 + length] - upto[top - 1]
-    out[3], out[5], out[6], out[7] = every, covered, greedy, later
+        start = word if word > covered_to else covered_to
+        covered += upto[end] - upto[start]
+        covered_to = end
+        if times[number] > most:
+            top, most, longest = word, times[number], chars
+        elif times[number] == most:
+            longest = chars if chars > longest else longest
+        start = word if word > later_to else later_to
+        more = upto[end] - upto[start] + np.int64(end - start - np.uint64(start == word))
+        again = first[number] != word
+        later += more if again else 0
+        later_to = end if again else later_to
+        reached = word >= greedy_from
+        skips = reached & (read[number] != 0)
+        greedy += chars if skips else 0
+        greedy_from = end if skips else greedy_from
+        read[number] |= np.uint32(reached)
+    column = length - SHORTEST
+    out[0, row, column], out[1, row, column] = most, upto[top + size] - upto[top]
+    out[2, row, column], out[3, row, column], out[5, row, column] = longest, every, covered
+    out[6, row, column], out[7, row, column] = greedy, later

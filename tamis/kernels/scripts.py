@@ -8,8 +8,8 @@ that several scripts share counted to their neighbours. Codes are those of ISO 1
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from tamis.kernels.jit import kernel
 from tamis.kernels.unicode_tables import LETTER
 from tamis.kernels.words import decode, flags_of
 
@@ -64,7 +64,7 @@ JAPANESE = "Jpan"
 _HAN, _HIRAGANA, _KATAKANA = SCRIPTS.index("Hani"), SCRIPTS.index("Hira"), SCRIPTS.index("Kana")
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_scripts(data, offsets, points, kinds, pages, cells, scripts, out):
     """out[i] = the script of most letters of row i: its number, `scripts` for Japanese, -1 where there is no letter.
 

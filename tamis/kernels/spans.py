@@ -7,9 +7,9 @@ The hashes are the same in every process and on every little-endian machine. Non
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.hashing import load64
+from tamis.kernels.jit import inlined, kernel, part
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)  # an odd constant with well spread bits
@@ -20,7 +20,7 @@ _MASKS = np.array(
 )  # which bytes of the first and of the second eight belong to a span of 0 to 16
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def mix(state, word):
     """Fold a uint64 into a uint64 state; for one state, different words give different results."""
     value = (state ^ word) * _MIX
@@ -29,7 +29,7 @@ def mix(state, word):
     return value ^ (value >> _HALF)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def tail64(data, at, stop):
     """The bytes of a span of at most 8, as a uint64."""
     size = stop - at
@@ -44,7 +44,7 @@ def tail64(data, at, stop):
     return word
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def hash_span(data, start, stop):
     """A 64-bit hash of the bytes from start to stop; equal bytes, equal hash, in every process."""
     size = stop - start
@@ -54,7 +54,7 @@ def hash_span(data, start, stop):
     return _hash_long(data, start, stop)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _hash_long(data, start, stop):
     state = np.uint64(stop - start) * _SPREAD
     at = start
@@ -65,7 +65,7 @@ def _hash_long(data, start, stop):
     return mix(state, np.uint64(0)) if stop - start <= 8 else state
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def lower8(word):
     """Eight bytes with A-Z read as a-z, other bytes as they are."""
     low = word & np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -75,63 +75,86 @@ def lower8(word):
     return word | (upper >> np.uint64(2))
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
+def hash_start(data, start, stop):
+    """A hash of a span's length and of its first 8 bytes, with A-Z read as a-z; 8 bytes must be there to read."""
+    size = stop - start
+    word = load64(data, start) & _MASKS[size if size < 8 else 8]
+    return mix(np.uint64(size) * _SPREAD, lower8(word))
+
+
+@inlined
 def hash_lowered(data, start, stop):
-    """A hash of a span with A-Z read as a-z."""
+    """A hash of a span with A-Z read as a-z; that of `hash_start` if it has no more than 8 bytes."""
     state = np.uint64(stop - start) * _SPREAD
     at = start
-    if stop - start <= 8 and start + 8 <= len(data):
-        return mix(state, lower8(load64(data, start) & _MASKS[stop - start]))
     while at + 8 < stop:
         state = mix(state, lower8(load64(data, at)))
         at += 8
     return mix(state, lower8(tail64(data, at, stop)))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hash_words(data, offsets, out):
     """out[i] = the lowered hash of row i; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_lowered(data, offsets[row], offsets[row + 1])
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def find_slot(keys, key):
     """Where `key` is or belongs in an open-addressing table of uint64 whose length is a power of two; 0 is empty."""
     mask = len(keys) - 1
     slot = np.int64(key & np.uint64(mask))
-    while keys[slot] != 0 and keys[slot] != key:
+    while (keys[slot] != 0) & (keys[slot] != key):
         slot = (slot + 1) & mask
     return slot
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_table(keys, hashes):
     for key in hashes:
         keys[find_slot(keys, key)] = key
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def number_of(slots, mask, hashes, members, key):
-    """The number of `key` in an open-addressing table of numbers (0 is empty), a new one if it is not there.
+    """The number of `key` in an open-addressing table of numbers (0 is empty), members + 1 if it is not there.
 
-    hashes[number] is the key of a number; members is the count of numbers given so far.
+    hashes[number] is the key of a number; members is the count of numbers given so far. The key is put down whether it
+    is new or not, so that nothing but a collision needs a branch: in a text new and known words come in no order.
     """
     slot = np.int64(key & np.uint64(mask))
-    while True:
-        number = np.int64(slots[slot])
-        if number == 0:
-            slots[slot] = members + 1
-            hashes[members + 1] = key
-            return members + 1
-        if hashes[number] == key:
-            return number
+    number = np.int64(slots[slot])
+    while (number != 0) & (hashes[number] != key):
         slot = (slot + 1) & mask
+        number = np.int64(slots[slot])
+    number = number if number else members + 1
+    slots[slot] = number
+    hashes[number] = key
+    return number
 
 
-@njit(nogil=True, cache=True)
+@inlined
+def table_size(members):
+    """The slots of a table for so many members: a power of two, at most a quarter of them used."""
+    size = 16
+    while size < 4 * members:
+        size *= 2
+    return size
+
+
+@inlined
+def clear(array, size):
+    """Set the first `size` entries to 0; a slice would take a second to compile."""
+    for index in range(size):
+        array[index] = 0
+
+
+@part
 def grown(array, size):
     """An array of the same type with room for `size`, contents kept."""
-    result = np.empty(max(size, 2 * len(array)), array.dtype)
-    result[: len(array)] = array
+    result = np.empty(size if size > 2 * len(array) else 2 * len(array), array.dtype)
+    for index in range(len(array)):
+        result[index] = array[index]
     return result

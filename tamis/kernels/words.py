@@ -15,9 +15,9 @@ counts as one character without properties, so that no input makes a kernel read
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from tamis.kernels.spans import find_slot, hash_lowered
+from tamis.kernels.jit import inlined, kernel, part
+from tamis.kernels.spans import hash_lowered, hash_start
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     DIGIT,
@@ -63,7 +63,8 @@ EDGES = 2 * BLOCK + 8
 """How many bytes `find_block` looks at in one go: its results stay in the nearest cache."""
 _FIELD = 10  # bits
 _SPACE_BIT = 63
-_ALPHANUMERIC_FIELDS = np.uint64((2**20 - 1) << _FIELD)
+_CHARS, _LETTERS, _DIGITS, _PUNCTUATION, _MARKERS, _UPPERS = np.uint64(1023) << np.arange(0, 60, _FIELD, np.uint64)
+_ALPHANUMERIC_FIELDS = _LETTERS | _DIGITS
 
 
 def _pack(flags):
@@ -82,7 +83,7 @@ PACKS.flags.writeable = False
 _HISTOGRAM = 1024
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def decode(data, at, end):
     """(code point, position after it)."""
     byte = np.int64(data[at])
@@ -95,42 +96,42 @@ def decode(data, at, end):
     if 0xF0 <= byte < 0xF5 and at + 3 < end:
         point = (byte & 7) << 18 | (np.int64(data[at + 1]) & 63) << 12
         point |= (np.int64(data[at + 2]) & 63) << 6 | (np.int64(data[at + 3]) & 63)
-        return min(point, 0x10FFFF), at + 4
+        return point if point < 0x110000 else 0x10FFFF, at + 4
     return 0xFFFD, at + 1
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def class_of(point, points):
     return np.int64(points[4608 + (np.int64(points[256 + (point >> 8)]) << 8 | (point & 255))])
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def flags_of(point, points, kinds):
     return np.int64(kinds[128 + class_of(point, points)])
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def break_of(point, points):
     return np.int64(points[class_of(point, points)])
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _is_letter(kind):
     return kind == WB_ALETTER or kind == WB_HEBREW_LETTER
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _is_ignored(kind):
     return kind == WB_EXTEND or kind == WB_FORMAT or kind == WB_ZWJ
 
 
-@njit(nogil=True, cache=True)
+@part
 def _decode(data, at, end):
     """`decode` where speed matters less than the time to compile."""
     return decode(data, at, end)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _peek(data, at, end, points):
     """The Word_Break value of the next character that WB4 does not ignore, or -1."""
     while at < end:
@@ -141,7 +142,7 @@ def _peek(data, at, end, points):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@part
 def next_break(data, at, end, points, kinds):
     """The end of the UAX #29 word segment that begins at `at`."""
     point, at = _decode(data, at, end)
@@ -199,7 +200,7 @@ def next_break(data, at, end, points, kinds):
     return at
 
 
-@njit(nogil=True, cache=True)
+@part
 def next_word(data, at, end, mode, points, kinds):
     """(start, stop, chars, flags) of the next word; start == stop when there is none. Not for UNICODE."""
     while at < end:
@@ -242,7 +243,7 @@ def next_word(data, at, end, mode, points, kinds):
     return start, at, at - start - continuation, flags
 
 
-@njit(nogil=True, cache=True)
+@part
 def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts):
     """`find_block` for text split by spaces, without a branch per word as long as the bytes are ASCII.
 
@@ -251,7 +252,7 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
     begins another.
     """
     first = at
-    limit = min(end, at + BLOCK)
+    limit = at + BLOCK if at + BLOCK < end else end
     found = 0
     total = np.uint64(0)
     outside = np.uint64(1)
@@ -305,20 +306,20 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
         at = edges[found - 1]
         found -= 1
         if at == first:  # one word fills the block
-            _, at, _, _ = next_word(data, first, end, AUTO if singles else WHITESPACE, points, kinds)
+            _, at, _, _ = next_word(data, first, end, np.int64(AUTO if singles else WHITESPACE), points, kinds)
             edges[1] = at
             return 2, at
     return found, at
 
 
-@njit(nogil=True, cache=True)
+@part
 def _find_character_block(data, at, end, points, kinds, packs, edges, counts):
     """`find_block` for words of one letter or digit each."""
-    limit = min(end, at + BLOCK)
+    limit = at + BLOCK if at + BLOCK < end else end
     found = 0
     total = np.uint64(0)
     while at < limit:
-        start, at, _, _ = next_word(data, at, end, CHARACTERS, points, kinds)
+        start, at, _, _ = next_word(data, at, end, np.int64(CHARACTERS), points, kinds)
         if start == at:
             break
         edges[found], counts[found] = start, total
@@ -328,7 +329,7 @@ def _find_character_block(data, at, end, points, kinds, packs, edges, counts):
     return found, at
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _add_span(data, at, stop, points, packs, total):
     """Packed counts with those of a span added."""
     while at < stop:
@@ -342,7 +343,7 @@ def _add_span(data, at, stop, points, packs, total):
     return total
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _is_joint(data, at, end, kinds):
     """Whether the ASCII byte at `at` joins the ASCII letters or digits on both sides of it (WB6, WB7, WB11, WB12)."""
     if at + 1 >= end or data[at + 1] >= 128:
@@ -355,10 +356,10 @@ def _is_joint(data, at, end, kinds):
     return (byte == 44 or byte == 59) and around & DIGIT != 0  # , ;
 
 
-@njit(nogil=True, cache=True)
+@part
 def _find_unicode_block(data, at, end, points, kinds, packs, edges, counts):
     """`find_block` for UAX #29: ASCII words read here, all others by `next_break`."""
-    limit = min(end, at + BLOCK)
+    limit = at + BLOCK if at + BLOCK < end else end
     found = 0
     total = np.uint64(0)
     while at < limit:
@@ -383,19 +384,18 @@ def _find_unicode_block(data, at, end, points, kinds, packs, edges, counts):
     return found, at
 
 
-@njit(nogil=True, cache=True, forceinline=True)
-def count_span(data, start, stop, points, kinds):
-    """(characters, flags) of a span."""
-    chars = 0
-    flags = np.int64(0)
+@part
+def _count_long(data, start, stop, points, packs):
+    """(characters of a span, packed counts whose fields say no more than whether there is any)."""
+    chars, found = 0, np.uint64(0)
     while start < stop:
         point, start = _decode(data, start, stop)
-        flags |= flags_of(point, points, kinds)
+        found |= packs[256 + class_of(point, points)]
         chars += 1
-    return chars, flags
+    return chars, found
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
     """Find the words of the next few kilobytes: (number of edges, position to go on from).
 
@@ -410,7 +410,7 @@ def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
     return _find_character_block(data, at, end, points, kinds, packs, edges, counts)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def chars_between(data, start, stop, low, high):
     """The characters of a word from its packed counts, or counted again where those may have overflowed."""
     if stop - start < 1 << _FIELD:
@@ -421,7 +421,7 @@ def chars_between(data, start, stop, low, high):
     return chars
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_words(data, offsets, mode, points, kinds, packs, starts, stops):
     """Write the words of all rows to starts and stops (int64), if these are not empty, and return how many there are."""
     edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
@@ -437,7 +437,7 @@ def find_words(data, offsets, mode, points, kinds, packs, starts, stops):
     return words
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_breaks(data, offsets, points, kinds, breaks):
     """Write the ends of all UAX #29 segments of all rows to breaks (int64) and return how many there are."""
     count = 0
@@ -450,7 +450,7 @@ def find_breaks(data, offsets, points, kinds, breaks):
     return count
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@part
 def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
     """Whether a word is an ellipsis mark ("...", "[...]", "(...)", the character, "[.]" with it) or mostly '#'."""
     if markers:
@@ -473,7 +473,41 @@ def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
     return dots or glyph or arrow
 
 
-@njit(nogil=True, cache=True)
+@inlined
+def _find_listed(data, start, stop, keys, longest, probes):
+    """(the hash of a word, its slot in the table `keys` if it is there); `probes`: see `_most_probes`."""
+    if longest <= 8 and start + 8 <= len(data):  # then a word of more than 8 bytes has a hash that no listed one has
+        key = hash_start(data, start, stop)
+    elif stop - start <= longest:
+        key = _hash_lowered(data, start, stop)
+    else:
+        key = np.uint64(1)
+    mask = np.uint64(len(keys) - 1)
+    slot = key & mask
+    for _ in range(1, probes):
+        slot = slot if keys[slot] == key else (slot + np.uint64(1)) & mask
+    return key, slot
+
+
+@part
+def _most_probes(keys):
+    """How many slots must be tried to find the keys of a table, of the one that takes the most."""
+    probes = 1
+    mask = np.uint64(len(keys) - 1)
+    for slot in range(len(keys)):
+        if keys[slot]:
+            away = np.int64((np.uint64(slot) - keys[slot]) & mask)
+            probes = away + 1 if away >= probes else probes
+    return probes
+
+
+@part
+def _hash_lowered(data, start, stop):
+    """`hash_lowered` where the time to compile matters more."""
+    return hash_lowered(data, start, stop)
+
+
+@kernel
 def measure_words(data, offsets, mode, points, kinds, packs, keys, longest, out):
     """Per row, in the order of WORD_FIELDS; out int64[fields, rows].
 
@@ -491,55 +525,48 @@ def measure_words(data, offsets, mode, points, kinds, packs, keys, longest, out)
     keys: hashes of the listed words in a table (`fill_table`); longest: the most bytes one of them has.
     """
     histogram = np.zeros(_HISTOGRAM, np.int64)
-    seen = np.full(len(keys), -1, np.int64)
+    seen = np.zeros(len(keys), np.int64)
+    probes = _most_probes(keys)
     edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
-        words = total = most = alphabetic = plain = plain_chars = symbols = marked = listed = exact = distinct = 0
+        words = total = most = alphabetic = plain = plain_chars = symbols = marked = np.int64(0)
+        listed = exact = distinct = np.int64(0)
         while at < end:
             found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
-            for index in range(0, found, 2):
+            words += found >> 1
+            for index in range(
+                0, found, 2
+            ):  # no branches that words take at random: a wrong guess costs more than all else
                 start, stop = edges[index], edges[index + 1]
-                size = stop - start
                 packed = counts[index + 1] - counts[index]
-                if size < 1 << _FIELD:
-                    chars = np.int64(packed & np.uint64(1023))
-                    letters = np.int64((packed >> np.uint64(10)) & np.uint64(1023))
-                    digits = np.int64((packed >> np.uint64(20)) & np.uint64(1023))
-                    punctuation = np.int64((packed >> np.uint64(30)) & np.uint64(1023))
-                    markers = np.int64((packed >> np.uint64(40)) & np.uint64(1023))
-                    uppers = np.int64((packed >> np.uint64(50)) & np.uint64(1023))
-                else:
-                    chars, flags = count_span(data, start, stop, points, kinds)
-                    letters, digits, punctuation = flags & LETTER, flags & (DIGIT | NUMBER), flags & PUNCTUATION
-                    markers, uppers = flags & MARKER, flags & UPPER
-                words += 1
+                chars = np.int64(packed & _CHARS)
+                if stop - start >= 1 << _FIELD:
+                    chars, packed = _count_long(data, start, stop, points, packs)
                 total += chars
-                most = max(most, chars)
-                histogram[min(chars, _HISTOGRAM - 1)] += 1
-                alphabetic += letters != 0
-                if letters | digits:
-                    plain += 1
-                    plain_chars += chars
-                marked += markers != 0
-                if punctuation and (markers or not letters | digits):
-                    symbols += _is_symbol_word(data, start, stop, chars, markers, letters | digits)
-                if size <= longest:
-                    slot = find_slot(keys, hash_lowered(data, start, stop))
-                    if keys[slot] != 0:
-                        listed += 1
-                        if not uppers:
-                            exact += 1
-                            if seen[slot] != row:
-                                seen[slot] = row
-                                distinct += 1
+                most = chars if chars > most else most
+                histogram[chars if chars < _HISTOGRAM else _HISTOGRAM - 1] += 1
+                named, marks = packed & _ALPHANUMERIC_FIELDS != 0, packed & _MARKERS != 0
+                alphabetic += packed & _LETTERS != 0
+                plain += named
+                plain_chars += chars if named else 0
+                marked += marks
+                if (marks | (not named)) & (packed & _PUNCTUATION != 0):
+                    symbols += _is_symbol_word(data, start, stop, chars, marks, named)
+                key, slot = _find_listed(data, start, stop, keys, longest, probes)
+                known = keys[slot] == key
+                low = known & (packed & _UPPERS == 0)
+                listed += known
+                exact += low
+                distinct += low & (seen[slot] != row + 1)
+                seen[slot] = row + 1 if low else seen[slot]
         out[0, row], out[1, row], out[2, row], out[3, row] = words, total, most, alphabetic
         out[4, row], out[5, row], out[6, row], out[7, row] = plain, plain_chars, symbols, marked
         out[8, row], out[9, row], out[10, row] = listed, exact, distinct
-        out[11, row] = _twice_median(histogram, words, min(most, _HISTOGRAM - 1))
+        out[11, row] = _twice_median(histogram, words, most if most < _HISTOGRAM else _HISTOGRAM - 1)
 
 
-@njit(nogil=True, cache=True)
+@part
 def _twice_median(histogram, count, most):
     """Twice the median of the lengths counted in histogram, which is emptied."""
     low, high = (count - 1) // 2, count // 2

@@ -1,0 +1,15 @@
+"""How kernels are compiled: once, and then read from numba's cache.
+
+kernel   called from Python, with the interpreter's lock released
+part     called by kernels only; without an entry for Python it compiles in two thirds of the time, and crashes if
+         Python calls it all the same
+inlined  a part that is put into its callers
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+kernel = njit(nogil=True, cache=True)
+part = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+inlined = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
