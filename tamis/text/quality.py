@@ -14,7 +14,7 @@ import numpy as np
 
 from tamis.batch import Batch, Facts
 from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
-from tamis.text.segment import WORD_STATS, Words, WordStats, ratio, text_stats
+from tamis.text.segment import WORD_STATS, Words, WordStats, ended_lines, ratio, text_stats
 
 
 def text_facts(batch: Batch) -> Facts:
@@ -25,8 +25,20 @@ def word_facts(batch: Batch, words: Words) -> Facts:
     return batch.facts("text", WORD_STATS[words])
 
 
+class WordFilter(Filter):
+    """A filter with a parameter `words`: how words are told apart."""
+
+    words: Words | None
+
+    def check(self) -> None:
+        if self.words == "dictionary":
+            from tamis.text.dictionary import check_dictionaries
+
+            check_dictionaries()
+
+
 @operator(reads="text", writes="words")
-class WordCount(Filter):
+class WordCount(WordFilter):
     """Keep documents of a sane length, counted in words (Rae et al. 2021: 50 to 100 000).
 
     >>> WordCount().score(Batch.from_rows([{"text": "one two  three"}, {"text": None}]))["words"].tolist()
@@ -46,10 +58,11 @@ class WordCount(Filter):
 
 
 @operator(reads="text", writes="mean_word_length")
-class MeanWordLength(Filter):
+class MeanWordLength(WordFilter):
     """Keep documents whose words are 3 to 10 characters long on average (Rae et al. 2021).
 
-    Characters in words / words. In scripts without spaces a character is a word; lower the minimum for them.
+    Characters in words / words. In scripts without spaces a character is a word unless a dictionary tells words apart;
+    lower the minimum for them.
 
     >>> MeanWordLength().score(Batch.from_rows([{"text": "a bcd"}]))["mean_word_length"].tolist()
     [2.0]
@@ -69,7 +82,7 @@ class MeanWordLength(Filter):
 
 
 @operator(reads="text", writes="longest_word")
-class LongestWord(Filter):
+class LongestWord(WordFilter):
     """Drop documents with a word of more than 1000 characters: minified code, data in base64 (Raffel et al. 2020).
 
     >>> LongestWord().score(Batch.from_rows([{"text": "a bcd ef"}]))["longest_word"].tolist()
@@ -88,7 +101,7 @@ class LongestWord(Filter):
 
 
 @operator(reads="text", writes="symbols_to_words")
-class SymbolsToWords(Filter):
+class SymbolsToWords(WordFilter):
     """Drop documents in which many words are symbols (Rae et al. 2021: 10 %).
 
     Words that are an ellipsis ("...", the character, either in brackets) or more than half '#' / words.
@@ -110,7 +123,7 @@ class SymbolsToWords(Filter):
 
 
 @operator(reads="text", writes="alphabetic_words")
-class WordsWithoutAlphabets(Filter):
+class WordsWithoutAlphabets(WordFilter):
     """Keep documents in which 80 % of the words have a letter of any script (Rae et al. 2021).
 
     >>> WordsWithoutAlphabets().score(Batch.from_rows([{"text": "a1 22 b 3,5"}]))["alphabetic_words"].tolist()
@@ -130,7 +143,7 @@ class WordsWithoutAlphabets(Filter):
 
 
 @operator(reads="text", writes="common_words")
-class CommonEnglishWords(Filter):
+class CommonEnglishWords(WordFilter):
     """Keep documents with at least two of the commonest English words, in lower case (Rae et al. 2021).
 
     Occurrences of the, be, to, of, and, that, have, with; other languages name theirs in `common_words`. A text in
@@ -318,18 +331,21 @@ class BulletPoints(Filter):
 class Punctuation(Filter):
     """Drop documents in which more than 85 % of the lines end without . ? ! " or ' (Raffel et al. 2020).
 
-    Such lines / lines that are not blank; spaces at the end of a line do not count.
+    Such lines / lines that are not blank; spaces at the end of a line do not count. With `stops="unicode"` a line may
+    end in the stop of any script, closing quotes and brackets aside, and in any letter of Thai and Lao, which have none.
 
     >>> Punctuation().score(Batch.from_rows([{"text": "Home\\nIt rains. \\nAbout"}]))["unpunctuated_lines"].round(2).tolist()
     [0.67]
     """
 
     max_unpunctuated_lines: float = 0.85
+    stops: Literal["english", "unicode"] = "english"
     column: str = "text"
 
     def score(self, batch: Batch) -> Scores:
         found = text_facts(batch)
-        return {"unpunctuated_lines": ratio(found["lines"] - found["marked_lines"], found["lines"])}
+        ended = found["marked_lines"] if self.stops == "english" else batch.facts("text", ended_lines)["ended_lines"]
+        return {"unpunctuated_lines": ratio(found["lines"] - ended, found["lines"])}
 
     def rules(self) -> list[Rule]:
         return [at_most("unpunctuated_lines", self.max_unpunctuated_lines)]

@@ -14,7 +14,7 @@ from tamis.batch import Batch, Facts
 from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
 from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
-from tamis.text.quality import text_facts, word_facts
+from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.segment import NGRAM_STATS, Words, ratio, trimmed_line_stats
 from tamis.text.web import Dialect
 
@@ -109,7 +109,7 @@ def _check_length(name: str, length: int) -> None:
 
 
 @operator(reads="text", writes="top_ngrams")
-class RepeatingTopNGrams(Filter):
+class RepeatingTopNGrams(WordFilter):
     """Drop documents in which the most frequent n-gram of words takes up too much (Rae et al. 2021).
 
     Occurrences of the most frequent n-gram * its characters with the spaces between its words / characters. Of equally
@@ -142,7 +142,7 @@ class RepeatingTopNGrams(Filter):
 
 
 @operator(reads="text", writes="duplicate_ngrams")
-class RepeatingDuplicateNGrams(Filter):
+class RepeatingDuplicateNGrams(WordFilter):
     """Drop documents in which n-grams of words that stood before take up too much (Rae et al. 2021).
 
     Characters, with the spaces between, covered by n-grams that occurred earlier in the text, each counted once
@@ -183,7 +183,7 @@ _SCORES = (
 
 
 @operator(reads="text", writes=_SCORES)
-class GopherRepetition(Filter):
+class GopherRepetition(WordFilter):
     """Drop documents that repeat themselves, by the rules of MassiveWeb (Rae et al. 2021, table A1).
 
     score                 datatrove             dolma                  dclm                    paper

@@ -21,8 +21,9 @@ from tamis.kernels.lines import BYTE_PACKS, TEXT_FIELDS, count_short_lines, meas
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
+from tamis.kernels.unspaced import count_ended_lines
 
-Words: TypeAlias = Literal["auto", "whitespace", "unicode", "characters"]
+Words: TypeAlias = Literal["auto", "whitespace", "unicode", "characters", "dictionary"]
 """How words are told apart.
 
 auto        by whitespace; in scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan and their
@@ -30,6 +31,7 @@ auto        by whitespace; in scripts without spaces (Chinese, Japanese, Thai, L
 whitespace  by whitespace, as Python's str.split()
 unicode     UAX #29 word boundaries; punctuation alone is not a word
 characters  each letter or digit of any script, with what follows it up to the next one
+dictionary  as auto, and the words of Chinese, Japanese and Thai are those of a dictionary; needs `tamis[segment]`
 """
 
 MODES: dict[str, int] = {
@@ -37,6 +39,7 @@ MODES: dict[str, int] = {
     "whitespace": kernel.WHITESPACE,
     "unicode": kernel.UNICODE,
     "characters": kernel.CHARACTERS,
+    "dictionary": kernel.WHITESPACE,  # of the text with spaces between the words, see `worded`
 }
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -64,6 +67,15 @@ def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
     return data, offsets
 
 
+def worded(column: Column, words: Words) -> tuple[np.ndarray, np.ndarray, int]:
+    """The bytes and offsets of a column and the mode in which kernels find its words."""
+    if words == "dictionary":
+        from tamis.text.dictionary import respaced  # it builds tables
+
+        column = respaced(column)
+    return *buffers(column), MODES[words]
+
+
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole row by row; 0 / 0 is 0."""
     return np.divide(part, whole, out=np.zeros(len(part), np.float64), where=np.asarray(whole) != 0)
@@ -84,15 +96,15 @@ class WordStats:
     """Facts about the words of a column, one array per name in `kernels.words.WORD_FIELDS`."""
 
     def __init__(self, words: Words, listed: tuple[str, ...] = STOP_WORDS) -> None:
-        self.mode, self.listed = MODES[words], listed
+        self.words, self.listed = words, listed
         self.__module__ = __name__
         self.__qualname__ = f"word_stats.{words}" + ("" if listed == STOP_WORDS else f".{'|'.join(listed)}")
 
     def __call__(self, column: Column) -> Facts:
-        data, offsets = buffers(column)
+        data, offsets, mode = worded(column, self.words)
         out = np.zeros((len(kernel.WORD_FIELDS), len(column)), np.int64)
         keys, longest = word_table(self.listed)
-        kernel.measure_words(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, keys, longest, out)
+        kernel.measure_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, keys, longest, out)
         return dict(zip(kernel.WORD_FIELDS, out, strict=True))
 
 
@@ -110,6 +122,14 @@ def trimmed_line_stats(column: Column) -> Facts:
     out = np.zeros((3, len(column)), np.int64)
     measure_trimmed_lines(data, offsets, POINTS, KINDS, out)
     return dict(zip(("chars", "all", "all_chars"), out, strict=True))
+
+
+def ended_lines(column: Column) -> Facts:
+    """How many lines end as sentences do in any script, see `kernels.unspaced`."""
+    data, offsets = buffers(column)
+    out = np.zeros(len(column), np.int64)
+    count_ended_lines(data, offsets, POINTS, KINDS, out)
+    return {"ended_lines": out}
 
 
 class LineStats:
@@ -131,14 +151,14 @@ class NgramStats:
     """Facts about repeated word n-grams, one array of (rows, 9) per name in `kernels.repetition.NGRAM_FIELDS`."""
 
     def __init__(self, words: Words) -> None:
-        self.mode = MODES[words]
+        self.words = words
         self.__module__ = __name__
         self.__qualname__ = f"ngram_stats.{words}"
 
     def __call__(self, column: Column) -> Facts:
-        data, offsets = buffers(column)
+        data, offsets, mode = worded(column, self.words)
         out = np.zeros((len(NGRAM_FIELDS), len(column), NUM_LENGTHS), np.int64)
-        measure_ngrams(data, offsets, self.mode, POINTS, KINDS, kernel.PACKS, out)
+        measure_ngrams(data, offsets, mode, POINTS, KINDS, kernel.PACKS, out)
         return dict(zip(NGRAM_FIELDS, out, strict=True))
 
 
@@ -153,10 +173,10 @@ def split_words(text: str, words: Words = "auto") -> list[str]:
     >>> split_words("the cat's 3.5 lives", "unicode"), split_words("我喜欢 Python。")
     (['the', "cat's", '3.5', 'lives'], ['我', '喜', '欢', 'Python。'])
     """
-    data, offsets = buffers(pa.array([text], pa.large_string()))
+    data, offsets, mode = worded(pa.array([text], pa.large_string()), words)
     none = np.zeros(0, np.int64)
-    count = kernel.find_words(data, offsets, MODES[words], POINTS, KINDS, kernel.PACKS, none, none)
+    count = kernel.find_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, none, none)
     starts, stops = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    kernel.find_words(data, offsets, MODES[words], POINTS, KINDS, kernel.PACKS, starts, stops)
+    kernel.find_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, starts, stops)
     raw = data.tobytes()
     return [raw[starts[i] : stops[i]].decode() for i in range(count)]

@@ -25,10 +25,10 @@ Counter = Callable[[list[str]], list[int]]
 @functools.lru_cache(maxsize=4)
 def _load(path: str, stamp: int) -> Counter:
     if path.endswith(".model"):
-        module = require("sentencepiece", extra="tokenizers", purpose="counting SentencePiece tokens")
+        module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
         processor = module.SentencePieceProcessor(model_file=path)
         return lambda texts: [len(ids) for ids in processor.encode(texts)]
-    module = require("tokenizers", extra="tokenizers", purpose="counting tokens")
+    module = require("tokenizers", extra="text", purpose="counting tokens")
     tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     return lambda texts: [len(each.ids) for each in tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Facts
 from tamis.operator import Filter, Rule, Scores, at_least, between, operator
-from tamis.text.quality import text_facts, word_facts
+from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.segment import LineStats, Words, WordStats, ratio
 
 Dialect = Literal["datatrove", "dolma", "dclm", "paper"]
@@ -32,7 +32,7 @@ Dialect = Literal["datatrove", "dolma", "dclm", "paper"]
         "gopher_alphabetic_words", "gopher_stop_words",
     ),
 )  # fmt: skip
-class GopherQuality(Filter):
+class GopherQuality(WordFilter):
     """Keep documents that read like prose, by the rules of MassiveWeb (Rae et al. 2021, appendix A.1.1).
 
     score             datatrove                dolma                    dclm                     paper
@@ -235,7 +235,7 @@ class C4Paragraphs(Filter):
     reads="text",
     writes=("fineweb_ended_lines", "fineweb_short_lines", "fineweb_duplicate_line_chars", "fineweb_newlines"),
 )
-class FineWebQuality(Filter):
+class FineWebQuality(WordFilter):
     """Drop lists, menus and repeated lines, by the rules FineWeb found on top of Gopher's and C4's (Penedo et al. 2024).
 
     score                 meaning                                                                 default
