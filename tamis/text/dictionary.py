@@ -63,15 +63,18 @@ _EASTERN = (range(0x2E80, 0xA000), range(0xF900, 0xFB00), range(0xFF00, 0xFFF0),
 """Han, kana and bopomofo with their extensions."""
 
 
+_VARIANTS, _THAI_MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef", "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
+"""Marks that follow a letter."""
+
+
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     letters = _unspaced()
     thai = [point for point in letters if point in _THAI]
     eastern = [point for point in letters if any(point in each for each in _EASTERN)]
     others = sorted(set(letters) - set(thai) - set(eastern) - set(_TIBETAN))
-    selectors = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"  # marks and variants that follow a letter
     runs = (
-        rf"(?P<eastern>[{_class(eastern)}][{_class(eastern)}{selectors}]{{,{_LONGEST}}})"
-        rf"|(?P<thai>[{_class(thai)}][{_class(thai)}\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]{{,{_LONGEST}}})"
+        rf"(?P<eastern>[{_class(eastern)}][{_class(eastern)}{_VARIANTS}]{{,{_LONGEST}}})"
+        rf"|(?P<thai>[{_class(thai)}][{_class(thai)}{_THAI_MARKS}]{{,{_LONGEST}}})"
         rf"|(?P<mark>[{chr(TSHEG)}{chr(WORDSPACE)}])"
         rf"|(?P<other>[{_class(others)}])"
     )
@@ -87,6 +90,7 @@ def _is_kana(point: int) -> bool:
 _RUN, _KANA = _patterns()
 _LETTER_OR_SPACE = re.compile(r"[^\W_]|\s")
 _LETTER = re.compile(r"[^\W_]")
+_LONE_MARK = re.compile(f" ([{_VARIANTS}{_THAI_MARKS}])")
 _SPACES = re.compile(r"\s+")
 
 
@@ -152,12 +156,9 @@ def respace(text: str) -> str:
             words = eastern(run)
         else:
             words = thai()(run) if match.lastgroup == "thai" else [run]
-        for word in words:
-            if filled and _LETTER.search(word):
-                parts.append(" ")
-            parts.append(word)
-            filled = True
-        after_run = True
+        spaced = _LONE_MARK.sub(r"\1", " ".join(words))
+        parts.append(f" {spaced}" if filled else spaced)
+        filled = after_run = True
     if not parts:
         return text
     rest = text[at:]
