@@ -83,6 +83,7 @@ class _Deduplication:
     by: str | None = None
     prefer: Sequence[str] | None = None
     prefer_column: str | None = None
+    across_sources: bool = False
     against: str | None = None
     update: bool = False
 
@@ -133,6 +134,7 @@ class ExactDeduplicationWorkflow(_Deduplication):
             by=self.by,
             prefer=self.prefer,
             prefer_column=self.prefer_column,
+            across_sources=self.across_sources,
             max_removed=self.max_removed,
             against=self.against,
             update=self.update,
@@ -178,6 +180,7 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
             by=self.by,
             prefer=self.prefer,
             prefer_column=self.prefer_column,
+            across_sources=self.across_sources,
             against=self.against,
             update=self.update,
             reuse=self.reuse,

@@ -14,6 +14,7 @@ about their likeness.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,26 +25,32 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.dedup.index import Index
 from tamis.dedup.rows import RowNumbers, fill
-from tamis.dedup.settle import PAIRS, histogram
+from tamis.dedup.settle import Homes, PairWriter, histogram
 from tamis.dedup.shuffle import (
+    Files,
     ShuffleWriter,
     Unfinished,
     as_matrix,
     bounds_of,
     duplicated,
+    make_sure_of_room,
     numbers,
+    pieces,
     read_bucket,
+    room,
     tells_disk,
 )
 from tamis.kernels import groups as kernel
+from tamis.kernels.minhash import BINS
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
 NEAR = 0.15
 """Rows that stayed although they are this close below the threshold are worth a look."""
 
-_CONFIDENCE = 1.6449
-"""Standard deviations that 95 % of estimates stay within, on one side."""
+MARGIN = 1.0
+"""Standard deviations by which an estimate must exceed the threshold. If similarities are spread evenly around it, 99.2 % of
+the removals of long documents are right then, and more of short ones."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +60,31 @@ class Comparison:
     verify: Verify
     threshold: float
     num_bands: int
-    num_hashes: int
     none: bool
+    across: bool
 
-    @property
-    def required(self) -> float:
-        """What a pair must reach. An estimate must be so high that with 95 % confidence the true value is `threshold`."""
+    def margins(self) -> np.ndarray:
+        """By how much an estimate from so many bins must exceed the threshold, for 0 to all bins.
+
+        The variance is that of Li, Owen and Zhang 2012, theorem 3: few n-grams in many bins are nearly all looked at, and
+        leave less to chance than as many draws would.
+        """
         if self.verify != "signature":
-            return self.threshold
-        return min(
-            1.0, self.threshold + _CONFIDENCE * math.sqrt(self.threshold * (1 - self.threshold) / self.num_hashes)
-        )
+            return np.zeros(BINS + 1)
+        used = np.arange(2, BINS + 1)  # one bin is one n-gram, and leaves nothing to chance
+        with np.errstate(divide="ignore"):
+            rest = 1 / (np.log1p(-used / BINS) / math.log1p(-1 / BINS) - 1)  # 1 / (n-grams that fill so many bins - 1)
+        variance = self.threshold * (1 - self.threshold) * np.maximum(0.0, (1 + rest) / used - rest)
+        margins = np.minimum(MARGIN * np.sqrt(variance), 1 - self.threshold)  # what seems the same is alike enough
+        return np.concatenate([np.zeros(2), margins])
 
     @property
     def row_bytes(self) -> int:
         """Memory per candidate while it is compared, less its set of n-grams."""
-        return 64 + 8 * self.num_bands + 14 * self.num_bands + (0 if self.verify == "jaccard" else 2 * self.num_hashes)
+        return 64 + 8 * self.num_bands + 14 * self.num_bands + (0 if self.verify == "jaccard" else BINS)
 
     def schema(self) -> pa.Schema:
-        what = (
-            {"shingles": pa.large_list(pa.uint32())}
-            if self.verify == "jaccard"
-            else {"signature": pa.binary(2 * self.num_hashes)}
-        )
+        what = {"shingles": pa.large_list(pa.uint32())} if self.verify == "jaccard" else {"sketch": pa.binary(BINS)}
         return pa.schema(
             {
                 "component": pa.int64(),
@@ -91,6 +100,8 @@ class Comparison:
 
 # ---------------------------------------------------------------------------------------------------------- proposing
 
+KEY_BYTES = 48
+"""A key with its row, while keys are sorted."""
 _SCATTERED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
 _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 
@@ -99,9 +110,9 @@ _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
     """Write the band keys of a partition by range."""
     first = int(rows.offsets[partition])
-    totals = {"texts": 0, "short": 0, "shingles": 0}
+    totals = {"texts": 0, "short": 0, "shingles": 0, "content": 0}
     with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
-        for start, facts in rows.chunks(partition, ["keys", "count"], chunk):
+        for start, facts in rows.chunks(partition, ["keys", "count", "content"], chunk):
             keys, count = as_matrix(facts.column("keys"), np.uint64), numbers(facts.column("count"))
             wanted = count != 0
             size = int(wanted.sum()) * keys.shape[1]
@@ -112,48 +123,82 @@ def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path
             totals["texts"] += int(wanted.sum())
             totals["short"] += int(np.count_nonzero(count < 0))
             totals["shingles"] += int(np.abs(count).sum())
-    return totals
+            totals["content"] += content_sum(numbers(facts.column("content")), start)
+    return totals | {"content": totals["content"] % 2**64}
+
+
+def content_sum(content: np.ndarray, first: int) -> int:
+    """A sum over rows that says whether two runs saw the same texts in the same order, however they were divided."""
+    weights = 2 * np.arange(first, first + len(content), dtype=np.uint64) + np.uint64(1)
+    return int(np.sum(content * weights, dtype=np.uint64))
+
+
+@tells_disk
+def sum_content(rows: RowNumbers, partition: int) -> int:
+    return content_sum(numbers(rows.observed[partition].column("content")), int(rows.offsets[partition]))
 
 
 @tells_disk
 def meet(
-    rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, path: Path
+    rows: RowNumbers, scattered: Files, bucket: int, num_buckets: int, index: Index | None, path: Path, usable: int
 ) -> int:
     """Join each row of a range that shares a key with others to the first of them."""
-    keys, row = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-    for part, file in enumerate(scattered):
-        for batch in read_bucket(file, bucket, num_buckets):
-            keys.append(numbers(batch.column("key")))
-            row.append(numbers(batch.column("local")).astype(np.int64) + rows.offsets[part])
-    for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)) if index is not None else ():
-        keys.append(numbers(batch.column("key")))
-        row.append(numbers(batch.column("entry")).astype(np.int64) + before + rows.total)
-    key = np.concatenate(keys)
-    repeated = duplicated(key)
-    key, number = key[repeated], np.concatenate(row)[repeated]
-    order = np.argsort(key, kind="stable")  # rows came in ascending order, and stay so within a key
-    key, number = key[order], number[order]
-    begins = np.ones(len(key), np.bool_)
-    begins[1:] = key[1:] != key[:-1]
-    first = number[begins][np.cumsum(begins) - 1] if len(key) else number
-    edge = ~begins & (first < rows.total)  # rows of the index alone are none of our business
+
+    def read() -> Iterator[dict[str, np.ndarray]]:
+        for part, file in enumerate(scattered):
+            for batch in read_bucket(file, bucket, num_buckets):
+                local = numbers(batch.column("local")).astype(np.int64)
+                yield {"key": numbers(batch.column("key")), "row": local + rows.offsets[part]}
+        for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)) if index is not None else ():
+            entry = numbers(batch.column("entry")).astype(np.int64)
+            yield {"key": numbers(batch.column("key")), "row": entry + before + rows.total}
+
+    count = 0
     with Unfinished(path) as temporary, pa.ipc.new_file(temporary, _EDGES) as writer:
-        writer.write_table(pa.table({"left": first[edge], "right": number[edge]}))
-    return int(edge.sum())
+        for left, right in edges_of(pieces(read(), usable * 5 // 4 // KEY_BYTES)):
+            edge = left < rows.total  # rows of the index alone are none of our business
+            table = pa.table({"left": left[edge], "right": right[edge]})
+            make_sure_of_room(path.parent, table.nbytes)
+            writer.write_table(table)
+            count += table.num_rows
+    return count
+
+
+def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(first row with a key, each other row with it), from keys in ascending order of rows.
+
+    Of each piece but the last, the first row with each key is carried on.
+    """
+    piece, following = next(parts, None), next(parts, None)
+    while piece is not None:
+        key, number = piece["key"], piece["row"]
+        if following is None:
+            repeated = duplicated(key)
+            key, number = key[repeated], number[repeated]
+        order = np.argsort(key, kind="stable")  # rows came in ascending order, and stay so within a key
+        key, number = key[order], number[order]
+        begins = np.ones(len(key), np.bool_)
+        begins[1:] = key[1:] != key[:-1]
+        first = number[begins][np.cumsum(begins) - 1] if len(key) else number
+        yield first[~begins], number[~begins]
+        if following is not None:
+            firsts = {"key": key[begins], "row": number[begins]}
+            following = {name: np.concatenate([values, following[name]]) for name, values in firsts.items()}
+        piece, following = following, next(parts, None)
 
 
 @tells_disk
-def join_components(total: int, edges: list[Path], path: Path, memory: int) -> dict[str, int]:
+def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[str, int]:
     """Write to `path` (int64 per row) the smallest row of each row's component, -1 for rows that are alone.
 
     Holds 5 bytes per row, 9 from two thousand million rows on; if that is more than `memory`, the array is mapped from disk.
     """
     dtype = np.int32 if total < 2**31 else np.int64
-    parents = room((total,), dtype, path.with_name("parents.bin"), memory)
+    parents = room((total,), dtype, path.parent, memory)
     step = 2**22
     for start in range(0, total, step):
         parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
-    touched = room((total,), np.bool_, path.with_name("touched.bin"), memory)
+    touched = room((total,), np.bool_, path.parent, memory)
     touched[:] = False
     for file in edges:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
@@ -171,22 +216,12 @@ def join_components(total: int, edges: list[Path], path: Path, memory: int) -> d
             written.write(out.tobytes())
             found["candidates"] += int(np.count_nonzero(out >= 0))
             found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
-    for name in ("parents.bin", "touched.bin"):
-        path.with_name(name).unlink(missing_ok=True)
     return found
-
-
-def room(shape: tuple[int, ...], dtype: Any, path: Path, memory: int) -> np.ndarray:
-    """An array in memory, or on disk if it is larger than `memory`."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if size <= memory or size == 0:
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype=dtype, mode="w+", shape=shape)
 
 
 # ----------------------------------------------------------------------------------------------------------- comparing
 
-_COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
+_COLLECTED = ["keys", "count", "order", "source", "sketch", "shingles"]
 
 
 @tells_disk
@@ -231,7 +266,7 @@ def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Pat
     if how.verify == "jaccard":
         columns["shingles"] = _as_sets(contiguous(facts.column("shingles")))
     else:
-        columns["signature"] = facts.column("signature")
+        columns["sketch"] = facts.column("sketch")
     writer.write(pa.table(columns), bucket_of_component(component[chosen], writer.num_buckets))
     return len(chosen)
 
@@ -254,60 +289,71 @@ def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
 
 @tells_disk
 def verify(
-    rows: RowNumbers, collected: list[Path], bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
+    homes: Homes, collected: Iterable[Path], bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
 ) -> dict[str, Any]:
     """Decide about the rows of the components in one bucket."""
     batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets)]
     table = pa.Table.from_batches(batches, how.schema())
     component, row = numbers(table.column("component")), numbers(table.column("row"))
-    ours = row < rows.total
-    order = np.lexsort([row, numbers(table.column("order")), numbers(table.column("source")), ours, component])
+    source, ours = numbers(table.column("source")), row < homes.rows.total
+    order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
     table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
-    component, row, ours = component[order], row[order], ours[order]
+    component, row, source, ours = component[order], row[order], source[order], ours[order]
     keys = as_matrix(table.column("keys"), np.uint64)
-    signatures, sets, spans = np.empty((0, 1), np.uint16), np.empty(0, np.uint32), np.zeros(1, np.int64)
+    sketches, sets, spans = np.empty((0, 1), np.uint8), np.empty(0, np.uint32), np.zeros(1, np.int64)
     if how.verify == "jaccard":
         lists = contiguous(table.column("shingles"))
         sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
     else:
-        signatures = as_matrix(table.column("signature"), np.uint16)
+        sketches = as_matrix(table.column("sketch"), np.uint8)
     mode = {"jaccard": kernel.SETS, "signature": kernel.SIGNATURE, "none": kernel.CHAINED}[how.verify]
-    twins, near = np.full(len(row), -1, np.int64), np.full(len(row), -1, np.int64)
-    likeness, near_likeness = np.zeros(len(row)), np.zeros(len(row))
-    floor = max(0.0, how.required - NEAR)
+    ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
+    largest = _largest(component)
+    slots = kernel.num_slots(largest, how.num_bands)
+    share = memory // 4
+
+    def array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return room(shape, dtype, path.parent, share)
+
+    twins, near = array((len(row),), np.int64), array((len(row),), np.int64)
+    likeness, near_likeness = array((len(row),), np.float64), array((len(row),), np.float64)
     kernel.choose(
-        component, np.arange(len(row)), keys, ~ours, mode, signatures, sets, spans, how.required, floor,
-        twins, likeness, near, near_likeness,
+        component, ranks, keys, ~ours, mode, sketches, sets, spans, how.margins(), how.threshold,
+        max(0.0, how.threshold - NEAR), array((len(row),), np.int64), array((len(row), how.num_bands), np.int32),
+        array((slots,), np.int32 if slots < 2**31 else np.int64), twins, likeness, near, near_likeness,
     )  # fmt: skip
     sizes = np.unique(twins[twins >= 0], return_counts=True)[1] + 1
     if how.none:
         _drop_originals(twins, likeness, ours)
     gone, close = twins >= 0, (near >= 0) & (twins < 0)
     chosen = np.flatnonzero(gone | close)
-    twin = np.where(gone, twins, near)[chosen]
-    bands = np.count_nonzero(keys[chosen] == keys[twin], axis=1).astype(np.int16)
-    pairs = pa.table(
-        {
-            "row": row[chosen],
-            "twin": row[twin],
-            "similarity": np.where(gone, likeness, near_likeness)[chosen].astype(np.float32),
-            "bands": bands,
-            "short": numbers(table.column("count"))[chosen] < 0,
-            "dropped": gone[chosen],
-        }
-    )
-    with ShuffleWriter(path, rows.num_partitions, PAIRS) as writer:
-        writer.write(pairs, rows.partition_of(row[chosen]))
-    return {"dropped": int(gone.sum()), "sizes": histogram(sizes), "largest_component": _largest(component)}
+    counts = numbers(table.column("count"))
+    with PairWriter(path, homes) as writer:
+        for start in range(0, len(chosen), 2**18):
+            some = chosen[start : start + 2**18]
+            twin = np.where(gone[some], twins[some], near[some])
+            similarity = np.where(gone[some], likeness[some], near_likeness[some])
+            writer.write(
+                {
+                    "row": row[some],
+                    "twin": row[twin],
+                    "similarity": similarity.astype(np.float32),
+                    "bands": np.count_nonzero(keys[some] == keys[twin], axis=1).astype(np.int16),
+                    "short": counts[some] < 0,
+                    "dropped": gone[some],
+                }
+            )
+    return {"dropped": int(gone.sum()), "sizes": histogram(sizes), "largest_component": largest}
 
 
 def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
     """`table.take(order)` through a file: for a component that is larger than a worker's share."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    make_sure_of_room(path.parent, table.nbytes)
     file = path.with_name(f"{path.name}.sorted")
     with pa.ipc.new_file(file, table.schema) as writer:
-        for start in range(0, len(order), 2**16):
-            writer.write_table(table.take(pa.array(order[start : start + 2**16])))
+        for start in range(0, len(order), 2**12):
+            writer.write_table(table.take(pa.array(order[start : start + 2**12])))
     result = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
     file.unlink()
     return result

@@ -74,6 +74,9 @@ PreferOption: TypeAlias = Annotated[
 PreferColumnOption: TypeAlias = Annotated[
     str | None, typer.Option("--prefer-column", help="The column whose values --prefer lists.")
 ]
+AcrossOption: TypeAlias = Annotated[
+    bool, typer.Option("--across-sources", help="Drop only what a better source of --prefer has.")
+]
 AgainstOption: TypeAlias = Annotated[
     str | None, typer.Option("--against", metavar="INDEX", help="Also drop what this index has seen.")
 ]
@@ -108,6 +111,7 @@ def exact(
     by: ByOption = None,
     prefer: PreferOption = None,
     prefer_column: PreferColumnOption = None,
+    across_sources: AcrossOption = False,
     against: AgainstOption = None,
     update: UpdateOption = False,
     filetype: FormatOption = None,
@@ -135,6 +139,7 @@ def exact(
         by=by,
         prefer=prefer or None,
         prefer_column=prefer_column,
+        across_sources=across_sources,
         against=against,
         update=update,
         ignore_case=ignore_case,
@@ -164,6 +169,7 @@ def fuzzy(
     by: ByOption = None,
     prefer: PreferOption = None,
     prefer_column: PreferColumnOption = None,
+    across_sources: AcrossOption = False,
     against: AgainstOption = None,
     update: UpdateOption = False,
     reuse: Annotated[
@@ -194,6 +200,7 @@ def fuzzy(
         by=by,
         prefer=prefer or None,
         prefer_column=prefer_column,
+        across_sources=across_sources,
         against=against,
         update=update,
         settings=settings.value,

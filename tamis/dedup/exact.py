@@ -7,6 +7,7 @@ apply     rows that go are filtered; units that go are cut out of their rows
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,27 +17,29 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.dedup import units
-from tamis.dedup.index import Index, add_generation, write_part
+from tamis.dedup.equal import Equals, read_digests
+from tamis.dedup.index import Index, add_generation, content_of, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
-from tamis.dedup.settle import PAIRS, Counts, Settling, check_disk, histogram, publish
+from tamis.dedup.settle import Counts, Homes, PairWriter, Settling, check_disk, histogram, publish
 from tamis.dedup.shuffle import (
+    Files,
     ShuffleWriter,
-    bounds_of,
     bucket_count,
     bucket_of,
-    duplicated,
     numbers,
-    read_bucket,
+    pieces,
     tells_disk,
     usable_bytes,
 )
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
 from tamis.errors import ParameterError
-from tamis.operator import Decide, Gather, Observations, Work, digest, operator
+from tamis.operator import Decide, Gather, Observations, Work, operator
 
 RECORD_BYTES = 40
 """A digest on its way: 16 bytes, the row, its order and source."""
+HELD_BYTES = 3 * RECORD_BYTES
+"""The same while it is sorted."""
 
 
 @operator(reads="text")
@@ -45,9 +48,10 @@ class ExactDedup(Gather):
 
     Compares 128-bit digests, after leaving out of account what is asked for: letter case, the amount of white space,
     Unicode composition. Rows whose key is null are not duplicates of each other. `keep` chooses who stays: the first in
-    source order, the longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (parts of
-    paths, or values of `prefer_column`), the best first, and goes before. With `unit="paragraph"` or `"line"`, repeats
-    anywhere in the corpus are cut out of the text, the first occurrence stays, and a document that would lose more than
+    source order, the longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (folders or
+    files in paths, patterns, or values of `prefer_column`), the best first, and goes before. With `across_sources` only
+    what a better source has goes, and copies within one source stay. With `unit="paragraph"` or `"line"`, repeats anywhere
+    in the corpus are cut out of the text, the first occurrence stays, and a document that would lose more than
     `max_removed` of its text is dropped; units of fewer than `min_unit_bytes` are left alone.
 
     `against` names an index of rows seen before, which stay; `update` adds the rows kept now. Why each row went is in
@@ -67,6 +71,7 @@ class ExactDedup(Gather):
     by: str | None = None
     prefer: Sequence[str] | None = None
     prefer_column: str | None = None
+    across_sources: bool = False
     max_removed: float = 0.5
     min_unit_bytes: int = 20
     against: str | None = None
@@ -95,7 +100,7 @@ class ExactDedup(Gather):
 
     @property
     def _policy(self) -> KeepPolicy:
-        return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column)
+        return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column, self.across_sources)
 
     @property
     def _normal(self) -> TextNormal:
@@ -151,7 +156,7 @@ class ExactDedup(Gather):
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
-        own = digest(str(work.folder))
+        own = own_generation(work) if self.update else ""
         index = self._index(own)
         index = index.pinned(work.folder) if index is not None else None
         index_folder = work.folder / "index" if self.update else None
@@ -168,35 +173,33 @@ class ExactDedup(Gather):
     ) -> None:
         check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
         usable = usable_bytes(work.worker_bytes)
-        num_buckets = bucket_count((rows.total + (index.total if index else 0)) * RECORD_BYTES * 3, usable)
-        scattered = [work.folder / "digests" / f"{num_buckets}-{part:06d}.arrow" for part in range(rows.num_partitions)]
-        chunk = max(1000, usable // (3 * RECORD_BYTES))
+        num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
+        scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
+        chunk = max(1000, usable // HELD_BYTES)
         work.map(
             f"digests by range, {num_buckets}",
             scatter_digests,
             [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
         )
-        pairs = [work.folder / "pairs" / f"{num_buckets}-{bucket:06d}.arrow" for bucket in range(num_buckets)]
+        homes = Homes.of(rows, index, usable)
+        pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
+        equals = Equals(rows.total, self.keep == "none", self.across_sources)
         found = work.map(
-            f"groups, {num_buckets}",
+            f"groups, {num_buckets}, {homes.num_groups}",
             group_digests,
-            [
-                (rows, scattered, bucket, num_buckets, index, self.keep == "none", path)
-                for bucket, path in enumerate(pairs)
-            ],
+            [(homes, scattered, bucket, num_buckets, equals, path, usable) for bucket, path in enumerate(pairs)],
         )
         settling = Settling(
-            rows,
+            homes,
             decide,
-            tuple(pairs),
+            pairs,
             work.folder,
             reason="exact duplicate",
             index_reason=f"in the index {self.against}",
-            index=index,
             index_folder=index_folder,
             keep_entries=keep_digests,
         )
-        settled = settling.run(work, f"fates, {num_buckets}")
+        settled = settling.run(work, str(num_buckets))
         publish(work, summary_of(self.name, rows, found, settled), {})
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
@@ -208,8 +211,7 @@ def index_identity(against: str | None, update: bool) -> dict[str, Any]:
     """What an index adds to the identity of a step: its content, unless the step itself is what changes it."""
     if against is None or update:
         return {}
-    folder = Path(against)
-    return {"index": sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []}
+    return {"index": content_of(against)}
 
 
 def summary_of(
@@ -254,63 +256,23 @@ def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Pa
 
 @tells_disk
 def group_digests(
-    rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, none: bool, path: Path
+    homes: Homes, scattered: Files, bucket: int, num_buckets: int, equals: Equals, path: Path, usable: int
 ) -> dict[str, Any]:
     """Find equal digests in one range and write who goes in whose favour."""
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("high", "low", "row", "order", "source", "seen")}
-    for part, file in enumerate(scattered):
-        for batch in read_bucket(file, bucket, num_buckets):
-            for name in ("high", "low", "order", "source"):
-                columns[name].append(numbers(batch.column(name)))
-            columns["row"].append(numbers(batch.column("local")).astype(np.int64) + rows.offsets[part])
-            columns["seen"].append(np.ones(batch.num_rows, np.uint8))
-    if index is not None and columns["high"]:
-        for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)):
-            columns["high"].append(numbers(batch.column("key")))
-            columns["low"].append(numbers(batch.column("low")))
-            columns["row"].append(numbers(batch.column("entry")).astype(np.int64) + before + rows.total)
-            for name in ("order", "source"):
-                columns[name].append(np.zeros(batch.num_rows, np.uint64))
-            columns["seen"].append(np.zeros(batch.num_rows, np.uint8))
-    row = twin = sizes = np.empty(0, np.int64)
-    if columns["high"]:
-        row, twin, sizes = equal_rows(
-            {name: np.concatenate(parts) for name, parts in columns.items()}, rows.total, none
-        )
-    table = pa.table(
-        {
-            "row": row,
-            "twin": twin,
-            "similarity": np.ones(len(row), np.float32),
-            "bands": pa.nulls(len(row), pa.int16()),
-            "short": np.zeros(len(row), np.bool_),
-            "dropped": np.ones(len(row), np.bool_),
-        }
-    )
-    with ShuffleWriter(path, rows.num_partitions, PAIRS) as writer:
-        writer.write(table, rows.partition_of(row))
-    return {"dropped": len(row), "sizes": histogram(sizes)}
-
-
-def equal_rows(columns: dict[str, np.ndarray], total: int, none: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows that go, in whose favour, sizes of the groups) among rows given by digest and order.
-
-    Rows from `total` on belong to an index, and stay.
-    """
-    chosen = duplicated(columns["high"])
-    parts = {name: values[chosen] for name, values in columns.items()}
-    order = np.lexsort([parts[name] for name in ("row", "order", "source", "seen", "low", "high")])
-    high, low, row = parts["high"][order], parts["low"][order], parts["row"][order]
-    begins = np.ones(len(row), np.bool_)
-    begins[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    group = np.cumsum(begins) - 1
-    best = row[begins][group] if len(row) else row
-    sizes = np.bincount(group) if len(row) else np.empty(0, np.int64)
-    goes = (row < total) & ~begins
-    if none and len(row):
-        goes = (row < total) & (sizes[group] > 1)
-        best = np.where(begins, row[np.minimum(np.flatnonzero(begins)[group] + 1, len(row) - 1)], best)
-    return row[goes], best[goes], sizes[np.unique(group[goes])]
+    most = usable * 5 // 4 // HELD_BYTES  # ranges of digests are not all of one size
+    with PairWriter(path, homes) as writer:
+        dropped = 0
+        read = functools.partial(read_digests, homes, scattered, bucket, num_buckets, ("order", "source"))
+        for found in equals.find(lambda: pieces(read(), most)):
+            count = len(found["row"])
+            dropped += count
+            more = {
+                "similarity": np.ones(count),
+                "short": np.zeros(count, np.bool_),
+                "dropped": np.ones(count, np.bool_),
+            }
+            writer.write(found | more)
+    return {"dropped": dropped, "sizes": histogram(equals.sizes)}
 
 
 def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,16 +21,17 @@ from tamis.batch import Batch, Column
 from tamis.dedup import candidates
 from tamis.dedup.candidates import Comparison, Verify
 from tamis.dedup.exact import index_identity, summary_of
-from tamis.dedup.index import Index, add_generation, write_part
+from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
-from tamis.dedup.settle import DETAILS, Settling, check_disk, publish
-from tamis.dedup.shuffle import as_matrix, bucket_count, from_matrix, usable_bytes
+from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
+from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, usable_bytes
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.kernels import minhash
+from tamis.kernels.digests import digest_spans
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operator import Decide, Gather, Observations, Work, digest, operator
+from tamis.operator import Decide, Gather, Observations, Work, operator
 
 CANDIDATES = "candidates"
 
@@ -48,18 +50,18 @@ class FuzzyDedup(Gather):
     Two documents whose word 5-gram sets overlap by 80 % become candidates with probability 0.92 (`settings="fineweb"`:
     14 bands of 8 hashes; `"dolma3"`: 26 of 11; `"nemo"`: 24 characters, 20 of 13; or `num_bands` and `num_rows`; or
     `num_hashes`, divided as suits `threshold` best). A document goes only if its similarity to one that stays was verified
-    to reach `threshold`: `verify="jaccard"` on the true n-gram sets; `"signature"` on the estimate, which must exceed the
-    threshold by 1.6 standard deviations, in less disk for long documents; `"none"` takes candidates of candidates for
-    alike, as other tools do.
+    to reach `threshold`: `verify="jaccard"` on the true n-gram sets; `"signature"` on an estimate from a sketch of 512 bins,
+    which must exceed the threshold by one standard deviation (0.018 at 0.8, less for short documents), in less disk for long
+    documents; `"none"` takes candidates of candidates for alike, as other tools do.
 
     Words are those of the text package: runs without spaces, each letter of scripts that do not separate words. Before,
     letters become lower case and lose accents (Latin, Greek, Cyrillic), numbers are read as 0, punctuation as space, unless
     told otherwise. A document of fewer than n words goes only if another has the same words; one without any word stays.
 
-    `keep`, `by`, `prefer`, `prefer_column`, `against`, `update` are as in `ExactDedup`. `reuse` names the output of an
-    earlier run over the same input: its hashes are used again, so that only `threshold` may differ.
+    `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update` are as in `ExactDedup`. `reuse` names the
+    output of an earlier run over the same input: its hashes are used again, so that only `threshold` may differ.
 
-    Costs 320 bytes and 4 bytes per word of disk per document (signature: 550 bytes), half as much again for candidates, and
+    Costs 330 bytes and 4 bytes per word of disk per document (signature: 850 bytes), half as much again for candidates, and
     memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
 
     >>> from tamis import Pipeline, Rows
@@ -86,10 +88,13 @@ class FuzzyDedup(Gather):
     by: str | None = None
     prefer: Sequence[str] | None = None
     prefer_column: str | None = None
+    across_sources: bool = False
     against: str | None = None
     update: bool = False
     reuse: str | None = None
     seed: int = 1
+
+    version = 2
 
     def check(self) -> None:
         self._policy.check()
@@ -142,12 +147,17 @@ class FuzzyDedup(Gather):
 
     @property
     def _policy(self) -> KeepPolicy:
-        return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column)
+        return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column, self.across_sources)
 
     @property
     def _comparison(self) -> Comparison:
-        bands, rows = self.bands
-        return Comparison(self.verify, self.threshold, bands, bands * rows, self.keep == "none")
+        return Comparison(self.verify, self.threshold, self.bands[0], self.keep == "none", self.across_sources)
+
+    @property
+    def _keeping(self) -> list[Any]:
+        """What decides who stays, as JSON holds it."""
+        prefer = list(self.prefer) if self.prefer is not None else None
+        return [self.keep, self.by, prefer, self.prefer_column, self.across_sources]
 
     def hashing(self) -> dict[str, Any]:
         """Everything the keys and n-grams depend on: what an index or an earlier run must agree in."""
@@ -161,6 +171,7 @@ class FuzzyDedup(Gather):
             "normalisation": self._options,
             "seed": self.seed,
             "verify": "jaccard" if self.verify == "jaccard" else "signature",
+            "sketch": 0 if self.verify == "jaccard" else minhash.BINS,
         }
 
     def probability(self, similarity: float) -> float:
@@ -183,12 +194,12 @@ class FuzzyDedup(Gather):
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk that a run over so many rows and bytes of text takes while it runs, if a third of the rows are candidates."""
-        bands, rows = self.bands
+        bands, _ = self.bands
         if self.verify != "jaccard":
-            compared = num_rows * 2 * bands * rows
+            compared = num_rows * minhash.BINS
         else:
             compared = 4 * num_bytes if self._unit == "character" else 4 * num_bytes // 6
-        facts = num_rows * (8 * bands + 24) + compared
+        facts = num_rows * (8 * bands + 32) + compared
         return facts + num_rows * bands * 12 + (facts + num_rows * 40) // 3
 
     def _index(self, own: str = "", *, look: bool = False) -> Index | None:
@@ -200,11 +211,13 @@ class FuzzyDedup(Gather):
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
+        data, offsets = text_buffers(batch["text"], self.column)
+        content = np.empty((len(batch), 2), np.uint64)
+        digest_spans(data, offsets[:-1], offsets[1:], 0, content)
+        facts["content"] = content[:, 0]
         if self.reuse is not None:
             return facts
-        data, offsets = text_buffers(batch["text"], self.column)
-        lengths = np.diff(offsets)
-        return facts | self._signed(data, offsets) | self._policy.facts(batch, lengths)
+        return facts | self._signed(data, offsets) | self._policy.facts(batch, np.diff(offsets))
 
     def _signed(self, data: np.ndarray, offsets: np.ndarray) -> dict[str, Column | np.ndarray]:
         bands, per_band = self.bands
@@ -212,89 +225,88 @@ class FuzzyDedup(Gather):
         characters = self._unit == "character"
         counts, keys = np.zeros(rows, np.int64), np.empty((rows, bands), np.uint64)
         wants_sets = self.verify == "jaccard"
-        signatures = np.empty((rows, 0 if wants_sets else bands * per_band), np.uint16)
+        sketches = np.empty((rows, 0 if wants_sets else minhash.BINS), np.uint8)
         # A word is at least a byte and a separator, or three bytes; untouched pages of a large array cost nothing.
         most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if characters else 2) + rows + 1 if wants_sets else 0
         shingles, spans = np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)
         ascii_table, folds = minhash.folding_tables(self._options)
         minhash.sign(
             data, offsets, characters, self._ngram, self._options, ascii_table, folds, POINTS, KINDS,
-            minhash.multipliers(bands * per_band, self.seed), bands, counts, keys, signatures, shingles, spans,
+            minhash.multipliers(bands * per_band, self.seed), bands, counts, keys, sketches, shingles, spans,
         )  # fmt: skip
         facts: dict[str, Column | np.ndarray] = {"count": counts, "keys": from_matrix(keys)}
         if wants_sets:
             facts["shingles"] = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(shingles[: spans[-1]]))
         else:
-            facts["signature"] = from_matrix(signatures)
+            facts["sketch"] = from_matrix(sketches)
         return facts
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
-        own = digest(str(work.folder))
+        own = own_generation(work) if self.update else ""
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
             index = index.pinned(work.folder) if index is not None else None
             collected, num_buckets = self._candidates(rows, work, index, summary)
         else:
-            index, collected, num_buckets = self._reused(rows, summary)
-        pairs = [work.folder / "pairs" / f"{num_buckets}-{bucket:06d}.arrow" for bucket in range(num_buckets)]
+            index, collected, num_buckets = self._reused(rows, work, summary)
         usable = usable_bytes(work.worker_bytes)
+        homes = Homes.of(rows, index, usable)
+        pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
         found = work.map(
-            f"comparisons, {num_buckets}",
+            f"comparisons, {num_buckets}, {homes.num_groups}",
             candidates.verify,
             [
-                (rows, collected, bucket, num_buckets, self._comparison, path, usable)
+                (homes, collected, bucket, num_buckets, self._comparison, path, usable)
                 for bucket, path in enumerate(pairs)
             ],
         )
         index_folder = work.folder / "index" if self.update else None
         settling = Settling(
-            rows,
+            homes,
             decide,
-            tuple(pairs),
+            pairs,
             work.folder,
             reason="near-duplicate",
             short_reason=f"exact duplicate, too short for {self._ngram}-grams",
             index_reason=f"in the index {self.against}",
-            index=index,
             index_folder=index_folder,
             keep_entries=keep_signed,
         )
-        settled = settling.run(work, f"fates, {num_buckets}")
+        settled = settling.run(work, str(num_buckets))
         summary |= summary_of(self.name, rows, found, settled)
         summary |= {"largest_component": max((part["largest_component"] for part in found), default=0)}
-        summary |= {"threshold": self.threshold, "required": self._comparison.required, "verify": self.verify}
-        summary |= {"hashing": self.hashing(), "keep": [self.keep, self.by, self.prefer, self.prefer_column]}
+        summary |= {"threshold": self.threshold, "margin": float(self._comparison.margins()[-1]), "verify": self.verify}
+        summary |= {"hashing": self.hashing(), "keep": self._keeping}
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
         publish(work, summary, {CANDIDATES: collected})
         if index_folder is not None and self.against is not None:
-            index_folder.mkdir(exist_ok=True)
             add_generation(self.against, own, index_folder)
 
     def _candidates(
         self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any]
-    ) -> tuple[list[Path], int]:
+    ) -> tuple[Files, int]:
         """Files of candidates by component, and into how many buckets they are divided."""
         bands, _ = self.bands
         usable = usable_bytes(work.worker_bytes)
         known = rows.total + (index.total if index else 0)
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
-        num_ranges = bucket_count(known * bands * 48, usable)
-        scattered = [work.folder / "bands" / f"{num_ranges}-{part:06d}.arrow" for part in range(rows.num_partitions)]
+        num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, usable)
+        scattered = Files(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
         chunk = max(1000, usable // (bands * 32))
         totals = work.map(
             f"bands by range, {num_ranges}",
             candidates.scatter_bands,
             [(rows, part, num_ranges, path, chunk) for part, path in enumerate(scattered)],
         )
-        edges = [work.folder / "edges" / f"{num_ranges}-{bucket:06d}.arrow" for bucket in range(num_ranges)]
+        edges = Files(work.folder / "edges", f"{num_ranges}-", num_ranges)
         met = work.map(
             f"meetings, {num_ranges}",
             candidates.meet,
-            [(rows, scattered, bucket, num_ranges, index, path) for bucket, path in enumerate(edges)],
+            [(rows, scattered, bucket, num_ranges, index, path, usable) for bucket, path in enumerate(edges)],
         )
         components = work.folder / f"components-{num_ranges}.bin"
         (found,) = work.map(
@@ -302,8 +314,9 @@ class FuzzyDedup(Gather):
             candidates.join_components,
             [(known, edges, components, usable)],
         )
-        for name in ("texts", "short", "shingles"):
+        for name in ("texts", "short", "shingles", "content"):
             summary[name] = sum(part[name] for part in totals)
+        summary["content"] %= 2**64
         summary |= {"proposed": sum(met), **found}
         how = self._comparison
         per_row = how.row_bytes
@@ -313,16 +326,17 @@ class FuzzyDedup(Gather):
         check_disk(work, found["candidates"] * per_row, "comparing near-duplicates")
         chunk = max(100, usable // (4 * per_row))
         folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
-        collected = [folder / f"part-{part:06d}.arrow" for part in range(rows.num_partitions)]
+        collected = Files(folder, "part-", rows.num_partitions)
         work.map(
             f"candidates, {num_ranges}, {num_buckets}",
             candidates.collect,
             [(rows, part, components, num_buckets, path, chunk, how) for part, path in enumerate(collected)],
         )
         if index is not None:
-            collected.append(folder / "index.arrow")
-            item = (index, rows.total, components, num_buckets, collected[-1], how)
+            behind = folder / "part-index.arrow"
+            item = (index, rows.total, components, num_buckets, behind, how)
             work.map(f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item])
+            collected = replace(collected, more=(behind,))
         for file in scattered:
             file.unlink(missing_ok=True)
         return collected, num_buckets
@@ -331,8 +345,7 @@ class FuzzyDedup(Gather):
 
     def _earlier(self) -> tuple[Path, dict[str, Any]]:
         """Folder and summary of the run whose hashes are used again, after making sure that it fits."""
-        wanted = {"hashing": self.hashing(), "verify": self.verify}
-        wanted["keep"] = json.loads(json.dumps([self.keep, self.by, self.prefer, self.prefer_column]))
+        wanted = {"hashing": self.hashing(), "verify": self.verify, "keep": self._keeping}
         refused: str | None = None
         for file in sorted((Path(str(self.reuse)) / "_tamis" / DETAILS).glob("*/summary.json")):
             summary = json.loads(file.read_text())
@@ -349,17 +362,21 @@ class FuzzyDedup(Gather):
             f"{self.reuse} is not the output of a fuzzy deduplication", hint="reuse= names the output of an earlier run"
         )
 
-    def _reused(self, rows: RowNumbers, summary: dict[str, Any]) -> tuple[Index | None, list[Path], int]:
+    def _reused(self, rows: RowNumbers, work: Work, summary: dict[str, Any]) -> tuple[Index | None, Files, int]:
         folder, earlier = self._earlier()
         if earlier["rows"] != rows.total:
             raise ParameterError(
                 f"{self.reuse} was made from {earlier['rows']:,} rows, these are {rows.total:,}",
                 hint="`reuse` needs the same input",
             )
-        names = ("texts", "short", "shingles", "proposed", "candidates", "components")
-        summary |= {name: earlier[name] for name in names if name in earlier} | {"reused": str(self.reuse)}
+        sums = work.map("content", candidates.sum_content, [(rows, part) for part in range(rows.num_partitions)])
+        if earlier["content"] != sum(sums) % 2**64:
+            raise ParameterError(f"{self.reuse} was made from other texts", hint="`reuse` needs the same input")
+        names = ("texts", "short", "shingles", "content", "proposed", "candidates", "components")
+        summary |= {name: earlier[name] for name in names} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
-        return index, sorted((folder / CANDIDATES).glob("*.arrow")), int(earlier["buckets"])
+        found = (folder / CANDIDATES).glob("*.arrow")
+        return index, Files(folder / CANDIDATES, "part-", 0, tuple(sorted(found))), int(earlier["buckets"])
 
 
 def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:
@@ -367,7 +384,7 @@ def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, partition: int
     local = local[facts.column("count").to_numpy()[local] != 0]
     if not len(local):
         return
-    names = [name for name in ("count", "keys", "signature", "shingles") if name in facts.column_names]
+    names = [name for name in ("count", "keys", "sketch", "shingles") if name in facts.column_names]
     chosen = facts.select(names).take(pa.array(local))
     entries = pa.table({**subset(facts, local), **{name: chosen.column(name) for name in names}})
     write_part(folder, partition, entries, as_matrix(chosen.column("keys"), np.uint64), {})

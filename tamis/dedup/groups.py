@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
-from tamis.dedup.settle import DETAILS, GROUPS, NEAR_MISSES
+from tamis.dedup.settle import DETAILS, FOUND, GROUPS, NEAR_MISSES, stage_number
 from tamis.errors import TamisError
 
 _PAIR = (
@@ -44,7 +45,7 @@ class Groups:
     def load(output: str | Path) -> Groups:
         """The groups of the last deduplication in an output folder."""
         folder = Path(output) / "_tamis"
-        files = sorted((folder / DETAILS).glob("*/summary.json"))
+        files = sorted((folder / DETAILS).glob("*/summary.json"), key=lambda file: stage_number(file.parent.name))
         if not files:
             raise TamisError(
                 f"there are no groups of duplicates in {output}", hint="name the output folder of a deduplication"
@@ -115,5 +116,10 @@ class Groups:
         where = (self.folder / GROUPS).glob("*.parquet")
         if name == NEAR_MISSES:
             where = (self.folder / DETAILS).glob(f"*/{NEAR_MISSES}/*.parquet")
-        files = sorted(str(file) for file in where)
-        return ds.dataset(files) if files else None
+        files = sorted(where)
+        if not files:
+            return None
+        # Some files of the input may have ids and others not.
+        named = any("id" in pq.read_schema(file).names for file in files)
+        schema = pa.schema([spec for spec in FOUND if named or not spec.name.endswith("id")])
+        return ds.dataset([str(file) for file in files], schema=schema)

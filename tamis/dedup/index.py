@@ -3,6 +3,7 @@
     index/
       index.json                      what kind of digest, under which settings
       <generation>/                   the rows that one run kept; a run that is repeated replaces its own
+        content                       a checksum of the parts
         entries-000000.arrow          per kept row: its address, its id, and what is needed to compare it
         keys-000000.arrow             key -> entry, in the order of the keys
 
@@ -12,7 +13,10 @@ A generation appears at once, by renaming its folder. Nothing is loaded: keys ar
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +26,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.dedup.rows import address_of
 from tamis.dedup.shuffle import Unfinished, link, numbers
 from tamis.errors import ParameterError, TamisError
+from tamis.operator import Work
 from tamis.parameters import as_text
 
-VERSION = 1
-_KEYS, _ENTRIES = "keys-", "entries-"
+VERSION = 2
+OWN = "index"
+"""Where an output folder remembers its generation, under `_tamis/`."""
+_KEYS, _ENTRIES, _CONTENT = "keys-", "entries-", "content"
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Index:
                 return Index(path)
             with Unfinished(about) as temporary:
                 temporary.write_text(json.dumps(described, indent=2))
-        check_settings(path, json.loads(about.read_text()), described)
+        check_settings(path, _described(about), described)
         found = (child.name for child in folder.iterdir() if child.is_dir() and not child.name.endswith(".unfinished"))
         return Index(path, tuple(sorted(name for name in found if name != own)))
 
@@ -100,29 +106,20 @@ class Index:
                 yield before, batch.slice(first, last - first)
 
     def entries(self) -> Iterator[tuple[int, pa.Table]]:
-        for file, before in self.parts:
-            yield before, pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        for number, (_, before) in enumerate(self.parts):
+            yield before, self.part(number)
 
-    def addresses(self, entries: np.ndarray) -> tuple[pa.Array, pa.Array]:
-        """(address, id) of some entries."""
-        starts = np.array([before for _, before in self.parts], np.int64)
-        place = np.searchsorted(starts, entries, side="right") - 1
-        addresses: list[str | None] = [None] * len(entries)
-        ids: list[str | None] = [None] * len(entries)
-        for part in np.unique(place):
-            file, before = self.parts[part]
-            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-            here = np.flatnonzero(place == part)
-            local = entries[here] - before
-            found = address_of(table, local).to_pylist()
-            known = (
-                table.column("id").take(pa.array(local)).to_pylist()
-                if "id" in table.column_names
-                else [None] * len(here)
-            )
-            for at, address, name in zip(here, found, known, strict=True):
-                addresses[at], ids[at] = address, name
-        return pa.array(addresses, pa.string()), pa.array(ids, pa.string())
+    def part(self, number: int) -> pa.Table:
+        """The entries of one part."""
+        return pa.ipc.open_file(pa.memory_map(str(self.parts[number][0]))).read_all()
+
+
+def _described(about: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(about.read_text())
+        return {name: found[name] for name in ("kind", "version", "settings")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ParameterError(f"{about} is damaged", hint="make the index again, in another folder") from error
 
 
 def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -165,16 +162,50 @@ def write_part(
             writer.write_batch(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
+def own_generation(work: Work) -> str:
+    """The name of the generation that belongs to this output folder, whoever writes there: a repeated run replaces its own.
+
+    It is kept in the folder, and not made of its path, so that another output that is later written to the same place does not
+    replace what this one had.
+    """
+    for name in work.published(OWN):
+        return name
+    name = uuid.uuid4().hex[:16]
+    file = work.folder / name
+    file.touch()
+    work.publish(f"{OWN}/{name}", file)
+    return name
+
+
 def add_generation(path: str, name: str, folder: Path) -> None:
     """Put the parts in `folder` into the index as one generation, in place of an earlier one of that name."""
     target = Path(path) / name
     unfinished = target.with_name(f"{name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    for file in sorted(folder.glob("*.arrow")):
+    content = 0
+    for file in sorted(folder.glob("*.arrow")) if folder.is_dir() else []:
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
         link(file, unfinished / file.name)
+        content = zlib.crc32(f"{file.name} {_checksum(file)}".encode(), content)
+    (unfinished / _CONTENT).write_text(f"{content:08x}")
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as opened:
+        while part := opened.read(2**22):
+            checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def content_of(path: str) -> list[str]:
+    """What an index holds, in short: other rows, another list."""
+    files = sorted(Path(path).glob(f"*/{_CONTENT}"))
+    return [f"{file.parent.name} {file.read_text()}" for file in files if file.parent.suffix != ".unfinished"]
 
 
 def describe(path: str) -> dict[str, Any]:
@@ -182,5 +213,5 @@ def describe(path: str) -> dict[str, Any]:
     about = Path(path) / "index.json"
     if not about.exists():
         raise TamisError(f"there is no index at {path}")
-    names = sorted(child.name for child in Path(path).iterdir() if child.is_dir())
-    return json.loads(about.read_text()) | {"rows": {name: Index(path, (name,)).total for name in names}}
+    names = [entry.split()[0] for entry in content_of(path)]
+    return _described(about) | {"rows": {name: Index(path, (name,)).total for name in names}}

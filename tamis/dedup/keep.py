@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,17 +18,19 @@ from tamis.errors import OperatorError, ParameterError
 
 Keep: TypeAlias = Literal["first", "longest", "newest", "best", "none"]
 
+_FRAME = re.compile(r"@\d+$")
 _WORST = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """Rows are preferred by source, then by what `keep` says, then in source order."""
+    """Rows are preferred by source, then by what `keep` says, then in source order. Numbers are compared as 64-bit floats."""
 
     keep: Keep = "first"
     by: str | None = None
     prefer: Sequence[str] | None = None
     prefer_column: str | None = None
+    across_sources: bool = False
 
     def check(self) -> None:
         if self.keep in ("newest", "best") and self.by is None:
@@ -37,6 +40,11 @@ class KeepPolicy:
             raise ParameterError(f'`by` says nothing with keep="{self.keep}"', hint='keep="newest" or keep="best"')
         if self.prefer_column is not None and not self.prefer:
             raise ParameterError("`prefer_column` needs `prefer`", hint='prefer=["books", "web"], best first')
+
+        if self.across_sources and not self.prefer:
+            raise ParameterError(
+                "`across_sources` needs `prefer`: the sources, best first", hint='prefer=["books", "web"]'
+            )
 
     def columns(self) -> tuple[str, ...]:
         """The columns it looks at."""
@@ -61,14 +69,20 @@ class KeepPolicy:
         if self.prefer_column is None:
             ranks = np.array([self._rank_of_place(place) for place in batch.origin.places], np.uint16)
             return ranks[batch.origin.place] if len(batch) else np.empty(0, np.uint16)
-        values = batch[self.prefer_column].cast(pa.string())
+        column = batch[self.prefer_column]
+        if pa.types.is_nested(column.type):
+            raise OperatorError(
+                f"`{self.prefer_column}` holds {column.type}, which names no source", hint="name a column of text"
+            )
+        values = column.cast(pa.string())
         found = pc.index_in(values, value_set=pa.array(list(self.prefer), pa.string()))
         return pc.fill_null(found, len(self.prefer)).to_numpy(zero_copy_only=False).astype(np.uint16)
 
     def _rank_of_place(self, place: str) -> int:
         assert self.prefer is not None
+        path = _FRAME.sub("", place)  # crawl/b.jsonl.zst@1048576: a frame of a compressed file
         for rank, source in enumerate(self.prefer):
-            if place.startswith(source) or fnmatchcase(place, source) or f"/{source.strip('/')}/" in f"/{place}":
+            if fnmatchcase(path, source) or f"/{source.strip('/')}/" in f"/{path.strip('/')}/":
                 return rank
         return len(self.prefer)
 

@@ -68,21 +68,10 @@ class RowNumbers:
             part = facts.slice(start, max_rows)
             yield first + start, part
 
-    def addresses(self, rows: np.ndarray) -> tuple[pa.Array, pa.Array]:
-        """(address, id) of rows anywhere; id is null where the data has none."""
-        order = np.argsort(rows, kind="stable")
-        parts = self.partition_of(rows[order])
-        addresses, ids = [], []
-        for partition in np.unique(parts):
-            local = rows[order][parts == partition] - self.offsets[partition]
-            facts = self.observed[int(partition)]
-            addresses.append(address_of(facts, local))
-            ids.append(_id_of(facts, local))
-        if not addresses:
-            return pa.array([], pa.string()), pa.array([], pa.string())
-        back = np.empty(len(rows), np.int64)
-        back[order] = np.arange(len(rows))
-        return pa.concat_arrays(addresses).take(pa.array(back)), pa.concat_arrays(ids).take(pa.array(back))
+
+def named(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:
+    """(address, id) of some rows of a table made with `address_facts`; id is null where the data has none."""
+    return address_of(facts, local), _id_of(facts, local)
 
 
 def address_of(facts: pa.Table, local: np.ndarray) -> pa.Array:

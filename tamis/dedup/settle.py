@@ -1,9 +1,13 @@
 """The last step of every deduplication: what was found about each row becomes its fate, and is written down.
 
-    pairs (row, twin), by partition of the row  ->  decide(partition, drop, reason)
+    pairs (row, twin), by where the twin is     ->  names: addresses of twins, by partition of the row
+    pairs and names, by partition of the row    ->  decide(partition, drop, reason)
                                                 ->  _tamis/groups/stage-0-000000.parquet    rows that go, and why
                                                 ->  _tamis/dedup/stage-0/near_misses/       rows that just stayed
                                                 ->  entries of an index, if one is kept
+
+Twins may be anywhere. Were each partition to look its twins up, every partition would open every other one's file; so each file
+is opened once, and what it tells of twins is sent to those who ask.
 
 A pipeline may deduplicate several times; what each step found is under the number of its stage.
 """
@@ -12,18 +16,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tamis.dedup.index import Index
-from tamis.dedup.rows import RowNumbers
-from tamis.dedup.shuffle import Unfinished, gather_bucket, link, numbers, tells_disk
+from tamis.dedup.rows import RowNumbers, named
+from tamis.dedup.shuffle import (
+    Files,
+    ShuffleWriter,
+    Unfinished,
+    gather_bucket,
+    link,
+    make_sure_of_room,
+    numbers,
+    tells_disk,
+)
 from tamis.errors import BudgetError
 from tamis.operator import Decide, Work
 from tamis.parameters import format_bytes
@@ -32,12 +46,16 @@ PAIRS = pa.schema(
     {
         "row": pa.int64(),
         "twin": pa.int64(),  # a row number; from the number of rows on, an entry of the index
+        "unit": pa.int32(),  # of the row, if units of rows are compared
+        "kept_unit": pa.int32(),
         "similarity": pa.float32(),
         "bands": pa.int16(),
         "short": pa.bool_(),
         "dropped": pa.bool_(),
     }
 )
+_ASKED = pa.schema({name: PAIRS.field(name).type for name in ("row", "unit", "twin")})
+_NAMES = pa.schema({"row": pa.int64(), "unit": pa.int32(), "address": pa.large_string(), "id": pa.large_string()})
 
 GROUPS, DETAILS, NEAR_MISSES = "groups", "dedup", "near_misses"
 
@@ -64,98 +82,188 @@ KeepEntries = Callable[[pa.Table, np.ndarray, Path, int], None]
 
 
 @dataclass(frozen=True)
+class Homes:
+    """Where rows and entries of the index lie: partitions and parts, in groups of neighbours that are asked together."""
+
+    rows: RowNumbers
+    index: Index | None
+    num_groups: int
+
+    @staticmethod
+    def of(rows: RowNumbers, index: Index | None, usable: int) -> Homes:
+        """As many groups as make each fit if every row had a twin, and a few more for the workers."""
+        homes = rows.num_partitions + (len(index.parts) if index is not None else 0)
+        return Homes(rows, index, max(1, min(homes, max(8, rows.total * 150 // usable))))
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The number of the first row of each home."""
+        parts = [self.rows.total + before for _, before in self.index.parts] if self.index is not None else []
+        return np.concatenate([self.rows.offsets[:-1], np.array(parts, np.int64)])
+
+    def group_of(self, twins: np.ndarray) -> np.ndarray:
+        starts = self.starts
+        # Homes without rows start where the next one does: the last of them is the one that has the row.
+        return (np.searchsorted(starts, twins, side="right") - 1) * self.num_groups // max(1, len(starts))
+
+    def facts(self, home: int) -> pa.Table:
+        if home < self.rows.num_partitions:
+            return self.rows.observed[home]
+        assert self.index is not None
+        return self.index.part(home - self.rows.num_partitions)
+
+
+class PairWriter:
+    """Writes pairs twice: whole, by partition of the row, and who asks for which name, by where the twin is."""
+
+    def __init__(self, path: Path, homes: Homes) -> None:
+        self._homes = homes
+        self._pairs = ShuffleWriter(path, homes.rows.num_partitions, PAIRS)
+        self._asked = ShuffleWriter(path.with_suffix(ASKED), homes.num_groups, _ASKED)
+
+    def __enter__(self) -> PairWriter:
+        self._pairs.__enter__()
+        self._asked.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._asked.__exit__(*exc)
+        self._pairs.__exit__(*exc)
+
+    def write(self, found: Mapping[str, Any]) -> None:
+        """Append pairs: row, twin, and what else is known; the rest is null."""
+        rows = len(found["row"])
+        table = pa.table({spec.name: found.get(spec.name, pa.nulls(rows, spec.type)) for spec in PAIRS}).cast(PAIRS)
+        self._pairs.write(table, self._homes.rows.partition_of(numbers(table.column("row"))))
+        self._asked.write(table.select(_ASKED.names), self._homes.group_of(numbers(table.column("twin"))))
+
+
+ASKED = ".asked"
+
+
+@dataclass(frozen=True)
 class Settling:
     """What `settle` needs to know beside the pairs."""
 
-    rows: RowNumbers
+    homes: Homes
     decide: Decide
-    pairs: tuple[Path, ...]
+    pairs: Files
     folder: Path
     reason: str
     short_reason: str = ""
     index_reason: str = ""
-    index: Index | None = None
     index_folder: Path | None = None
     keep_entries: KeepEntries | None = None
+    max_removed: float = 1.0
+    """Share of its text that a row may lose, where units of rows are cut."""
 
-    def run(self, work: Work, name: str) -> list[dict[str, Any]]:
-        return work.map(name, settle, [(self, partition) for partition in range(self.rows.num_partitions)])
+    @property
+    def rows(self) -> RowNumbers:
+        return self.homes.rows
+
+    @property
+    def names(self) -> Files:
+        return Files(self.folder / "names", f"{self.pairs.stem}{self.homes.num_groups}-", self.homes.num_groups)
+
+    def run(self, work: Work, name: str, settle_partition: Callable[..., dict[str, int]] | None = None) -> list[Any]:
+        groups = self.homes.num_groups
+        work.map(f"names, {name}, {groups}", find_names, [(self, group) for group in range(groups)])
+        partitions = range(self.rows.num_partitions)
+        return work.map(f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions])
+
+
+@tells_disk
+def find_names(settling: Settling, group: int) -> int:
+    """Look up the addresses and ids of the twins that lie in one group of homes."""
+    homes, files = settling.homes, [path.with_suffix(ASKED) for path in settling.pairs]
+    asked = gather_bucket(files, group, homes.num_groups)
+    with ShuffleWriter(settling.names[group], homes.rows.num_partitions, _NAMES) as writer:
+        if asked is None:
+            return 0
+        asked = asked.take(pc.sort_indices(asked.column("twin")))
+        twins, starts = numbers(asked.column("twin")), homes.starts
+        home = np.searchsorted(starts, twins, side="right") - 1
+        begins = np.flatnonzero(np.append(True, home[1:] != home[:-1]))
+        found = []
+        for first, last in zip(begins, [*begins[1:], len(home)], strict=True):
+            number = int(home[first])
+            found.append(named(homes.facts(number), twins[first:last] - starts[number]))
+        address, name = (pa.chunked_array([part[side].cast(pa.large_string()) for part in found]) for side in (0, 1))
+        table = pa.table({"row": asked.column("row"), "unit": asked.column("unit"), "address": address, "id": name})
+        writer.write(table, homes.rows.partition_of(numbers(asked.column("row"))))
+    return len(twins)
+
+
+def read_pairs(settling: Settling, partition: int) -> tuple[pa.Table, pa.Table] | None:
+    """(pairs of the rows of a partition, the names of their twins), both in source order; None if there are none."""
+    pairs = gather_bucket(settling.pairs, partition, settling.rows.num_partitions)
+    names = gather_bucket(settling.names, partition, settling.rows.num_partitions)
+    if pairs is None or names is None:
+        return None
+    order = [("row", "ascending"), ("unit", "ascending")]
+    return pairs.sort_by(order), names.sort_by(order)
 
 
 @tells_disk
 def settle(settling: Settling, partition: int) -> dict[str, int]:
     """Decide about the rows of one partition and write down why."""
     rows = settling.rows
+    facts = rows.observed[partition]
     first, last = int(rows.offsets[partition]), int(rows.offsets[partition + 1])
     drop = np.zeros(last - first, np.bool_)
-    pairs = gather_bucket(settling.pairs, partition, rows.num_partitions)
     reasons = np.zeros(last - first, np.int8)
-    if pairs is not None:
-        pairs = pairs.sort_by("row")
-        gone = pairs.filter(pairs.column("dropped"))
+    found = read_pairs(settling, partition)
+    if found is not None:
+        pairs, names = found
+        dropped = pairs.column("dropped")
+        gone = pairs.filter(dropped)
         local = numbers(gone.column("row")) - first
         drop[local] = True
         reasons[local] = np.where(numbers(gone.column("short")), 2, 1)
         reasons[local[numbers(gone.column("twin")) >= rows.total]] = 3
-        write_pairs(settling, gone, GROUPS, partition)
-        write_pairs(settling, pairs.filter(pa.compute.invert(pairs.column("dropped"))), NEAR_MISSES, partition)
-    names = pa.array([None, settling.reason, settling.short_reason, settling.index_reason], pa.string())
-    settling.decide(partition, drop, names.take(pa.array(reasons)))
+        for folder, mask in ((GROUPS, dropped), (NEAR_MISSES, pc.invert(dropped))):
+            write_found(settling, facts, pairs.filter(mask), names.filter(mask), {}, folder, partition)
+    texts = pa.array([None, settling.reason, settling.short_reason, settling.index_reason], pa.string())
+    settling.decide(partition, drop, texts.take(pa.array(reasons)))
     if settling.keep_entries is not None and settling.index_folder is not None and not drop.all():
-        settling.keep_entries(rows.observed[partition], np.flatnonzero(~drop), settling.index_folder, partition)
+        settling.keep_entries(facts, np.flatnonzero(~drop), settling.index_folder, partition)
     return {"rows": len(drop), "dropped": int(drop.sum())}
 
 
-def write_pairs(settling: Settling, pairs: pa.Table, folder: str, partition: int) -> None:
-    """Rows and their twins by address, as Parquet."""
-    if pairs.num_rows:
-        facts = {name: pairs.column(name) for name in ("similarity", "bands", "short")}
-        row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
-        write_found(settling.rows, settling.index, row, twin, facts, settling.folder / folder, partition)
-
-
 def write_found(
-    rows: RowNumbers,
-    index: Index | None,
-    row: np.ndarray,
-    twin: np.ndarray,
-    facts: Mapping[str, Any],
-    folder: Path,
+    settling: Settling,
+    facts: pa.Table,
+    pairs: pa.Table,
+    names: pa.Table,
+    more: Mapping[str, Any],
+    folder: str,
     partition: int,
 ) -> None:
-    """Write a part of the groups: rows by number, their twins, and what is known of each pair."""
-    address, name = rows.addresses(row)
-    twin_address, twin_name = twin_addresses(rows, index, twin)
-    old = twin >= rows.total
+    """Write a part of the groups as Parquet: rows of one partition, the names of their twins, what is known of each pair."""
+    if not pairs.num_rows:
+        return
+    row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
+    address, name = named(facts, row - settling.rows.offsets[partition])
+    old = twin >= settling.rows.total
+    index = settling.homes.index
     columns: dict[str, Any] = {
+        **{column: pairs.column(column) for column in ("unit", "kept_unit", "similarity", "bands", "short")},
         "id": name,
-        "kept_id": twin_name,
+        "kept_id": names.column("id"),
         "address": address,
-        "kept_address": twin_address,
+        "kept_address": names.column("address"),
         "row": row,
         "kept_row": pa.array(twin, mask=old),
-        "index": pa.array([index.path if index is not None and there else None for there in old], pa.string()),
-        **facts,
+        "index": pc.if_else(pa.array(old), pa.scalar(index.path if index is not None else None, pa.string()), None),
+        **more,
     }
-    if "id" not in rows.observed[partition].column_names:
+    if "id" not in facts.column_names and names.column("id").null_count == len(row):
         del columns["id"], columns["kept_id"]
     schema = pa.schema([spec for spec in FOUND if spec.name in columns or not spec.name.endswith("id")])
     table = pa.table({spec.name: columns.get(spec.name, pa.nulls(len(row), spec.type)) for spec in schema}).cast(schema)
-    with Unfinished(folder / f"{partition:06d}.parquet") as temporary:
+    with Unfinished(settling.folder / folder / f"{partition:06d}.parquet") as temporary:
+        make_sure_of_room(temporary.parent, table.nbytes)
         pq.write_table(table, temporary, compression="zstd")
-
-
-def twin_addresses(rows: RowNumbers, index: Index | None, twins: np.ndarray) -> tuple[pa.Array, pa.Array]:
-    inside = twins < rows.total
-    if inside.all() or index is None:
-        return rows.addresses(twins)
-    address, name = rows.addresses(twins[inside])
-    old_address, old_name = index.addresses(twins[~inside] - rows.total)
-    at = np.empty(len(twins), np.int64)
-    at[inside] = np.arange(int(inside.sum()))
-    at[~inside] = np.arange(int((~inside).sum())) + int(inside.sum())
-    order = pa.array(at)
-    return pa.concat_arrays([address, old_address]).take(order), pa.concat_arrays([name, old_name]).take(order)
 
 
 # ------------------------------------------------------------------------------------------------------------- summary
@@ -185,7 +293,7 @@ def histogram(sizes: np.ndarray) -> dict[str, int]:
     return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 
-def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Sequence[Path]]) -> None:
+def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[Path]]) -> None:
     """Put what was found into the output folder, in place of what earlier runs of this and later stages left there.
 
     The files are linked and not moved, so that this can be repeated after an interruption.
@@ -193,7 +301,7 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Sequence[
     folder, stage = work.folder, work.folder.parent.name
     for place in (GROUPS, DETAILS):
         for name in work.published(place):
-            if _stage_number(name) >= _stage_number(stage):
+            if stage_number(name) >= stage_number(stage):
                 work.withdraw(f"{place}/{name}")
     text, empty = folder / "summary.json", folder / "000000.parquet"
     text.write_text(json.dumps(summary, indent=2, ensure_ascii=False))
@@ -216,7 +324,7 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Sequence[
             work.publish(target, copy)
 
 
-def _stage_number(name: str) -> int:
+def stage_number(name: str) -> int:
     """The number in `stage-3` and `stage-3-000001.parquet`."""
     return int(name.split("-")[1]) if name.startswith("stage-") else 0
 

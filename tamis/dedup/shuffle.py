@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import contiguous
-from tamis.errors import SinkError
+from tamis.errors import DiskFull
 from tamis.kernels.groups import in_table, repeated_keys
 
 P = ParamSpec("P")
@@ -31,6 +34,9 @@ R = TypeVar("R")
 
 WORKER_FIXED_BYTES = 150_000_000
 """Interpreter, Arrow and kernels: what a worker holds before it begins."""
+
+RESERVE_BYTES = 100_000
+"""Left free on the disk, for the ledger."""
 
 
 def usable_bytes(worker_bytes: int) -> int:
@@ -47,13 +53,44 @@ def tells_disk(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SinkError(
-                    "the disk is full while duplicates are being looked for",
-                    hint="make room and run the same command again: what is done is kept",
-                ) from error
+                raise _disk_full() from error
             raise
 
     return wrapped
+
+
+def _disk_full() -> DiskFull:
+    return DiskFull(
+        "the disk is full while duplicates are being looked for",
+        hint="make room and run the same command again: what is done is kept",
+    )
+
+
+def make_sure_of_room(folder: Path, num_bytes: int) -> None:
+    """Stop before a write that the disk cannot hold, while there is still room for the record of what is done."""
+    if shutil.disk_usage(folder).free < num_bytes + RESERVE_BYTES:
+        raise _disk_full()
+
+
+@dataclass(frozen=True)
+class Files:
+    """The numbered files of one step, small to send to a worker however many they are; `more` lie behind them."""
+
+    folder: Path
+    stem: str
+    count: int
+    more: tuple[Path, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count + len(self.more)
+
+    def __getitem__(self, number: int) -> Path:
+        if number >= self.count:
+            return self.more[number - self.count]
+        return self.folder / f"{self.stem}{number:06d}.arrow"
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self[number] for number in range(len(self)))
 
 
 class Unfinished:
@@ -94,8 +131,14 @@ class ShuffleWriter:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self._writer.close()
-        self._file.__exit__(kind, *exc)
+        try:
+            self._writer.close()
+        except BaseException as error:
+            self._file.__exit__(type(error))
+            if kind is None:
+                raise
+        else:
+            self._file.__exit__(kind, *exc)
 
     def write(self, table: pa.Table, buckets: np.ndarray) -> None:
         """Append the rows of a table, each to its bucket; rows of a bucket keep their order."""
@@ -108,6 +151,8 @@ class ShuffleWriter:
         """Append rows that are in the order of their buckets already; bucket b ends at row ends[b]."""
         whole = table.cast(self.schema).combine_chunks()
         batches = whole.to_batches()
+        assert len(batches) <= 1, "columns of fixed size and large lists are one piece"
+        make_sure_of_room(self._file.path.parent, whole.nbytes)
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
         start = 0
         for end in ends:
@@ -124,10 +169,47 @@ def read_bucket(path: Path, bucket: int, num_buckets: int) -> Iterator[pa.Record
             yield batch
 
 
-def gather_bucket(paths: Sequence[Path], bucket: int, num_buckets: int) -> pa.Table | None:
+def gather_bucket(paths: Iterable[Path], bucket: int, num_buckets: int) -> pa.Table | None:
     """The rows of one bucket of all files as one table in memory; None if there are none."""
     batches = [batch for path in paths for batch in read_bucket(path, bucket, num_buckets)]
     return pa.Table.from_batches(batches).combine_chunks() if batches else None
+
+
+def pieces(columns: Iterable[dict[str, np.ndarray]], max_rows: int) -> Iterator[dict[str, np.ndarray]]:
+    """Columns that come in small parts, joined to as many rows as fit; one piece, unless a key is repeated very often.
+
+    Buckets are made so large that what is different in one fits. A text that a tenth of the corpus repeats is in one bucket
+    all the same.
+    """
+    held: list[dict[str, np.ndarray]] = []
+    rows = 0
+    for part in columns:
+        size = len(next(iter(part.values())))
+        start = 0
+        while rows + size - start > max_rows:
+            stop = start + max_rows - rows
+            held.append({name: values[start:stop] for name, values in part.items()})
+            yield _joined(held)
+            held, rows, start = [], 0, stop
+        held.append({name: values[start:] for name, values in part.items()})
+        rows += size - start
+    if rows:
+        yield _joined(held)
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def room(shape: tuple[int, ...], dtype: Any, folder: Path, memory: int) -> np.ndarray:
+    """An array in memory, or in a nameless file in `folder` if it is larger than `memory`."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size <= memory or size == 0:
+        return np.empty(shape, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # a disk that fills up later would kill the process
+        return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
 
 
 def from_matrix(matrix: np.ndarray) -> pa.FixedSizeBinaryArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Column, contiguous
+from tamis.dedup.equal import Equals, read_digests
 from tamis.dedup.index import Index, write_part
 from tamis.dedup.rows import RowNumbers, subset
-from tamis.dedup.settle import GROUPS, check_disk, publish, write_found
+from tamis.dedup.settle import GROUPS, Homes, PairWriter, Settling, check_disk, publish, read_pairs, write_found
 from tamis.dedup.shuffle import (
+    Files,
     ShuffleWriter,
-    bounds_of,
     bucket_count,
     bucket_of,
-    duplicated,
-    gather_bucket,
     numbers,
-    read_bucket,
+    pieces,
     tells_disk,
     usable_bytes,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup
 
 RECORD_BYTES = 32
-_CUTS = pa.schema({"row": pa.int64(), "unit": pa.int32(), "kept_row": pa.int64(), "kept_unit": pa.int32()})
+HELD_BYTES = 3 * RECORD_BYTES
 _SCATTERED = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "unit": pa.int32()})
 
 
@@ -91,28 +91,26 @@ def resolve(
     counts = work.map("units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
     check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
-    num_buckets = bucket_count((total + (index.total if index else 0)) * RECORD_BYTES * 3, usable)
+    num_buckets = bucket_count((total + (index.total if index else 0)) * HELD_BYTES, usable)
     chunk = max(100, usable // (RECORD_BYTES * 4 * max(1, total // max(1, rows.total))))
-    scattered = [work.folder / "digests" / f"{num_buckets}-{part:06d}.arrow" for part in range(rows.num_partitions)]
+    scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
     work.map(
         f"digests by range, {num_buckets}",
         scatter_units,
         [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
     )
-    cuts = [work.folder / "cuts" / f"{num_buckets}-{bucket:06d}.arrow" for bucket in range(num_buckets)]
+    homes = Homes.of(rows, index, usable)
+    cuts = Files(work.folder / "cuts", f"{num_buckets}-{homes.num_groups}-", num_buckets)
     work.map(
-        f"repeats, {num_buckets}",
+        f"repeats, {num_buckets}, {homes.num_groups}",
         group_units,
-        [(rows, scattered, bucket, num_buckets, index, path) for bucket, path in enumerate(cuts)],
+        [(homes, scattered, bucket, num_buckets, path, usable) for bucket, path in enumerate(cuts)],
     )
-    settled = work.map(
-        f"fates, {num_buckets}",
-        settle_units,
-        [
-            (rows, decide, part, cuts, step.unit, step.max_removed, work.folder, index, index_folder)
-            for part in range(rows.num_partitions)
-        ],
+    reason = f"more than {step.max_removed:.0%} repeated {step.unit}s"
+    settling = Settling(
+        homes, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
     )
+    settled = settling.run(work, str(num_buckets), settle_units)
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
         summary[name] = sum(part[name] for part in settled)
@@ -150,93 +148,48 @@ def scatter_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path
 
 
 @tells_disk
-def group_units(
-    rows: RowNumbers, scattered: list[Path], bucket: int, num_buckets: int, index: Index | None, path: Path
-) -> int:
+def group_units(homes: Homes, scattered: Files, bucket: int, num_buckets: int, path: Path, usable: int) -> int:
     """Every unit of a range that repeats an earlier one."""
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("high", "low", "row", "unit", "seen")}
-    for part, file in enumerate(scattered):
-        for batch in read_bucket(file, bucket, num_buckets):
-            for name in ("high", "low", "unit"):
-                columns[name].append(numbers(batch.column(name)))
-            columns["row"].append(numbers(batch.column("local")).astype(np.int64) + rows.offsets[part])
-            columns["seen"].append(np.ones(batch.num_rows, np.uint8))
-    if index is not None and columns["high"]:
-        for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)):
-            columns["high"].append(numbers(batch.column("key")))
-            columns["low"].append(numbers(batch.column("low")))
-            columns["row"].append(numbers(batch.column("entry")).astype(np.int64) + before + rows.total)
-            columns["unit"].append(np.zeros(batch.num_rows, np.int32))
-            columns["seen"].append(np.zeros(batch.num_rows, np.uint8))
-    parts = {name: np.concatenate(found) if found else np.empty(0, np.int64) for name, found in columns.items()}
-    chosen = duplicated(parts["high"].astype(np.uint64))
-    parts = {name: values[chosen] for name, values in parts.items()}
-    order = np.lexsort([parts[name] for name in ("unit", "row", "seen", "low", "high")])
-    parts = {name: values[order] for name, values in parts.items()}
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = (parts["high"][1:] != parts["high"][:-1]) | (parts["low"][1:] != parts["low"][:-1])
-    group = np.cumsum(begins) - 1
-    goes = ~begins & (parts["row"] < rows.total)
-    first = np.flatnonzero(begins)[group] if len(order) else group
-    table = pa.table(
-        {
-            "row": parts["row"][goes].astype(np.int64),
-            "unit": parts["unit"][goes].astype(np.int32),
-            "kept_row": parts["row"][first][goes].astype(np.int64),
-            "kept_unit": parts["unit"][first][goes].astype(np.int32),
-        }
-    )
-    with ShuffleWriter(path, rows.num_partitions, _CUTS) as writer:
-        writer.write(table, rows.partition_of(numbers(table.column("row"))))
-    return table.num_rows
+    most = usable * 5 // 4 // HELD_BYTES
+    with PairWriter(path, homes) as writer:
+        cut = 0
+        read = functools.partial(read_digests, homes, scattered, bucket, num_buckets, ("unit",))
+        for found in Equals(homes.rows.total).find(lambda: pieces(read(), most)):
+            writer.write(found)
+            cut += len(found["row"])
+    return cut
 
 
 @tells_disk
-def settle_units(
-    rows: RowNumbers,
-    decide: Decide,
-    partition: int,
-    cut_files: list[Path],
-    unit: str,
-    max_removed: float,
-    folder: Path,
-    index: Index | None,
-    index_folder: Path | None,
-) -> dict[str, int]:
+def settle_units(settling: Settling, partition: int) -> dict[str, int]:
     """Decide what is cut out of the rows of one partition, and which of them lose too much."""
+    rows = settling.rows
     first, count = int(rows.offsets[partition]), int(rows.offsets[partition + 1] - rows.offsets[partition])
     facts = rows.observed[partition]
-    cuts = gather_bucket(cut_files, partition, rows.num_partitions)
+    found = read_pairs(settling, partition)
     drop = np.zeros(count, np.bool_)
     removed = np.zeros(count, np.int64)
     local = unit_numbers = np.empty(0, np.int64)
-    if cuts is not None:
-        cuts = cuts.sort_by([("row", "ascending"), ("unit", "ascending")])
+    if found is not None:
+        cuts, names = found
         local, unit_numbers = numbers(cuts.column("row")) - first, numbers(cuts.column("unit")).astype(np.int64)
         sizes = contiguous(facts.column("size"))
         flat, offsets = numbers(sizes.flatten()), _offsets(sizes)
         cut_bytes = flat[offsets[local] + unit_numbers]
         removed = np.bincount(local, weights=cut_bytes, minlength=count).astype(np.int64)
         length = numbers(facts.column("length"))
-        drop = removed > max_removed * length
+        drop = removed > settling.max_removed * length
         drop |= (removed > 0) & (removed >= length)
-        facts_of_cuts = {
-            "similarity": np.ones(len(local), np.float32),
-            "unit": unit_numbers,
-            "kept_unit": cuts.column("kept_unit"),
-            "bytes": cut_bytes,
-        }
-        write_found(
-            rows, index, local + first, numbers(cuts.column("kept_row")), facts_of_cuts, folder / GROUPS, partition
-        )
+        more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes}
+        write_found(settling, facts, cuts, names, more, GROUPS, partition)
     keep = ~drop[local] if len(local) else np.empty(0, np.bool_)
     ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32) if count else np.empty(0, np.int32)
     payload = pa.ListArray.from_arrays(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
-    decide(partition, drop, f"more than {max_removed:.0%} repeated {unit}s", payload)
-    if index_folder is not None and count:
-        _keep_units(facts, local, unit_numbers, index_folder, partition)
+    settling.decide(partition, drop, settling.reason, payload)
+    if settling.index_folder is not None and count:
+        _keep_units(facts, local, unit_numbers, settling.index_folder, partition)
     return {
         "cut": len(local),
         "dropped": int(drop.sum()),

@@ -14,7 +14,10 @@ MAX_COMPARED = 256
 each other (pages of one template); there it bounds the time, and may keep a row too many, never drop one too many."""
 
 SIGNATURE, SETS, CHAINED = 0, 1, 2
-"""How alike two rows are: by their signatures, by their sets of n-grams; or all of a component count as alike."""
+"""How alike two rows are: by their sketches, by their sets of n-grams; or all of a component count as alike."""
+
+_ACCIDENTAL = 1 / 254
+"""Bins of different minima that agree by chance, per bin in which they do not: a minimum is one of 255 values."""
 
 
 @njit(nogil=True, cache=True)
@@ -102,11 +105,20 @@ def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
 
 
 @njit(nogil=True, cache=True)
-def count_equal(left, right):
-    equal = 0
+def compare_sketches(left, right):
+    """(estimate of the Jaccard similarity, bins that are used by either): Li, Owen and Zhang 2012, section 3.
+
+    A bin that both leave empty says nothing; one that only one of them uses is a difference.
+    """
+    equal, unequal, used = 0, 0, 0
     for index in range(len(left)):
-        equal += np.int64(left[index] == right[index])
-    return equal
+        a, b = left[index], right[index]
+        used += np.int64(a | b != 0)
+        both = np.int64(a != 0) & np.int64(b != 0)
+        same = np.int64(a == b)
+        equal += both & same
+        unequal += both & (1 - same)
+    return max(0.0, (equal - unequal * _ACCIDENTAL) / max(used, 1)), used
 
 
 @njit(nogil=True, cache=True)
@@ -122,83 +134,115 @@ def overlap(values, first, last, other, end):
 
 
 @njit(nogil=True, cache=True)
-def _likeness(how, a, b, signatures, sets, spans, threshold):
+def _compare(how, a, b, sketches, sets, spans, margins, least):
+    """(how alike rows a and b are, how alike they are for certain enough); -1 if less than `least` without looking closely."""
     if how == SETS:
         size_a, size_b = spans[a + 1] - spans[a], spans[b + 1] - spans[b]
-        if min(size_a, size_b) < threshold * max(size_a, size_b) - 1e-9:
-            return -1.0  # even if one held the other they could not be alike enough
+        if min(size_a, size_b) < least * max(size_a, size_b) - 1e-9:
+            return -1.0, -1.0  # even if one held the other they could not be alike enough
         shared = overlap(sets, spans[a], spans[a + 1], spans[b], spans[b + 1])
-        return shared / (size_a + size_b - shared)
-    return count_equal(signatures[a], signatures[b]) / signatures.shape[1]
+        alike = shared / (size_a + size_b - shared)
+        return alike, alike
+    alike, used = compare_sketches(sketches[a], sketches[b])
+    return alike, alike - margins[used]
+
+
+@njit(nogil=True, cache=True)
+def _slot(heads, mask, keys, first, key):
+    """Where the chain of a key begins, or the free place where it would."""
+    bands = keys.shape[1]
+    slot = key & mask
+    while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+def num_slots(rows, bands):
+    """How long the hash table of a component of so many rows is."""
+    return max(16, 1 << (rows * bands * 4 // 3).bit_length())
 
 
 @njit(nogil=True, cache=True)
 def choose(
-    components, ranks, keys, fixed, how, signatures, sets, spans, threshold, floor, twins, likeness, near, near_likeness
-):
+    components, ranks, keys, fixed, how, sketches, sets, spans, margins, threshold, floor,
+    seen, following, table, twins, likeness, near, near_likeness,
+):  # fmt: skip
     """Decide who stays, going through the rows of each component in the order of the keep policy.
 
     A row goes if a row that stays, and that it shares a band with, is alike enough; it goes in favour of the most alike of
     these, of the best ranked one among equals. So nothing goes but in favour of a row that stays and was compared with it.
 
     components  int64[rows]          ascending; rows of a component follow each other in the order of the policy
-    ranks       int64[rows]          equal where rows must not be compared (same source, if only other sources count)
+    ranks       int64[rows]          equal, and adjacent, where rows must not be compared: only other sources count
     keys        uint64[rows, bands]  rows meet where a key is equal
     fixed       bool[rows]           rows that stay whatever they are like
+    sketches, sets and spans         what `how` compares
+    margins     float64[bins + 1]    by how much an estimate from so many bins must exceed the threshold
+    seen        int64[rows], following int32[rows, bands], table int[num_slots of the largest component]: room to work in
     twins       int64[rows]          out: in whose favour, or -1 for rows that stay
     likeness    float64[rows]        out: how alike the twin is
     near, near_likeness              out: for rows that stay, the most alike row they were compared with, if above `floor`
     """
     rows, bands = keys.shape
-    seen = np.full(rows, -1, np.int64)
-    following = np.empty((rows, bands), np.int32)
     first = 0
     while first < rows:
         last = first
         while last < rows and components[last] == components[first]:
             last += 1
         slots = 16
-        while 3 * slots < 4 * (last - first) * bands:
+        while slots <= (last - first) * bands * 4 // 3:
             slots *= 2
-        heads = np.full(slots, -1, np.int32)  # of the chain of kept rows with a key: (row - first) * bands + band
+        heads = table[:slots]  # of the chain of kept rows with a key: (row - first) * bands + band
+        heads[:] = -1
         mask = np.uint64(slots - 1)
+        waiting = first  # rows from here on are not in the chains yet
         for row in range(first, last):
-            best, best_likeness = np.int64(-1), -1.0
+            seen[row] = -1
             if how == CHAINED:
-                if row > first:
-                    best = np.int64(first)
-                    best_likeness = count_equal(signatures[row], signatures[first]) / signatures.shape[1]
-            elif not fixed[row]:
-                compared = 0
-                for band in range(bands):
-                    key = keys[row, band]
-                    slot = key & mask
-                    while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
-                        slot = (slot + np.uint64(1)) & mask
-                    other = first + np.int64(heads[slot]) // bands if heads[slot] >= 0 else np.int64(-1)
-                    while other >= 0 and compared < MAX_COMPARED:
-                        if seen[other] != row and ranks[other] != ranks[row]:
-                            seen[other] = row
-                            compared += 1
-                            alike = _likeness(how, row, other, signatures, sets, spans, min(threshold, floor))
-                            if alike > best_likeness or (alike == best_likeness and other < best):
-                                best, best_likeness = np.int64(other), alike
-                        other = np.int64(following[other, band])
-            alike_enough = best >= 0 and (how == CHAINED or best_likeness >= threshold - 1e-9)
-            twins[row] = best if alike_enough and not fixed[row] else -1
-            likeness[row] = best_likeness if alike_enough else 0.0
-            near[row] = best if best >= 0 and not alike_enough and best_likeness >= floor else -1
-            near_likeness[row] = max(best_likeness, 0.0)
-            if twins[row] >= 0 or how == CHAINED:
+                twins[row] = near[row] = -1
+                likeness[row] = near_likeness[row] = 0.0
+                if ranks[row] != ranks[first] and not fixed[row]:
+                    twins[row] = first
+                    likeness[row] = compare_sketches(sketches[row], sketches[first])[0]
                 continue
-            for band in range(bands):  # this row stays: others with the same keys will be compared with it
-                key = keys[row, band]
-                slot = key & mask
-                while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
-                    slot = (slot + np.uint64(1)) & mask
-                before = heads[slot]
-                following[row, band] = np.int32(first + before // bands) if before >= 0 else np.int32(-1)
-                heads[slot] = np.int32((row - first) * bands + band)
+            if ranks[row] != ranks[waiting]:
+                for kept in range(waiting, row):
+                    if twins[kept] < 0:
+                        for band in range(bands):
+                            slot = _slot(heads, mask, keys, first, keys[kept, band])
+                            before = heads[slot]
+                            following[kept, band] = first + before // bands if before >= 0 else -1
+                            heads[slot] = (kept - first) * bands + band
+                waiting = row
+            best, best_alike, best_sure = np.int64(-1), -1.0, -1.0
+            if not fixed[row]:
+                compared, crowded = 0, True
+                # A few of each band first, so that one crowded band cannot use up what a row may be compared with.
+                for few in (max(1, MAX_COMPARED // bands), MAX_COMPARED):
+                    if not crowded:
+                        break
+                    crowded = False
+                    for band in range(bands):
+                        here = 0
+                        head = heads[_slot(heads, mask, keys, first, keys[row, band])]
+                        other = first + np.int64(head) // bands if head >= 0 else np.int64(-1)
+                        while other >= 0 and compared < MAX_COMPARED and here < few:
+                            here += 1
+                            if seen[other] != row:
+                                seen[other] = row
+                                compared += 1
+                                alike, sure = _compare(
+                                    how, row, other, sketches, sets, spans, margins, min(threshold, floor)
+                                )
+                                if sure > best_sure or (sure == best_sure and other < best):
+                                    best, best_alike, best_sure = other, alike, sure
+                            other = np.int64(following[other, band])
+                        crowded |= other >= 0
+            goes = best >= 0 and best_sure >= threshold - 1e-9
+            twins[row] = best if goes else -1
+            likeness[row] = best_alike if goes else 0.0
+            near[row] = best if best >= 0 and not goes and best_alike >= floor else -1
+            near_likeness[row] = max(best_alike, 0.0)
         first = last
 
 

@@ -68,10 +68,43 @@ def test_choice_is_that_of_the_naive_reference(rows, threshold):
     sets = [row[1] for row in rows]
     flat = np.array([value for each in sets for value in sorted(each)], np.uint32)
     spans = np.concatenate([[0], np.cumsum([len(each) for each in sets])]).astype(np.int64)
-    size = len(rows)
-    twins, near = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    assert choose(keys, flat, spans, threshold).tolist() == naive_choice(keys.tolist(), sets, threshold)
+
+
+def choose(keys, flat, spans, threshold, ranks=None):
+    """In whose favour each row goes; all rows are one component."""
+    size, bands = keys.shape
+    twins = np.zeros(size, np.int64)
     groups.choose(
-        np.zeros(size, np.int64), np.arange(size), keys, np.zeros(size, np.bool_), groups.SETS,
-        np.empty((0, 1), np.uint16), flat, spans, threshold, 0.0, twins, np.zeros(size), near, np.zeros(size),
+        np.zeros(size, np.int64), np.arange(size) if ranks is None else np.array(ranks), keys, np.zeros(size, np.bool_),
+        groups.SETS, np.empty((0, 1), np.uint8), flat, spans, np.zeros(1), threshold, 0.0,
+        np.empty(size, np.int64), np.empty((size, bands), np.int32), np.empty(groups.num_slots(size, bands), np.int32),
+        twins, np.zeros(size), np.zeros(size, np.int64), np.zeros(size),
     )  # fmt: skip
-    assert twins.tolist() == naive_choice(keys.tolist(), sets, threshold)
+    return twins
+
+
+def test_one_crowded_band_does_not_hide_a_twin():
+    # All rows meet in band 0 and are unlike each other; the last one has a twin among the first, which it meets in band 1.
+    size = 2000
+    keys = np.array([[7, 1000 + min(row, size - 2) % (size - 2)] for row in range(size)], np.uint64)
+    keys[size - 1, 1] = keys[3, 1]
+    flat = np.arange(size, dtype=np.uint32)
+    flat[size - 1] = 3
+    twins = choose(keys, flat, np.arange(size + 1), 0.8)
+    assert twins[size - 1] == 3
+    assert (twins[: size - 1] < 0).all()
+
+
+def test_rows_of_one_rank_are_not_compared():
+    keys = np.ones((4, 1), np.uint64)
+    flat, spans = np.ones(4, np.uint32), np.arange(5)
+    assert choose(keys, flat, spans, 0.8, ranks=[0, 0, 1, 1]).tolist() == [-1, -1, 0, 0]
+
+
+def test_sketches_are_compared_in_the_bins_that_one_of_them_uses():
+    left, right = np.zeros(512, np.uint8), np.zeros(512, np.uint8)
+    left[:10], right[:8] = 5, 5
+    assert groups.compare_sketches(left, right) == (0.8, 10)
+    assert groups.compare_sketches(right, left) == (0.8, 10)
+    assert groups.compare_sketches(np.zeros(512, np.uint8), np.zeros(512, np.uint8)) == (0.0, 0)

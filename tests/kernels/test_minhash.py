@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tamis.dedup.texts import text_buffers
 from tamis.kernels import minhash
+from tamis.kernels.groups import compare_sketches
 from tamis.kernels.minhash import ACCENTS, DIGITS, LOWERCASE, PUNCTUATED, folding_tables, multipliers
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
@@ -32,14 +33,14 @@ def sign(texts, n=5, characters=False, options=ALL, bands=14, per_band=8, sets=T
     data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
     rows = len(texts)
     counts, keys = np.zeros(rows, np.int64), np.zeros((rows, bands), np.uint64)
-    signatures = np.zeros((rows, bands * per_band), np.uint16)
+    sketches = np.zeros((rows, minhash.BINS), np.uint8)
     shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2 if sets else 0, np.uint32)
     spans = np.zeros(rows + 1, np.int64)
     minhash.sign(
         data, offsets, characters, n, options, *folding_tables(options), POINTS, KINDS,
-        multipliers(bands * per_band, seed), bands, counts, keys, signatures, shingles, spans,
+        multipliers(bands * per_band, seed), bands, counts, keys, sketches, shingles, spans,
     )  # fmt: skip
-    return counts, keys, signatures, [shingles[spans[i] : spans[i + 1]] for i in range(rows)]
+    return counts, keys, sketches, [shingles[spans[i] : spans[i + 1]] for i in range(rows)]
 
 
 # ----------------------------------------------------------------------------------------------------- a naive reference
@@ -133,6 +134,14 @@ def naive_minima(shingles, factors):
     return [min((int(a) * x & 0xFFFFFFFF for x in shingles), default=0xFFFFFFFF) for a in factors]
 
 
+def naive_sketch(shingles, factor):
+    bins = {}
+    for x in shingles:
+        value = int(factor) * x & 0xFFFFFFFF
+        bins[value >> 23] = min(bins.get(value >> 23, 2**23), value % 2**23)
+    return [bins[b] % 255 + 1 if b in bins else 0 for b in range(512)]
+
+
 TEXTS = st.text(
     st.one_of(
         st.sampled_from("ab AB.,-09\n\t é\u0301ßÅ中文字กข한글🙂अा\u00a0\u3000"),
@@ -145,13 +154,13 @@ TEXTS = st.text(
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, st.sampled_from([0, ALL, LOWERCASE, PUNCTUATED, DIGITS | PUNCTUATED]), st.integers(1, 6))
 def test_word_shingles_are_those_of_the_naive_reference(text, options, n):
-    counts, keys, signatures, found = sign(["x y", text, "z"], n, options=options)
+    counts, keys, sketches, found = sign(["x y", text, "z"], n, options=options)
     units = [naive_hash(word) for word in naive_words(text, options)]
     expected = naive_shingles(units, n)
     assert found[1].tolist() == expected
     assert counts[1] == (-1 if 0 < len(units) < n else len(expected))
-    minima = naive_minima(expected, multipliers(112))
-    assert signatures[1].tolist() == [value & 0xFFFF for value in minima]
+    minima = naive_minima(expected, multipliers(112)[:-1])
+    assert sketches[1].tolist() == naive_sketch(expected, multipliers(112)[-1])
     key = START + 3
     for value in minima[24:32]:
         key = mix64(key ^ value)
@@ -234,18 +243,33 @@ def _pairs(kind, rng):
 @pytest.mark.parametrize("kind", ["short", "long", "repetitive", "chinese"])
 def test_estimates_are_unbiased_within_the_binomial_bound(kind):
     pairs = list(_pairs(kind, random.Random(kind)))
-    hashes = 14 * 8
     errors, variance, large = [], 0.0, 0
     texts = [text for pair in pairs for text in pair]
     for seed in range(1, 9):
-        _, _, signatures, sets = sign(texts, seed=seed)
+        _, _, sketches, sets = sign(texts, seed=seed)
         for index in range(0, len(texts), 2):
             true = jaccard(sets[index], sets[index + 1])
-            estimate = np.mean(signatures[index] == signatures[index + 1])
+            estimate, used = compare_sketches(sketches[index], sketches[index + 1])
             errors.append(estimate - true)
-            variance += true * (1 - true) / hashes
-            large += abs(estimate - true) > 3 * math.sqrt(true * (1 - true) / hashes) + 1 / hashes
+            bound = true * (1 - true) / used
+            variance += bound
+            large += abs(estimate - true) > 3 * math.sqrt(bound) + 1 / used
     # Pairs share permutations over seeds only by chance; five standard errors of the mean of independent estimates.
     assert abs(np.mean(errors)) < 5 * math.sqrt(variance) / len(errors)
-    assert np.var(errors) < 1.35 * variance / len(errors)
+    assert np.var(errors) < 1.1 * variance / len(errors)
     assert large / len(errors) < 0.01
+
+
+@pytest.mark.parametrize("kind", ["short", "long", "repetitive", "chinese"])
+def test_minima_of_bands_agree_as_often_as_sets_are_alike(kind):
+    """One hash per band, so that a key is a minimum."""
+    texts = [text for pair in _pairs(kind, random.Random(kind)) for text in pair]
+    errors, variance = [], 0.0
+    for seed in range(1, 9):
+        _, keys, _, sets = sign(texts, bands=112, per_band=1, seed=seed)
+        for index in range(0, len(texts), 2):
+            true = jaccard(sets[index], sets[index + 1])
+            errors.append(np.mean(keys[index] == keys[index + 1]) - true)
+            variance += true * (1 - true) / 112
+    assert abs(np.mean(errors)) < 5 * math.sqrt(variance) / len(errors)
+    assert np.var(errors) < 1.35 * variance / len(errors)

@@ -1,0 +1,316 @@
+"""Many partitions, keys that never end, disks that do: what grows with the data stays within its bounds."""
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup.candidates import edges_of
+from tamis.dedup.equal import Equals
+from tamis.dedup.shuffle import ShuffleWriter, pieces, room
+from tamis.errors import BudgetError, DiskFull
+from tamis.memory.spill import ObservedFacts
+
+STEPS = [
+    ExactDedup(),
+    ExactDedup(unit="line", min_unit_bytes=1),
+    FuzzyDedup(),
+    FuzzyDedup(verify="signature"),
+]
+
+
+def texts(count, different, seed=0):
+    rng = random.Random(seed)
+    known = [" ".join("".join(rng.choices("abcdefghijklm", k=6)) for _ in range(20)) for _ in range(different)]
+    return [{"id": str(n), "text": known[rng.randrange(different)]} for n in range(count)]
+
+
+def outcome(rows, step, out, per_partition=10**6, **options):
+    options = {"executor": "inline", **options}
+    report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, JsonlWriter(str(out))).run(**options)
+    assert report.balances
+    lines = [line for file in sorted(Path(out).glob("*.jsonl")) for line in file.read_text().splitlines()]
+    found = Groups.load(out).table().sort_by([("row", "ascending"), ("unit", "ascending")])
+    return lines, found.select(["row", "kept_row", "kept_address", "kept_id", "unit", "kept_unit"]).to_pylist()
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
+def test_files_are_opened_in_proportion_to_partitions(tmp_path, monkeypatch, step):
+    opened = []
+    plain = ObservedFacts.__getitem__
+    monkeypatch.setattr(ObservedFacts, "__getitem__", lambda self, number: opened.append(number) or plain(self, number))
+    counts = []
+    for partitions in (30, 90):
+        opened.clear()
+        outcome(texts(partitions, 7), step, tmp_path / str(partitions), per_partition=1)
+        counts.append(len(opened) / partitions)
+    assert counts[1] <= counts[0] + 1
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
+def test_addresses_of_twins_are_right_wherever_they_are(tmp_path, step):
+    rows = texts(120, 15)
+    expected = outcome(rows, step, tmp_path / "one")
+    assert expected[1]
+    assert outcome(rows, step, tmp_path / "many", per_partition=2) == expected
+    for pair in expected[1]:
+        assert pair["kept_address"] == f"rows:{pair['kept_row']}"
+        assert pair["kept_id"] == str(pair["kept_row"])
+
+
+# ------------------------------------------------------------------------------------------- one key more often than fits
+
+
+@pytest.mark.parametrize("keep", ["first", "best", "none"])
+@pytest.mark.parametrize("unit", ["document", "line"])
+def test_a_text_that_is_repeated_more_often_than_fits(tmp_path, monkeypatch, keep, unit):
+    if unit == "line" and keep != "first":
+        pytest.skip("units keep the first")
+    from tamis.dedup import exact, units
+
+    rng = random.Random(3)
+    rows = [{"text": "the same everywhere" if rng.random() < 0.7 else f"text {rng.randrange(40)}"} for _ in range(900)]
+    rows = [row | {"id": str(n), "score": rng.randrange(5)} for n, row in enumerate(rows)]
+    step = ExactDedup(keep=keep, by="score" if keep == "best" else None, unit=unit, min_unit_bytes=1)
+    expected = outcome(rows, step, tmp_path / "whole")
+    for module in (exact, units):
+        monkeypatch.setattr(module, "usable_bytes", lambda worker_bytes: 120 * 120)
+    assert outcome(rows, step, tmp_path / "pieces", per_partition=70) == expected
+
+
+KEYS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 2), st.integers(0, 2)), max_size=40)
+
+
+@settings(max_examples=150)
+@given(KEYS, st.integers(1, 50), st.booleans(), st.booleans())
+def test_equal_digests_are_found_whatever_the_pieces(keys, size, none, across):
+    rows = [{"row": n, "high": h, "low": low, "source": s, "order": o} for n, (h, low, s, o) in enumerate(keys)]
+    expected = {}
+    for row in rows:
+        group = [other for other in rows if (other["high"], other["low"]) == (row["high"], row["low"])]
+        group.sort(key=lambda other: (other["source"], other["order"], other["row"]))
+        best = group[0]
+        others = [other for other in group if other["source"] != best["source"]] if across else group[1:]
+        same = row["source"] == best["source"] if across else row is best
+        if not same:
+            expected[row["row"]] = best["row"]
+        elif none and others:
+            expected[row["row"]] = others[0]["row"]
+    columns = {name: np.array([row[name] for row in rows], np.uint64) for name in ("high", "low", "source", "order")}
+    columns |= {"row": np.arange(len(rows)), "seen": np.ones(len(rows), np.uint8)}
+    equals = Equals(len(rows), none, across)
+    found = list(equals.find(lambda: pieces(iter([columns] if rows else []), size)))
+    assert {int(r): int(t) for part in found for r, t in zip(part["row"], part["twin"], strict=True)} == expected
+    assert equals.sizes.sum() >= len(expected)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 70))
+def test_edges_are_the_same_whatever_the_pieces(keys, size):
+    columns = {"key": np.array(keys, np.uint64), "row": np.arange(len(keys))}
+    found = edges_of(pieces(iter([columns] if keys else []), size))
+    pairs = {(int(a), int(b)) for left, right in found for a, b in zip(left, right, strict=True)}
+    assert pairs == {(keys.index(key), n) for n, key in enumerate(keys) if keys.index(key) != n}
+
+
+def test_room_on_disk_is_like_room_in_memory(tmp_path):
+    for memory in (10**9, 0):
+        array = room((1000, 3), np.int32, tmp_path, memory)
+        array[:] = 7
+        assert int(array.sum()) == 21_000
+    assert not list(tmp_path.iterdir())
+
+
+# ----------------------------------------------------------------------------------------------------------- full disks
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path):
+    def write():
+        with ShuffleWriter(tmp_path / "a.arrow", 1, pa.schema({"n": pa.int64()})) as writer:
+            writer.write(pa.table({"n": [1]}), np.zeros(1, np.int64))
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own; where none can be made, the test cannot be."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("no right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fits(folder, megabytes):
+    subprocess.run(["mount", "-o", f"remount,size={megabytes * 1000}k", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize("step", [STEPS[0], STEPS[2], STEPS[3]], ids=["exact", "jaccard", "signature"])
+def test_a_disk_that_fills_while_resolving_is_told_and_the_run_goes_on(tmp_path, small_disk, step, executor):
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in texts(20_000, 9000)))
+
+    def run(out, **more):
+        pipeline = Pipeline(JsonlReader(str(source), blocksize="500kB"), step, JsonlWriter(str(out)))
+        report = pipeline.run(executor=executor, workers=1 if executor == "local" else "auto", memory="2GB", **more)
+        assert report.balances
+        return [line for file in sorted(out.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+    expected = run(tmp_path / "calm")
+    out = small_disk / "out"
+
+    def fill(event):
+        """From the moment everything is observed, there is a little room left."""
+        if type(event).__name__ == "PartitionCommitted":
+            used = sum(file.stat().st_blocks * 512 for file in out.rglob("*") if file.is_file())
+            fits(small_disk, used // 1_000_000 + 1)
+        elif type(event).__name__ == "StageStarted":
+            fits(small_disk, 64)
+
+    with pytest.raises((DiskFull, BudgetError), match="disk") as raised:
+        run(out, on_event=fill)
+    assert "run the same command again" in str(raised.value)
+    assert not [file for file in out.rglob("*.unfinished") if file.is_file()]
+    fits(small_disk, 64)
+    assert run(out) == expected
+
+
+# -------------------------------------------------------------------------------------------------- killed at any instant
+
+SCRIPT = """
+import os, signal, sys
+from tamis import JsonlReader, JsonlWriter, Pipeline
+from tamis.dedup import ExactDedup, FuzzyDedup
+from tamis.executors import drive
+
+folder, out, step, when = sys.argv[1:]
+plain = drive._GatherWork.map
+calls = [0]
+
+def map(self, name, function, items):
+    def counted(*item):
+        calls[0] += 1
+        if name.startswith(when) and len(items) - 1 <= items.index(item) + 1:
+            if int(os.environ["KILL"]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return function(*item)
+    result = plain(self, name, counted, items)
+    if name.startswith(when) and os.environ["KILL"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+drive._GatherWork.map = map
+steps = {"exact": ExactDedup(), "line": ExactDedup(unit="line", min_unit_bytes=1), "fuzzy": FuzzyDedup()}
+Pipeline(JsonlReader(folder, blocksize="5kB"), steps[step], JsonlWriter(out)).run(executor="inline")
+"""
+
+PHASES = {
+    "exact": ["digests", "groups", "names", "fates"],
+    "line": ["units", "digests", "repeats", "names", "fates"],
+    "fuzzy": ["bands", "meetings", "components", "candidates", "comparisons", "names", "fates"],
+}
+
+
+@pytest.mark.parametrize("step", PHASES)
+def test_a_run_killed_in_any_phase_ends_as_if_nothing_had_happened(tmp_path, step):
+    """One run, killed in every phase in turn: `kill -9` of the whole process, in the middle of the phase's calls."""
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        lines = "".join(json.dumps(row) + "\n" for row in texts(60, 30, seed=number % 2))
+        (tmp_path / "in" / f"{number}.jsonl").write_text(lines)
+
+    def run(out, phase, kill):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "in"), str(out), step, phase]
+        return subprocess.run(command, env={**os.environ, "KILL": str(kill)}, capture_output=True, text=True)
+
+    assert run(tmp_path / "calm", "none", 0).returncode == 0
+    for phase in PHASES[step]:
+        done = run(tmp_path / "killed", phase, 1)
+        assert done.returncode == -9, done.stderr
+    done = run(tmp_path / "killed", "none", 0)
+    assert done.returncode == 0, done.stderr
+    for name in ("*.jsonl", "_tamis/groups/*.parquet"):
+        calm, killed = (
+            {file.name: file.read_bytes() for file in (tmp_path / out).glob(name)} for out in ("calm", "killed")
+        )
+        assert calm
+        if name == "*.jsonl":
+            assert killed == calm
+    assert Groups.load(tmp_path / "killed").table().equals(Groups.load(tmp_path / "calm").table())
+
+
+# ------------------------------------------------------------------------------------------------- bytes per document
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from tamis.dedup import candidates
+from tamis.dedup.shuffle import Files
+import pyarrow as pa
+
+folder, total = Path(sys.argv[1]), int(sys.argv[2])
+rng = np.random.default_rng(0)
+with pa.ipc.new_file(folder / "1-000000.arrow", candidates._EDGES) as writer:
+    for start in range(0, total, 500_000):
+        left = rng.integers(0, total, 500_000)
+        right = np.minimum(total - 1, left + rng.integers(1, 1000, 500_000))
+        writer.write_table(pa.table({"left": left, "right": right}))
+edges = Files(folder, "1-", 1)
+candidates.join_components(1000, Files(folder, "none-", 0), folder / "warm.bin", 10**9)
+low = int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
+Path("/proc/self/clear_refs").write_text("5")
+import threading, time
+peak, stop = [low], threading.Event()
+def watch():
+    while not stop.wait(0.002):
+        peak[0] = max(peak[0], int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1]))
+thread = threading.Thread(target=watch); thread.start()
+candidates.join_components(total, edges, folder / "out.bin", 10**9)
+stop.set(); thread.join()
+print((peak[0] - low) * 1024)
+"""
+
+
+def test_components_hold_less_than_16_bytes_per_document(tmp_path):
+    """Anonymous memory while bands become groups, at two sizes; the difference is what a document costs."""
+    peaks = []
+    for total in (4_000_000, 12_000_000):
+        folder = tmp_path / str(total)
+        folder.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(folder), str(total)], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(done.stdout))
+    per_document = (peaks[1] - peaks[0]) / 8_000_000
+    assert per_document < 16
+    assert peaks[1] < 16 * 12_000_000 + 150_000_000
+
+
+def test_open_files_stay_few_with_many_partitions(tmp_path):
+    """Three hundred partitions under a limit of a hundred open files."""
+    rows = texts(300, 20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        lines, pairs = outcome(rows, FuzzyDedup(), tmp_path / "out", per_partition=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (len(lines), len(pairs)) == (20, 280)
