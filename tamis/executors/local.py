@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import TamisError, WorkerError
-from tamis.events import Events, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory import process
@@ -89,6 +90,7 @@ class LocalExecutor:
         self.on_tick: Callable[[], None] = lambda: None
         self._workers: list[_Worker] = []
         self._numbers = iter(range(1_000_000))
+        self._told_of_compiling = False
 
     def __enter__(self) -> LocalExecutor:
         self._stack = ExitStack()
@@ -112,9 +114,17 @@ class LocalExecutor:
             self._end(idle, "memory is short")
 
     def _end(self, worker: _Worker, why: str) -> None:
+        self._let_go(worker)
+        self.governor.recycled(worker.number, why)
+
+    def _let_go(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         worker.connection.close()
-        self.governor.recycled(worker.number, why)
+
+    def _tell_of_compiling(self) -> None:
+        if not self._told_of_compiling:
+            self._told_of_compiling = True
+            self.emit(Note("compiling kernels, once on this machine"))
 
     # ------------------------------------------------------------------------------------------------------- partitions
 
@@ -141,6 +151,12 @@ class LocalExecutor:
                     assert task is not None
                     done(task, message[1])
                     self._look_for_leak(worker, leaks)
+                elif message[0] == "compiling":
+                    self._tell_of_compiling()
+                elif message[0] == "compiled":
+                    assert worker.task is not None
+                    pending.appendleft(worker.task)
+                    self._let_go(worker)
                 elif message[0] == "overflow":
                     task, worker.task = worker.task, None
                     assert task is not None
@@ -167,11 +183,13 @@ class LocalExecutor:
                 call = dumps((function, items[running[idle.number]]))
                 idle.connection.send_bytes(pickle.dumps(("call", call)))
             for worker, message in self._messages():
+                if message is not None and message[0] == "compiling":
+                    self._tell_of_compiling()
+                    continue
                 number = running.pop(worker.number, None)
                 if message is None:
                     how = self._server.ending(worker.pid)
-                    self._workers.remove(worker)
-                    worker.connection.close()
+                    self._let_go(worker)
                     if number is None:
                         continue
                     self.emit(WorkerDied(worker.number, how, None, function.__name__))
@@ -184,6 +202,10 @@ class LocalExecutor:
                     pending.appendleft(number)
                 elif message[0] == "error":
                     raise message[1]
+                elif message[0] == "compiled":
+                    assert number is not None
+                    pending.appendleft(number)
+                    self._let_go(worker)
                 else:
                     assert number is not None
                     done(number, message[1])
@@ -219,8 +241,7 @@ class LocalExecutor:
     def _bury(self, worker: _Worker, stage: Stage, pending: deque[Task], history: dict[int, _History]) -> None:
         """Replace a dead worker and decide how to try its partition again."""
         how = self._server.ending(worker.pid)
-        self._workers.remove(worker)
-        worker.connection.close()
+        self._let_go(worker)
         task = worker.task
         if task is None:
             return
@@ -253,8 +274,7 @@ class LocalExecutor:
     def _fit_workers(self) -> None:
         """After the governor took a worker away: end idle ones, and let the others have its share."""
         while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
-            self._workers.remove(idle)
-            idle.connection.close()
+            self._let_go(idle)
         for worker in self._workers:
             worker.connection.send_bytes(pickle.dumps(("cap", self.governor.worker_bytes)))
 
@@ -309,7 +329,14 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         marks = mmap.mmap(file.fileno(), _MARK.size)
     runner: StageRunner | None = None
 
+    def say(*answer: Any) -> None:
+        with suppress(BrokenPipeError):
+            connection.send_bytes(pickle.dumps(answer))
+
+    compiling = Compiling(lambda: say("compiling"))
+
     def marker(first_row: int, rows: int, step: int) -> None:
+        compiling.look()
         _MARK.pack_into(marks, 0, first_row, rows, step)
 
     while True:
@@ -328,20 +355,25 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                 continue
             if kind == "call":
                 function, arguments = loads(content)
+                compiling.look()
                 answer: tuple[str, Any] = ("outcome", function(*arguments))
             else:
                 assert runner is not None
+                compiling.look()
                 answer = ("outcome", runner.run(content, _progress_over(connection)))
+        except KernelsCompiled:
+            say("compiled", None)
+            return
         except MemoryError as error:
             # What held the memory hangs on the traceback; let go of it before saying so.
             answer = ("overflow", None) if kind == "task" else ("error", _portable(error))
             error.__traceback__ = None
         except Exception as error:  # noqa: BLE001 - it is raised again in the driver
             answer = ("error", _portable(error))
+        compiling.release()
         if kind == "task":
             process.trim()
-        with suppress(BrokenPipeError):
-            connection.send_bytes(pickle.dumps(answer))
+        say(*answer)
 
 
 def _progress_over(connection: Connection) -> Callable[[int, int], None]:
