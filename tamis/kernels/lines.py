@@ -1,8 +1,9 @@
 """Characters, lines, sentences and paragraphs of each row, found in one pass over its bytes.
 
-    bytes --class of each--> packed counts        newline: the line is looked at from both ends, hashed, put down
-                             a few bytes act      stop:    does a sentence end here?
-                                                  ':'      is this a URL?
+    64 bytes --sets--> bits --counted--> characters of each kind
+                         |               newline: the line is looked at from both ends, hashed, put down
+                         +-a few places  stop:    does a sentence end here?
+                                         ':'      is this a URL?
     end of row: lines and paragraphs that occur more than once, from their hashes
 
 A line ends at a newline; a carriage return before it belongs to it. A blank line holds nothing but whitespace.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.jit import inlined, kernel, part
+from tamis.kernels.masks import LANES, lowest, matcher, ones
 from tamis.kernels.spans import clear, hash_span, number_of, table_size
 from tamis.kernels.unicode_tables import (
     CLOSER,
@@ -78,49 +80,42 @@ LONG_LINE = 200
  _PARAGRAPH_CHARS, _PARAGRAPH_LATER, _PARAGRAPH_LATER_CHARS, _PARAGRAPH_ALL,
  _PARAGRAPH_ALL_CHARS) = range(len(TEXT_FIELDS))  # fmt: skip
 
-_NEWLINE_BYTE, _STOP_BYTE, _COLON_BYTE, _HASH_BYTE, _BRACKET_BYTE, _CURLY_BYTE, _HIGH_BYTE = range(1, 8)
-
-
-def _byte_table():
-    """For each byte: what it adds to eight packed counts of 7 bits, and above these what it does, if anything."""
-    flags = np.concatenate([KINDS[:128].astype(np.int64), np.zeros(128, np.int64)])
-    byte = np.arange(256)
-    fields = [flags & mask != 0 for mask in (LETTER, DIGIT, UPPER, PUNCTUATION, SYMBOL, SPACE)]
-    fields += [np.isin(byte, list(b"\n?!,.")), np.isin(byte, list(b" \t\n\r\b"))]
-    packs = np.zeros(256, np.uint64)
-    for index, field in enumerate(fields):
-        packs |= field.astype(np.uint64) << np.uint64(7 * index)
-    for action, members in (
-        (_NEWLINE_BYTE, b"\n"), (_STOP_BYTE, b".!?"), (_COLON_BYTE, b":"), (_HASH_BYTE, b"#"),
-        (_BRACKET_BYTE, b"()[]}"), (_CURLY_BYTE, b"{"), (_HIGH_BYTE, range(128, 256)),
-    ):  # fmt: skip
-        packs[list(members)] |= np.uint64(action << 56)
-    packs.flags.writeable = False
-    return packs
-
-
-BYTE_PACKS = _byte_table()
 _MAY_FOLLOW = SPACE | STOP | CLOSER  # what a stop that ends a sentence is followed by
-_BURST = 127  # bytes until a count of 7 bits could overflow
+_ASCII = KINDS[:128].astype(np.int64)
+_HIGH = range(128, 256)
 
 
-@inlined
-def _add_packed(packed, stat):
-    mask = np.uint64(127)
-    stat[_LETTERS] += np.int64(packed & mask)
-    stat[_DIGITS] += np.int64((packed >> np.uint64(7)) & mask)
-    stat[_UPPER] += np.int64((packed >> np.uint64(14)) & mask)
-    stat[_PUNCTUATION] += np.int64((packed >> np.uint64(21)) & mask)
-    stat[_SYMBOLS] += np.int64((packed >> np.uint64(28)) & mask)
-    stat[_SPACES] += np.int64((packed >> np.uint64(35)) & mask)
-    stat[_SIGNS] += np.int64((packed >> np.uint64(42)) & mask)
-    stat[_BLANKS] += np.int64((packed >> np.uint64(49)) & mask)
+def _having(flags):
+    return np.flatnonzero(_ASCII & flags).tolist()
+
+
+_match = matcher(
+    *(_having(flags) for flags in (LETTER, DIGIT, UPPER, PUNCTUATION, SYMBOL, SPACE)),
+    b"\n?!,.", b" \t\n\r\b", b"()[]{}", b"{", b"#",
+    b"\n", b".!?", b".", b" ", b":", b"/",
+    [*_having(_MAY_FOLLOW), *_HIGH], range(0x80, 0xC0), range(0xC0, 0x100),
+)  # fmt: skip
+_match_breaks = matcher(b"\n", b"\r\n")
+_ONE, _TWO, _LAST = np.uint64(1), np.uint64(2), np.uint64(63)
+_PARAGRAPH_STATE = 5  # first line's start and end, first and last byte of the paragraph, lines so far
+
+
+def _padded(data):
+    """The bytes, with more behind them if they are fewer than a window."""
+    if len(data) < LANES:
+        data = np.concatenate([data, np.zeros(LANES, np.uint8)])
+        data.flags.writeable = False
+    return data
+
+
+def measure_text(data, offsets, points, kinds, out):
+    """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]."""
+    _measure_text(_padded(data), offsets, points, kinds, out)
 
 
 @kernel
-def measure_text(data, offsets, points, kinds, packs, out):
-    """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]; packs: BYTE_PACKS."""
-    stat = np.zeros(len(out), np.int64)
+def _measure_text(data, offsets, points, kinds, out):
+    stat, paragraph = np.zeros(len(out), np.int64), np.zeros(_PARAGRAPH_STATE, np.int64)
     room, paragraph_room = _most_lines(data, offsets)
     keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
     paragraph_keys, paragraph_lengths = np.empty(paragraph_room, np.uint64), np.empty(paragraph_room, np.int64)
@@ -129,7 +124,7 @@ def measure_text(data, offsets, points, kinds, packs, out):
     for row in range(len(offsets) - 1):
         clear(stat, len(stat))
         start, end = offsets[row], offsets[row + 1]
-        _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat)
+        _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys, paragraph_lengths, paragraph, stat)
         lines, paragraphs = stat[_LINES], stat[_PARAGRAPHS]
         found = _find_repeats(keys, lengths, lines, slots, names, times)
         stat[_LINE_CHARS], stat[_LINE_LATER], stat[_LINE_LATER_CHARS], stat[_LINE_ALL], stat[_LINE_ALL_CHARS] = found
@@ -141,9 +136,13 @@ def measure_text(data, offsets, points, kinds, packs, out):
             out[field, row] = stat[field]
 
 
-@kernel
 def measure_trimmed_lines(data, offsets, points, kinds, out):
     """Per row, of lines that are not blank, trimmed: characters, copies of what repeats, their characters; int64[3, rows]."""
+    _measure_trimmed_lines(_padded(data), offsets, points, kinds, out)
+
+
+@kernel
+def _measure_trimmed_lines(data, offsets, points, kinds, out):
     room, _ = _most_lines(data, offsets)
     keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
     slots, names, times = (
@@ -153,7 +152,7 @@ def measure_trimmed_lines(data, offsets, points, kinds, out):
     )
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
-        lines = 0
+        lines = np.int64(0)
         while start < end:
             at, chars = start, 0
             while at < end and data[at] != 10:
@@ -185,132 +184,147 @@ def count_short_lines(data, offsets, limit, points, kinds, out):
         out[row] = short
 
 
+@inlined
+def _window(data, at, end):
+    """(where to read 64 bytes that hold as many as there are from `at` to end, a bit for each of these, bits before)."""
+    if at + LANES <= len(data):
+        return at, ~np.uint64(0) if end - at >= LANES else (_ONE << np.uint64(end - at)) - _ONE, np.uint64(0)
+    skip = np.uint64(at + LANES - len(data))
+    return len(data) - LANES, ((_ONE << np.uint64(end - at)) - _ONE) << skip, skip
+
+
 @part
 def _most_lines(data, offsets):
     """The most lines that are not empty, and the most paragraphs, that a row may have."""
-    lines = paragraphs = 0
+    lines = paragraphs = np.int64(0)
     for row in range(len(offsets) - 1):
-        filled = gaps = 0
-        for at in range(offsets[row] + 1, offsets[row + 1]):
-            newline, before = data[at] == 10, data[at - 1]
-            filled += newline & (before != 10)
-            gaps += newline & ((before == 10) | (before == 13))
-        lines, paragraphs = max(lines, filled + 1), max(paragraphs, min(gaps, filled) + 1)
+        filled = gaps = np.int64(0)
+        newline = either = np.uint64(0)
+        at, end = offsets[row], offsets[row + 1]
+        while at < end:
+            place, inside, skip = _window(data, at, end)
+            newline_before, either_before = newline >> _LAST << skip, either >> _LAST << skip
+            newline, either = _match_breaks(data, place)
+            newline, either = newline & inside, either & inside
+            filled += ones(newline & ~(newline << _ONE | newline_before))
+            gaps += ones(newline & (either << _ONE | either_before))
+            at += LANES
+        lines = filled + 1 if filled >= lines else lines
+        gaps = gaps if gaps < filled else filled
+        paragraphs = gaps + 1 if gaps >= paragraphs else paragraphs
     return lines, paragraphs
 
 
 @part
-def _measure_row(data, start, end, points, kinds, packs, keys, lengths, paragraph_keys, paragraph_lengths, stat):
-    at = line_start = flush_at = start
-    packed = np.uint64(0)
-    continuation = line_continuation = 0  # bytes that do not begin a character
-    dots, spaced, last_dot = 0, 0, np.int64(-9)
-    sentence_to, url_to, content_line = np.int64(-1), np.int64(-1), np.int64(-1)
-    paragraph_start, paragraph_end = np.int64(-1), np.int64(-1)
-    paragraph_first, paragraph_last, paragraph_lines = np.int64(-1), np.int64(-1), 0
+def _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys, paragraph_lengths, paragraph, stat):
+    """Counts 64 bytes at a time, then looks one by one at the few places that want more."""
+    at = line_start = place = start
+    rests = line_rests = np.int64(0)  # bytes that do not begin a character, before the window and before the line
+    dots = spaced = np.int64(1)
+    last_dot = sentence_to = url_to = content_line = np.int64(-9)
+    dot = blank = rest = wanted = ended = dot_after = np.uint64(0)
+    paragraph[4] = 0
     while True:
-        if at >= flush_at:
-            _add_packed(packed, stat)
-            packed = np.uint64(0)
-            flush_at = min(end, at + _BURST)
-        pack = np.uint64(0)
-        byte = np.uint8(0)
-        here, limit = np.uint64(at), np.uint64(flush_at)
-        while here + np.uint64(4) <= limit:  # four bytes at a time as long as none of them acts
-            pack0, pack1 = packs[data[here]], packs[data[here + np.uint64(1)]]
-            pack2, pack3 = packs[data[here + np.uint64(2)]], packs[data[here + np.uint64(3)]]
-            if (pack0 | pack1 | pack2 | pack3) >> np.uint64(56):
-                break
-            packed += pack0 + pack1 + pack2 + pack3
-            here += np.uint64(4)
-        while here < limit:
-            byte = data[here]
-            pack = packs[byte]
-            packed += pack
-            here += np.uint64(1)
-            if pack >> np.uint64(56):
-                break
-        at = np.int64(here)
-        action = np.int64(pack >> np.uint64(56))
-        if action == _NEWLINE_BYTE or (action == 0 and at >= end):
-            line_end = at - 1 if action else end
-            if action:
-                stat[_NEWLINES] += 1
-            elif line_end > line_start:
-                stat[_LAST_LINE_OPEN] = 1
-            if line_end > line_start:
-                chars = line_end - line_start - (continuation - line_continuation)
-                first, last = _close_line(data, line_start, line_end, chars, points, kinds, keys, lengths, stat)
+        if wanted == 0 and at < end:
+            rests += ones(rest)
+            place, inside, skip = _window(data, at, end)
+            dot_before, dots_before, blank_before = (
+                dot >> _LAST << skip,
+                dot >> _LAST - _ONE << skip,
+                blank >> _LAST << skip,
+            )
+            (
+                letter, digit, upper, punctuation, symbol, space, sign, white, bracket, curly, pound,
+                newline, stop, dot, blank, colon, slash, follower, rest, lead,
+            ) = _match(data, place)  # fmt: skip
+            stat[_LETTERS] += ones(letter & inside)
+            stat[_DIGITS] += ones(digit & inside)
+            stat[_UPPER] += ones(upper & inside)
+            stat[_PUNCTUATION] += ones(punctuation & inside)
+            stat[_SYMBOLS] += ones(symbol & inside)
+            stat[_SPACES] += ones(space & inside)
+            stat[_SIGNS] += ones(sign & inside)
+            stat[_BLANKS] += ones(white & inside)
+            stat[_BRACKETS] += ones(bracket & inside)
+            stat[_CURLY] += ones(curly & inside)
+            stat[_HASHES] += ones(pound & inside)
+            dot, blank, rest = dot & inside, blank & inside, rest & inside
+            follower, slash = (follower & inside) >> _ONE, (slash & inside) >> _ONE  # of the byte after
+            at += LANES
+            if at < end:
+                byte = data[at]
+                follower |= np.uint64(byte >= 128 or kinds[byte & 127] & _MAY_FOLLOW != 0) << _LAST
+                slash |= np.uint64(byte == 47) << _LAST
+            dot_after = dot & (dot << _ONE | dot_before | (dot << _TWO | dots_before) & (blank << _ONE | blank_before))
+            ended = stop & follower & inside
+            wanted = (newline | lead | colon & slash) & inside | ended | dot_after
+            continue
+        final = wanted == 0
+        bit = np.uint64(0) if final else np.uint64(lowest(wanted))
+        wanted &= wanted - _ONE if wanted else wanted
+        here = end if final else place + np.int64(bit)
+        byte = np.uint8(10) if final else data[here]
+        if byte == 10:
+            upto = rests + ones(rest if final else rest & ((_ONE << bit) - _ONE))
+            chars = here - line_start - (upto - line_rests)
+            stat[_NEWLINES] += not final
+            if here > line_start:
+                stat[_LAST_LINE_OPEN] = final
+                first, last = _close_line(data, line_start, here, chars, points, kinds, keys, lengths, stat)
                 if first < last:
-                    if paragraph_lines == 0:
-                        paragraph_start, paragraph_end, paragraph_first = line_start, line_end, first
-                    paragraph_last = last
-                    paragraph_lines += 1
-            if paragraph_lines:
-                empty = line_end == line_start or (line_end == line_start + 1 and data[line_start] == 13)
-                if empty or not action:
-                    _close_paragraph(
-                        data,
-                        paragraph_first,
-                        paragraph_last,
-                        paragraph_start,
-                        paragraph_end,
-                        paragraph_lines,
-                        keys,
-                        lengths,
-                        paragraph_keys,
-                        paragraph_lengths,
-                        stat,
-                    )
-                    paragraph_lines = 0
-            if not action:
+                    if paragraph[4] == 0:
+                        paragraph[0], paragraph[1], paragraph[2] = line_start, here, first
+                    paragraph[3] = last
+                    paragraph[4] += 1
+            empty = here == line_start or (here == line_start + 1 and data[line_start] == 13)
+            if paragraph[4] and (final or empty):
+                _close_paragraph(data, paragraph, keys, lengths, paragraph_keys, paragraph_lengths, stat)
+            if final:
                 break
-            line_start, line_continuation = at, continuation
+            line_start, line_rests = here + 1, upto
             continue
-        if action == 0:
-            continue
-        stop = action == _STOP_BYTE
-        wide = False
-        if action == _HIGH_BYTE:
-            point, after = decode(data, at - 1, end)
-            flags = flags_of(point, points, kinds)
-            continuation += after - at
-            at = after
-            stat[_LETTERS] += flags & LETTER != 0
-            stat[_DIGITS] += flags & DIGIT != 0
-            stat[_PLAIN] -= flags & (LETTER | DIGIT) != 0  # only ASCII counts; the rest is added at the end
-            stat[_NUMBERS] += flags & NUMBER != 0
-            stat[_UPPER] += flags & UPPER != 0
-            stat[_PUNCTUATION] += flags & PUNCTUATION != 0
-            stat[_SYMBOLS] += flags & SYMBOL != 0
-            stat[_MARKS] += flags & MARK != 0
-            stat[_SPACES] += flags & SPACE != 0
-            stat[_ELLIPSES] += point == 0x2026
-            stat[_BRACKETS] += point == 0x27E8 or point == 0x27E9
-            stop = flags & STOP != 0
+        after, halts, wide = here + 1, ended >> bit & _ONE != 0, False
+        if byte >= 0xC0:
+            after, flags = _count_high(data, here, end, points, kinds, stat)
             wide = flags & WIDE_STOP != 0
-        elif byte == 46:
-            dots = dots + 1 if last_dot == at - 2 else 1
-            spaced = spaced + 1 if last_dot == at - 3 and data[at - 2] == 32 else 1
+            halts = flags & STOP != 0 and after < end
+            if halts and not wide:
+                halts = data[after] >= 128 or kinds[data[after]] & _MAY_FOLLOW != 0
+        elif byte == 58:
+            if here >= url_to and here + 2 < end:
+                url_to = _read_url(data, start, here, end, points, kinds, stat)
+        elif dot_after >> bit & _ONE:
+            near, far = data[here - 1] == 46, here - 2 >= start and data[here - 1] == 32 and data[here - 2] == 46
+            dots = (dots if last_dot == here - 1 else 1) + 1 if near else 1
+            spaced = (spaced if last_dot == here - 2 else 1) + 1 if far else 1
             stat[_ELLIPSES] += dots % 3 == 0
             stat[_SPACED_ELLIPSES] += spaced % 3 == 0
-            last_dot = at - 1
-        elif action == _COLON_BYTE:
-            if at - 1 >= url_to and at + 1 < end and data[at] == 47:
-                url_to = _read_url(data, start, at - 1, end, points, kinds, stat)
-        elif action == _HASH_BYTE:
-            stat[_HASHES] += 1
-        elif not stop:
-            stat[_BRACKETS] += 1
-            stat[_CURLY] += action == _CURLY_BYTE
-        if stop and at > sentence_to and at < end and (wide or data[at] >= 128 or kinds[data[at]] & _MAY_FOLLOW):
-            ends, sentence_to = _ends_sentence(data, at, end, byte == 46, wide, points, kinds)
+            last_dot = here
+        if halts and after > sentence_to:
+            ends, sentence_to = _ends_sentence(data, after, end, byte == 46, wide, points, kinds)
             if ends:
-                if content_line != line_start and _has_content(data, line_start, at, points, kinds):
+                if content_line != line_start and _has_content(data, line_start, after, points, kinds):
                     content_line = line_start
                 stat[_SENTENCES] += content_line == line_start
-    _add_packed(packed, stat)
-    stat[_CHARS] = end - start - continuation
+    stat[_CHARS] = end - start - rests - ones(rest)
+
+
+@inlined
+def _count_high(data, at, end, points, kinds, stat):
+    """Count a character outside ASCII: (position after it, its flags)."""
+    point, flags, after = _read(data, at, end, points, kinds)
+    stat[_LETTERS] += flags & LETTER != 0
+    stat[_DIGITS] += flags & DIGIT != 0
+    stat[_PLAIN] -= flags & (LETTER | DIGIT) != 0  # only ASCII counts; the rest is added at the end
+    stat[_NUMBERS] += flags & NUMBER != 0
+    stat[_UPPER] += flags & UPPER != 0
+    stat[_PUNCTUATION] += flags & PUNCTUATION != 0
+    stat[_SYMBOLS] += flags & SYMBOL != 0
+    stat[_MARKS] += flags & MARK != 0
+    stat[_SPACES] += flags & SPACE != 0
+    stat[_ELLIPSES] += point == 0x2026
+    stat[_BRACKETS] += point == 0x27E8 or point == 0x27E9
+    return after, flags
 
 
 @part
@@ -512,14 +526,13 @@ def _count_ending(data, first, last, stat):
             )  # fmt: skip
 
 
-@part
-def _close_paragraph(
-    data, first, last, line_start, line_end, lines, keys, lengths, paragraph_keys, paragraph_lengths, stat
-):
+@inlined
+def _close_paragraph(data, paragraph, keys, lengths, paragraph_keys, paragraph_lengths, stat):
     """Put down the hash of a paragraph; the hash of its line if it is one line and nothing was trimmed off it."""
+    first, last = paragraph[2], paragraph[3]
     index = stat[_PARAGRAPHS]
     line = stat[_LINES] - 1
-    if lines == 1 and first == line_start and last == line_end:
+    if paragraph[4] == 1 and first == paragraph[0] and last == paragraph[1]:
         paragraph_keys[index], paragraph_lengths[index] = keys[line], lengths[line]
     else:
         chars = 0
@@ -527,6 +540,7 @@ def _close_paragraph(
             chars += (data[at] & 0xC0) != 0x80
         paragraph_keys[index], paragraph_lengths[index] = _hash(data, first, last), chars
     stat[_PARAGRAPHS] += 1
+    paragraph[4] = 0
 
 
 @part

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
 from tamis.kernels import words as kernel
-from tamis.kernels.lines import BYTE_PACKS, TEXT_FIELDS, count_short_lines, measure_text, measure_trimmed_lines
+from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_text, measure_trimmed_lines
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
@@ -112,7 +112,7 @@ def text_stats(column: Column) -> Facts:
     """Facts about characters, lines, sentences and paragraphs, one array per name in `kernels.lines.TEXT_FIELDS`."""
     data, offsets = buffers(column)
     out = np.zeros((len(TEXT_FIELDS), len(column)), np.int64)
-    measure_text(data, offsets, POINTS, KINDS, BYTE_PACKS, out)
+    measure_text(data, offsets, POINTS, KINDS, out)
     return dict(zip(TEXT_FIELDS, out, strict=True))
 
 

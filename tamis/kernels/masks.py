@@ -1,0 +1,79 @@
+"""Sixty-four bytes at a time: a bit for each byte that is in a set.
+
+bytes   T h e   e n d .          sets of bytes become comparisons with ranges, which the compiler turns into vector
+space   . . . x . . . .          instructions of the machine, whatever it has
+stop    . . . . . . . x
+"""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 64
+
+
+def _ranges(members: Iterable[int]) -> list[tuple[int, int]]:
+    """The runs of consecutive numbers: (first, last)."""
+    ordered = sorted(set(members))
+    breaks = [0, *(index + 1 for index, (a, b) in enumerate(pairwise(ordered)) if b != a + 1), len(ordered)]
+    return [(ordered[first], ordered[stop - 1]) for first, stop in pairwise(breaks)]
+
+
+def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
+    """A function of (data, at) for kernels: one uint64 for each set, bit i set if byte at + i is in it.
+
+    All 64 bytes must be inside the array.
+    """
+    parts = [_ranges(members) for members in sets]
+
+    @intrinsic
+    def match(typingctx, data, at):
+        def generate(context, builder, signature, arguments):
+            vector = ir.VectorType(ir.IntType(8), LANES)
+
+            def splat(value: int) -> ir.Constant:
+                return ir.Constant(vector, [value] * LANES)
+
+            array = context.make_array(signature.args[0])(context, builder, arguments[0])
+            pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), vector.as_pointer())
+            found = builder.load(pointer, align=1)
+            masks = []
+            for ranges in parts:
+                hits = None
+                for first, last in ranges:
+                    moved = builder.sub(found, splat(first)) if first else found
+                    hit = builder.icmp_unsigned("<=", moved, splat(last - first))
+                    hits = hit if hits is None else builder.or_(hits, hit)
+                masks.append(builder.bitcast(hits, ir.IntType(LANES)))
+            return context.make_tuple(builder, signature.return_type, masks)
+
+        return types.UniTuple(types.uint64, len(parts))(data, types.int64), generate
+
+    return match  # type: ignore[no-any-return]
+
+
+@intrinsic
+def ones(typingctx, bits):
+    """How many bits of a uint64 are set, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def lowest(typingctx, bits):
+    """The position of the lowest bit set in a uint64 that is not 0, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
