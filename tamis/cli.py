@@ -441,8 +441,9 @@ if __name__ == "__main__":
 
 # Commands that have a home of their own; their modules import nothing heavy, and this one for what they share.
 from tamis.dedup.commands import app as dedup_app  # noqa: E402
-from tamis.models.commands import stats, train_classifier  # noqa: E402
+from tamis.models.commands import stats, train_classifier, train_language_model  # noqa: E402
 
 app.add_typer(dedup_app)
 app.command()(explains_errors(stats))
 app.command("train-classifier")(explains_errors(train_classifier))
+app.command("train-language-model")(explains_errors(train_language_model))

@@ -74,6 +74,7 @@ def test_the_commands_and_options_are_these():
         "dedup": [],
         "stats": flags["stats"],
         "train-classifier": flags["train-classifier"],
+        "train-language-model": flags["train-language-model"],
     }  # fmt: skip
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         "--install-completion",

@@ -49,6 +49,7 @@ EXAMPLES = {
     "fast_text_quality": {"model": "lid.176.ftz", "label": "__label__en"},
     "fast_text_label": {"model": "lid.176.ftz"},
     "linear_classifier": {"model": str(DATA / "tiny.model")},
+    "perplexity": {"model": str(DATA / "language.arpa")},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
 }
 

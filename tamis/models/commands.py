@@ -1,7 +1,8 @@
-"""`tamis train-classifier`: from two sets of files to a classifier, with its marks.
+"""`tamis train-classifier` and `tamis train-language-model`: from files to a model, with its marks.
 
-`train_classifier` is the command, to be added to a typer app; `train_on_files` is the same for Python. What is heavy is
-imported when it is needed, so that listing the commands costs nothing.
+`train_classifier` and `train_language_model` are the commands, to be added to a typer app; `train_on_files` and
+`learn_language` are the same for Python. What is heavy is imported when it is needed, so that listing the commands costs
+nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import typer
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tamis.models import language_model
     from tamis.models.linear import Settings, Trained
 
 
@@ -149,6 +151,88 @@ def train_classifier(
         max_rows=max_rows,
         seed=seed,
         progress=tell,
+    )
+    typer.echo(str(lesson))
+
+
+@dataclass(frozen=True)
+class LanguageLesson:
+    """What came of training a language model on files."""
+
+    trained: language_model.Trained
+    output: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        found = self.trained
+        counts = ", ".join(f"{count:,}" for count in found.ngrams)
+        lines = [
+            f"{found.texts + found.tested:,} texts: {found.texts:,} to train on, {found.tested:,} held out",
+            f"words       {found.words:,}, of which {found.vocabulary:,} different",
+            f"n-grams     {counts}",
+        ]
+        if found.tested:
+            lines += [
+                f"perplexity  {found.perplexity:.1f} on the texts held out",
+                "of each     "
+                + ", ".join(f"{value:.1f} ({percent} %)" for percent, value in found.percentiles.items()),
+            ]
+        bound = f"{found.percentiles[90]:.0f}" if found.percentiles else "..."
+        lines.append(
+            f"written to {self.output} ({self.size_bytes / 1e6:.1f} MB); "
+            f"use it as Perplexity(model={self.output!r}, max_perplexity={bound})"
+        )
+        return "\n".join(lines)
+
+
+def learn_language(
+    inputs: Sequence[str],
+    output: str,
+    *,
+    text_field: str = "text",
+    settings: language_model.Settings | None = None,
+    holdout: float = 0.1,
+    max_rows: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> LanguageLesson:
+    """Train a language model on the texts of files and write it to `output`.
+
+    Holds all texts in memory, and about 40 bytes for each word and length of n-gram; `max_rows` takes the first so many.
+    """
+    from pathlib import Path
+
+    from tamis.models.language_model import train
+
+    texts = _read_texts(inputs, text_field, max_rows)
+    trained = train(texts, settings=settings, holdout=holdout, progress=progress)
+    trained.model.save(output)
+    return LanguageLesson(trained, output, Path(output).stat().st_size)
+
+
+def train_language_model(
+    inputs: Annotated[
+        list[str], typer.Option("--input", metavar="PATH", help="Texts like those to keep; may be repeated.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the model to this file.")],
+    text_field: Annotated[str, typer.Option(metavar="NAME", help="The column that holds the text.")] = "text",
+    order: Annotated[int, typer.Option(metavar="N", min=1, max=6, help="The longest n-gram.")] = 3,
+    unit: Annotated[str, typer.Option(metavar="UNIT", help="words or characters.")] = "words",
+    fold: Annotated[bool, typer.Option(help="Read capitals as small letters and digits as 0.")] = True,
+    min_count: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Leave out the longest n-grams that are rarer; 2 saves most space.")
+    ] = 1,
+    max_rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="The first N texts.")] = None,
+    holdout: Annotated[float, typer.Option(metavar="X", help="Share of the texts to test on.")] = 0.1,
+) -> None:
+    """Train an n-gram language model and print its perplexity on texts it has not seen."""
+    from tamis.models.language_model import Settings
+
+    def tell(what: str) -> None:
+        typer.echo(what, err=True)
+
+    settings = Settings(order, unit, fold, min_count)  # type: ignore[arg-type]
+    lesson = learn_language(
+        inputs, output, text_field=text_field, settings=settings, holdout=holdout, max_rows=max_rows, progress=tell
     )
     typer.echo(str(lesson))
 

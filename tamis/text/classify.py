@@ -1,4 +1,5 @@
-"""Filters by learned scores that need no GPU: fastText classifiers, and linear ones trained with `tamis train-classifier`."""
+"""Filters by learned scores that need no GPU: fastText classifiers, linear ones trained with `tamis train-classifier`, and
+n-gram language models trained with `tamis train-language-model`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError, did_you_mean
 from tamis.models.fasttext import FastText, find_model, open_model, with_model
+from tamis.models.language_model import LanguageModel, open_language_model
 from tamis.models.linear import LinearModel, open_linear
 from tamis.operator import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.segment import buffers
@@ -221,3 +223,53 @@ class LinearClassifier(Filter):
 
     def _model(self) -> LinearModel:
         return open_linear(find_model(self.model))
+
+
+@operator(reads="text", writes="perplexity", resources=Resources(memory="256MB"))
+class Perplexity(Filter):
+    """Keep documents that do not surprise a language model, or do not bore it (Wenzek et al. 2020).
+
+    10 ** (-log10 p(text) / (words + lines)), p by n-grams of words, each line on its own, its end predicted too. `model` is
+    the file that `tamis train-language-model --input A -o model` wrote, with the spread of values to be expected of texts
+    like A, or an ARPA file of SRILM or KenLM (plain or gzip), whose words are split at spaces. What is high depends on the
+    model; there is no default. A text without a word has no perplexity and goes. Several models in one pipeline
+    keep their scores apart by `score_column`.
+
+    >>> Perplexity(model="wiki.model", max_perplexity=1000).rules()[0].maximum
+    1000
+    """
+
+    model: str | Path
+    column: str = "text"
+    min_perplexity: float | None = None
+    max_perplexity: float | None = None
+    score_column: str = "perplexity"
+
+    cost = 3.0
+
+    def check(self) -> None:
+        find_model(self.model)
+        if self.min_perplexity is None and self.max_perplexity is None and not self.score_only:
+            raise ParameterError(
+                f"`{self.name}` has neither `min_perplexity` nor `max_perplexity`",
+                hint="training printed percentiles; score_only=True only adds the score",
+            )
+
+    def identity(self) -> dict[str, Any]:
+        return with_model(super().identity(), find_model(self.model))
+
+    def setup(self) -> None:
+        self._model()
+
+    def score(self, batch: Batch) -> Scores:
+        found = self._model().perplexity(batch["text"])
+        return {"perplexity": pa.array(found, mask=np.isnan(found))}
+
+    def rules(self) -> list[Rule]:
+        return [between("perplexity", self.min_perplexity, self.max_perplexity)]
+
+    def score_columns(self) -> dict[str, str]:
+        return {"perplexity": self.score_column}
+
+    def _model(self) -> LanguageModel:
+        return open_language_model(find_model(self.model))

@@ -6,13 +6,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tamis.models.commands import stats, train_classifier
+from tamis.models.commands import stats, train_classifier, train_language_model
 
 
 @pytest.fixture
 def run():
     app = typer.Typer()
     app.command("train-classifier")(train_classifier)
+    app.command("train-language-model")(train_language_model)
     app.command("stats")(stats)
 
     def call(*arguments):
@@ -43,3 +44,13 @@ def test_stats_prints_tables_or_json(run, folders):
     options = ["--column", "body", "--no-language"]
     assert "documents                 60" in run("stats", folders / "good.jsonl", *options)
     assert json.loads(run("stats", folders / "good.jsonl", *options, "--json"))["rows"] == 60
+
+
+def test_train_language_model_prints_perplexities_and_writes_the_model(run, folders):
+    said = run(
+        "train-language-model", "--input", folders / "good.jsonl", "-o", folders / "m.lm", "--text-field", "body"
+    )
+    assert "60 texts" in said
+    assert "n-grams     8, " in said  # meadow number 0 00 and more, begin and end of a line; digits are read as 0
+    assert "on the texts held out" in said
+    assert (folders / "m.lm").stat().st_size > 100

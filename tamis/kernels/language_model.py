@@ -1,0 +1,202 @@
+"""N-gram language models: words of lines as hashes, keys of n-grams, and the probability of each row.
+
+    line --words--> hashes, BEGIN before and END after them --each n-gram that ends here--> key --table--> log p, backoff
+
+Kernels take `data` (uint8), `offsets` (int64, rows + 1), the mode and tables of `words.find_block`, and `fold` (uint8[256]):
+what each byte is read as, so that case and digits can be made not to matter. The table is open addressing, 16 bytes a
+slot, seen as `slots` (uint64[2 * size], keys at even places, 0 is empty) and as `numbers` (float32[4 * size], the log
+probability of slot i at 4 i + 2, its backoff at 4 i + 3; base 10, as in ARPA files). Keys are written to model files: they
+are made of bytes by arithmetic alone and are the same everywhere.
+"""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from tamis.kernels.hashing import mix64
+from tamis.kernels.words import EDGES, find_block
+
+LONGEST = 6
+BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
+"""Hashes of the beginning and the end of a line and of a word never seen; those of words are above."""
+
+_START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
+_LENGTH = np.uint64(0xD6E8FEB86659FD93)
+_PLACES = np.array(
+    [
+        0x9E3779B97F4A7C15,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+        0xFF51AFD7ED558CCD,
+    ],
+    np.uint64,
+)  # odd numbers with well spread bits, one for each distance from the last word
+_PLACES.flags.writeable = False
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def hash_word(data, start, stop, fold):
+    """A hash of a word, above those of the three marks."""
+    state = _START
+    for at in range(start, stop):
+        state = (state ^ np.uint64(fold[data[at]])) * _PRIME
+    return mix64(state) | np.uint64(4)
+
+
+@njit(nogil=True, cache=True)
+def hash_rows(data, offsets, fold, out):
+    """out[i] = the hash of row i taken as one word; uint64."""
+    for row in range(len(offsets) - 1):
+        out[row] = hash_word(data, offsets[row], offsets[row + 1], fold)
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _key(sums, length):
+    """The key of an n-gram from the sum over its words, never 0."""
+    return mix64(sums + np.uint64(length) * _LENGTH) | np.uint64(1)
+
+
+@njit(nogil=True, cache=True)
+def find_tokens(data, offsets, mode, points, kinds, packs, fold, tokens, places):
+    """Write the hashes of all lines with a word, marks included, and their places in the line; return how many there are.
+
+    tokens uint64, places int32; nothing is written if they are empty.
+    """
+    edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    total = 0
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        while at < end:
+            stop = at
+            while stop < end and data[stop] != 10:
+                stop += 1
+            place = 0
+            while at < stop:
+                found, at = find_block(data, at, stop, mode, points, kinds, packs, edges, counts)
+                for index in range(0, found, 2):
+                    if len(tokens):
+                        if place == 0:
+                            tokens[total], places[total] = BEGIN, 0
+                        tokens[total + place + 1] = hash_word(data, edges[index], edges[index + 1], fold)
+                        places[total + place + 1] = place + 1
+                    place += 1
+            if place:
+                if len(tokens):
+                    tokens[total + place + 1], places[total + place + 1] = END, place + 1
+                total += place + 2
+            at = stop + 1
+    return total
+
+
+@njit(nogil=True, cache=True)
+def make_keys(tokens, places, length, keys):
+    """keys[i] = the key of the n-gram of `length` that ends at token i, 0 where its line begins later; uint64."""
+    for at in range(len(tokens)):
+        if places[at] < length - 1:
+            keys[at] = 0
+            continue
+        sums = np.uint64(0)
+        for back in range(length):
+            sums += tokens[at - back] * _PLACES[back]
+        keys[at] = _key(sums, length)
+
+
+@njit(nogil=True, cache=True)
+def fill_table(keys, values, slots, numbers):
+    """Put n-grams into an empty table; values float32[n, 2]."""
+    mask = np.uint64(len(slots) // 2 - 1)
+    for index in range(len(keys)):
+        slot = keys[index] >> np.uint64(1) & mask
+        while slots[2 * slot] != 0 and slots[2 * slot] != keys[index]:
+            slot = (slot + np.uint64(1)) & mask
+        slots[2 * slot] = keys[index]
+        numbers[4 * slot + 2], numbers[4 * slot + 3] = values[index, 0], values[index, 1]
+
+
+@njit(nogil=True, cache=True, forceinline=True)
+def _find(slots, mask, key):
+    """The slot of a key, or -1."""
+    slot = key >> np.uint64(1) & mask
+    while True:
+        here = slots[np.uint64(2) * slot]
+        if here == key:
+            return np.int64(slot)
+        if here == 0:
+            return np.int64(-1)
+        slot = (slot + np.uint64(1)) & mask
+
+
+@njit(nogil=True, cache=True)
+def _step(word, order, slots, numbers, recent, before, state):
+    """log10 p of a word after those in `recent`, which it joins.
+
+    recent: uint64[order], the last word first; before: int64[order], the slots of the n-grams that ended at the last word;
+    state: int64[2], how many words are in recent, and how many slots in before. A longer n-gram is in a table only if the
+    shorter ones that end with it are.
+    """
+    mask = np.uint64(len(slots) // 2 - 1)
+    known, depth = state[0], state[1]
+    slot = _find(slots, mask, _key(word * _PLACES[0], 1))
+    if slot < 0:
+        word = UNKNOWN
+        slot = _find(slots, mask, _key(word * _PLACES[0], 1))
+    most = min(order, known + 1)
+    sums = word * _PLACES[0]
+    held = slot
+    found = 1
+    # the slots of this word take the place of the last one's from the front, after their backoffs were needed for the last time
+    backoff = 0.0
+    for length in range(2, most + 1):
+        following = np.int64(-1)
+        if found == length - 1:
+            sums += recent[length - 2] * _PLACES[length - 1]
+            following = _find(slots, mask, _key(sums, length))
+        if following < 0 and length - 1 <= depth:
+            backoff += numbers[4 * before[length - 2] + 3]
+        before[length - 2] = held
+        if following >= 0:
+            held = following
+            found = length
+    before[min(found, order) - 1] = held
+    for back in range(min(known, order - 1), 0, -1):
+        recent[back] = recent[back - 1]
+    recent[0] = word
+    state[0], state[1] = min(known + 1, order), found
+    return np.float64(numbers[4 * held + 2]) + backoff
+
+
+@njit(nogil=True, cache=True)
+def score_rows(data, offsets, mode, points, kinds, packs, fold, order, slots, numbers, logs, counts):
+    """logs[i] (float64) = log10 of the probability of row i, counts[i] (int64) = its words and ends of lines."""
+    edges, packed = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    recent, before, state = np.zeros(order, np.uint64), np.zeros(order, np.int64), np.zeros(2, np.int64)
+    mask = np.uint64(len(slots) // 2 - 1)
+    begin = _find(slots, mask, _key(BEGIN * _PLACES[0], 1))
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        total = 0.0
+        count = 0
+        while at < end:
+            stop = at
+            while stop < end and data[stop] != 10:
+                stop += 1
+            first = True
+            while at < stop:
+                found, at = find_block(data, at, stop, mode, points, kinds, packs, edges, packed)
+                for index in range(0, found, 2):
+                    if first:
+                        recent[0], before[0] = BEGIN, begin
+                        state[0], state[1] = 1, 1 if begin >= 0 else 0
+                        first = False
+                    word = hash_word(data, edges[index], edges[index + 1], fold)
+                    total += _step(word, order, slots, numbers, recent, before, state)
+                    count += 1
+            if not first:
+                total += _step(END, order, slots, numbers, recent, before, state)
+                count += 1
+            at = stop + 1
+        logs[row], counts[row] = total, count
