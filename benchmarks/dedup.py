@@ -3,6 +3,7 @@
     python benchmarks/dedup.py compare --peer PEER/bin/python        ratios to datatrove, in one run
     python benchmarks/dedup.py scale 1000000 3000000 10000000 --memory 2GB    time and peak memory by size
     python benchmarks/dedup.py quality                                        precision and recall against brute force
+    python benchmarks/dedup.py device                                         hashes on a GPU and on one core
 
 `--peer` is the Python of an environment with datatrove:
     python -m venv X; X/bin/pip install "datatrove[processing,io]" spacy xxhash orjson
@@ -22,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from corpus import make_corpus, make_english
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup.texts import text_buffers
 from tamis.dedup.verdicts import Verdicts
 from tamis.operator import Reading
 
@@ -53,14 +55,14 @@ def cpu_seconds():
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
-source, work, tasks = sys.argv[1], sys.argv[2], int(sys.argv[3])
+source, work, tasks, bands, rows = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 if __name__ == "__main__":
     load_word_tokenizer("eng").word_tokenize("warm up")
-    config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8)
+    config = MinhashConfig(n_grams=5, num_buckets=bands, hashes_per_bucket=rows)
     shutil.rmtree(work, ignore_errors=True)
     stages = [
         ([JsonlReader(source), MinhashDedupSignature(output_folder=f"{work}/sigs", config=config)], tasks),
-        ([MinhashDedupBuckets(input_folder=f"{work}/sigs", output_folder=f"{work}/buckets", config=config)], 14),
+        ([MinhashDedupBuckets(input_folder=f"{work}/sigs", output_folder=f"{work}/buckets", config=config)], bands),
         ([MinhashDedupCluster(input_folder=f"{work}/buckets", output_folder=f"{work}/remove", config=config)], 1),
         ([JsonlReader(source), MinhashDedupFilter(input_folder=f"{work}/remove"),
           JsonlWriter(f"{work}/out", compression=None)], tasks),
@@ -85,9 +87,9 @@ def machine() -> str:
     return f"{cpu}, {psutil.cpu_count()} cores, {memory:.0f} GB, Python {platform.python_version()}"
 
 
-def peer(python: str, source: Path, work: Path, tasks: int) -> dict[str, Any]:
+def peer(python: str, source: Path, work: Path, tasks: int, bands: int = 14, rows: int = 8) -> dict[str, Any]:
     done = subprocess.run(
-        [python, "-c", PEER, str(source), str(work), str(tasks)],
+        [python, "-c", PEER, *map(str, (source, work, tasks, bands, rows))],
         capture_output=True,
         text=True,
         check=False,
@@ -136,23 +138,32 @@ def compare(args: argparse.Namespace) -> None:
     make_english(warm, 2000)
     print(machine())
     print(f"{args.documents:,} documents, {size / 1e6:.0f} MB of JSON lines; tamis on {args.times} times as much")
-    one, two = peer(args.peer, small, work / "peer-1", 1), peer(args.peer, small, work / "peer-2", 2)
-    print(f"datatrove {one['version']}; MB/s by the clock, and by processor time, which a busy machine changes less")
+    print("MB/s by the clock, and by processor time, which a busy machine changes less")
     print(f"{'':34}{'signatures, 1 core':>22}{'end to end, 2 workers':>24}{'kept':>12}")
-    rates = [size / one["seconds"][0] / 1e6, size / one["cpu"][0] / 1e6, size / sum(two["seconds"]) / 1e6]
-    print(row_of("datatrove, 4 stages", rates, ".2f") + f"{two['kept']:>12,}")
-    for verify in ("signature", "jaccard"):
-        step = FuzzyDedup(verify=verify)
-        sign(warm, work / "warm", step)
-        for name, source, num_bytes in (("same files", small, size), (f"{args.times} times more", large, large_size)):
-            wall, cpu, _ = timed(lambda step=step, source=source: sign(source, work / "sign", step))
-            shutil.rmtree(work / "out", ignore_errors=True)
-            pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(work / "out")))
-            whole, _, report = timed(lambda pipeline=pipeline: pipeline.run(memory="2GB", workers=2))
-            mine = [num_bytes / seconds / 1e6 for seconds in (wall, cpu, whole)]
-            print(row_of(f"tamis, {verify}, {name}", mine, ".1f") + f"{report.kept:>12,}")
-            print(row_of("  times datatrove", [a / b for a, b in zip(mine, rates, strict=True)], ".0f"), flush=True)
+    # NeMo's hashes are as many in datatrove, which has word n-grams only; ours are of 24 characters, as NeMo's.
+    for bands, rows, steps in (
+        (14, 8, {"14 x 8, signature": FuzzyDedup(verify="signature"), "14 x 8, jaccard": FuzzyDedup()}),
+        (20, 13, {"nemo, signature": FuzzyDedup(settings="nemo", verify="signature")}),
+    ):
+        one, two = (peer(args.peer, small, work / f"peer-{tasks}", tasks, bands, rows) for tasks in (1, 2))
+        rates = [size / one["seconds"][0] / 1e6, size / one["cpu"][0] / 1e6, size / sum(two["seconds"]) / 1e6]
+        print(row_of(f"datatrove {one['version']}, {bands} x {rows}", rates, ".2f") + f"{two['kept']:>12,}", flush=True)
+        for name, step in steps.items():
+            sign(warm, work / "warm", step)
+            measure(name, step, rates, ((small, size), (large, large_size)), work)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def measure(name: str, step: FuzzyDedup, rates: list[float], sources: Sequence[tuple[Path, int]], work: Path) -> None:
+    """Sign and deduplicate each corpus, and print the rates and how many times they are those of the peer."""
+    for source, num_bytes in sources:
+        wall, cpu, _ = timed(lambda source=source: sign(source, work / "sign", step))
+        shutil.rmtree(work / "out", ignore_errors=True)
+        pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(work / "out")))
+        whole, _, report = timed(lambda pipeline=pipeline: pipeline.run(memory="2GB", workers=2))
+        mine = [num_bytes / seconds / 1e6 for seconds in (wall, cpu, whole)]
+        print(row_of(f"tamis, {name}, {num_bytes / 1e6:.0f} MB", mine, ".1f") + f"{report.kept:>12,}")
+        print(row_of("  times datatrove", [a / b for a, b in zip(mine, rates, strict=True)], ".0f"), flush=True)
 
 
 def row_of(name: str, rates: list[float], form: str) -> str:
@@ -218,6 +229,36 @@ def quality(args: argparse.Namespace) -> None:
         print(f"{verify:20}{right / len(gone):>12.4f}{right / close.sum():>10.4f}{promised:>20.4f}")
 
 
+def device(args: argparse.Namespace) -> None:
+    """Sign the same batch on a GPU and on one core; the bits must agree."""
+    import cupy
+
+    rng = np.random.default_rng(1)
+    words = np.array(["".join(chr(97 + letter) for letter in rng.integers(0, 26, size)) for size in range(2, 12)] * 500)
+    print(machine(), cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(), f"CuPy {cupy.__version__}", sep=", ")
+    print(f"{'':28}{'MB':>6}{'GPU MB/s':>12}{'core MB/s':>12}{'times':>8}")
+    for name, step in {
+        "14 x 8, signature": FuzzyDedup(verify="signature"),
+        "14 x 8, jaccard": FuzzyDedup(),
+        "nemo, signature": FuzzyDedup(settings="nemo", verify="signature"),
+    }.items():
+        for documents, size in ((30_000, 80), (100_000, 80), (10_000, 800)):
+            rows = [" ".join(rng.choice(words, size)) for _ in range(documents)]
+            data, offsets = text_buffers(pa.array(rows), "text")
+            seconds, facts = {}, {}
+            for where in ("gpu", "cpu"):
+                here = step.changed(device=where)
+                here._signed(data, offsets)  # compiles
+                seconds[where], _, facts[where] = timed(lambda s=here, d=data, o=offsets: s._signed(d, o))
+            assert pa.table(facts["gpu"]).equals(pa.table(facts["cpu"])), "the GPU gave other bits"
+            megabytes = len(data) / 1e6
+            gpu, core = (megabytes / seconds[where] for where in ("gpu", "cpu"))
+            print(
+                f"{name}, {size} words".ljust(28) + f"{megabytes:>6.0f}{gpu:>12.0f}{core:>12.0f}{gpu / core:>8.1f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/tamis-dedup"), help="where corpora and outputs lie")
@@ -238,6 +279,7 @@ def main() -> None:
     command.add_argument("--pairs", type=int, default=4000)
     command.add_argument("--threshold", type=float, default=0.8)
     command.set_defaults(run=quality)
+    commands.add_parser("device").set_defaults(run=device)
     args = parser.parse_args()
     args.run(args)
 

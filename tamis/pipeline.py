@@ -101,8 +101,7 @@ class Pipeline:
         """
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
-        if device == "gpu":
-            raise ParameterError("none of these steps runs on a GPU", hint="leave --device at auto")
+        steps = _placed(self.steps, device)
         emit = Events([on_event] if callable(on_event) else list(on_event))
         budget = self._budget(memory, workers)
         errors = on_error or ("raise" if executor == "inline" else "isolate")
@@ -122,11 +121,11 @@ class Pipeline:
                 )
 
         try:
-            return attempt(self.steps, fresh=fresh)
+            return attempt(steps, fresh=fresh)
         except (BudgetError, DiskFull) as error:
             if on_overflow != "sample":
                 raise
-            report = run_sampled(attempt, self.steps, error, emit, max_seconds)
+            report = run_sampled(attempt, steps, error, emit, max_seconds)
             if self.sink is not None:
                 with ExitStack() as stack:
                     self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())
@@ -213,6 +212,14 @@ class Pipeline:
         needs = sum(step.resources.memory_bytes for step in self.steps)
         held = held_bytes(os.getpid())
         return make_budget(memory=memory, workers=workers, operator_bytes=needs, caller_bytes=held)
+
+
+def _placed(steps: Sequence[Operator], device: str) -> Sequence[Operator]:
+    """The steps with those that can choose between processor and GPU told where to run."""
+    able = [step for step in steps if getattr(step, "device", None) == "auto"]
+    if device == "gpu" and not able:
+        raise ParameterError("none of these steps runs on a GPU", hint="leave --device at auto")
+    return [step.changed(device=device) if step in able else step for step in steps]
 
 
 def learned_from(store: Store) -> Learned:

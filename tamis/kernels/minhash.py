@@ -158,13 +158,13 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
 
     A separator is 0, ASCII is itself, any other character is three bytes above 127. Each letter of a script without
     spaces, with the marks on it, stands between separators. If the n-grams are of characters, no separator follows
-    another; without any option they are left as they are. `state` (bool[2]) goes from call to call: whether the last
-    character was in a number, and in a word of one letter.
+    another; without any option they are left as they are. `state` (bool[3]) goes from call to call: whether the last
+    character was in a number, was a word of one letter, and was no separator.
     """
     number, single = state[0], state[1]
     verbatim = by_characters and options == 0
     room = len(buffer) - 24
-    last = buffer[size - 1] if size else np.uint8(0)
+    last = np.uint8(state[2])
     slow_until = at
     while at < end and size < room:
         if at >= slow_until and not by_characters and at + 8 <= end:
@@ -242,7 +242,7 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
             buffer[size + 2] = np.uint8(128 | (point >> 14))
             size += 3
         last = np.uint8(1)
-    state[0], state[1] = number, single
+    state[0], state[1], state[2] = number, single, last != 0
     return size, at
 
 
@@ -348,7 +348,7 @@ def sign(
     units = np.empty(CHUNK + n, np.uint64)
     found = np.empty(CHUNK + n + _BLOCK, np.uint32)
     buffer = np.zeros(BUFFER + 32, np.uint8)
-    state = np.zeros(2, np.bool_)
+    state = np.zeros(3, np.bool_)
     out_of = np.uint64(1)  # _BASE ** n: the weight of a unit that leaves the window
     for _ in range(n):
         out_of *= _BASE
