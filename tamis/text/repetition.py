@@ -15,6 +15,7 @@ from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
 from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import WordFilter, text_facts, word_facts
+from tamis.text.redpajama import NormalizedNgramStats, NormalizedWordStats
 from tamis.text.segment import NGRAM_STATS, Words, ratio, trimmed_line_stats
 from tamis.text.web import Dialect
 
@@ -200,9 +201,12 @@ class GopherRepetition(WordFilter):
                           each repeat           overlaps again         / characters in words
                           / characters          / all n-grams
 
+    redpajama leaves lines and paragraphs alone (0), takes top_n_grams as paper and duplicate_n_grams as dclm, both of the
+    text without ASCII punctuation, in lower case and in NFD.
+
     `letters` are the characters of the words. Of equally frequent n-grams the first in the text counts, except with
-    dclm. `words=None` tells words apart as the dialect does: dolma by whitespace, dclm by UAX #29, the others "auto".
-    datatrove joins the words of an n-gram before it compares; here n-grams are equal if their words are.
+    dclm. `words=None` tells words apart as the dialect does: dolma and redpajama by whitespace, dclm by UAX #29, the
+    others "auto". datatrove joins the words of an n-gram before it compares; here n-grams are equal if their words are.
 
     >>> batch = Batch.from_rows([{"text": "one two\\none two\\none two three"}])
     >>> scores = GopherRepetition().score(batch)
@@ -233,12 +237,18 @@ class GopherRepetition(WordFilter):
         if self.dialect == "dclm":
             trimmed = batch.facts("text", trimmed_line_stats)
             text = {**text, **{f"trimmed_{name}": values for name, values in trimmed.items()}}
-        letters = word_facts(batch, how)["chars"]
+        if self.dialect == "redpajama":
+            letters = batch.facts("text", NormalizedWordStats(how))["chars"]
+            ngrams = batch.facts("text", NormalizedNgramStats(how))
+        else:
+            letters = word_facts(batch, how)["chars"]
+            ngrams = batch.facts("text", NGRAM_STATS[how])
         scores = dict(zip(_SCORES[:4], _LINES[self.dialect](text, letters), strict=True))
         for n in range(2, 11):
             name = f"gopher_top_{n}_grams" if n < 5 else f"gopher_duplicate_{n}_grams"
             measure = _TOP[self.dialect] if n < 5 else _DUPLICATE[self.dialect]
-            scores[name] = measure(ngram_facts(batch, how, n), n, text["chars"], letters)
+            found = {fact: values[:, n - SHORTEST] for fact, values in ngrams.items()}
+            scores[name] = measure(found, n, text["chars"], letters)
         return scores
 
     def rules(self) -> list[Rule]:
@@ -248,7 +258,9 @@ class GopherRepetition(WordFilter):
 _Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _NGRAMS = Callable[[Facts, int, np.ndarray, np.ndarray], np.ndarray]
 
-_WORDS: dict[str, Words] = {"datatrove": "auto", "dolma": "whitespace", "dclm": "unicode", "paper": "auto"}
+_WORDS: dict[str, Words] = {
+    "datatrove": "auto", "dolma": "whitespace", "dclm": "unicode", "redpajama": "whitespace", "paper": "auto",
+}  # fmt: skip
 
 
 def _lines_datatrove(text: Facts, letters: np.ndarray) -> _Four:
@@ -275,6 +287,11 @@ def _lines_dclm(text: Facts, letters: np.ndarray) -> _Four:
         ratio(text["trimmed_all_chars"], text["trimmed_chars"]),
         ratio(text["paragraph_all_chars"], text["paragraph_chars"]),
     )
+
+
+def _lines_redpajama(text: Facts, letters: np.ndarray) -> _Four:
+    none = np.zeros(len(letters))
+    return none, none, none, none
 
 
 def _lines_paper(text: Facts, letters: np.ndarray) -> _Four:
@@ -314,10 +331,14 @@ def _duplicate_once(found: Facts, n: int, chars: np.ndarray, letters: np.ndarray
     return ratio(found["covered_chars"], letters)
 
 
-_LINES = {"datatrove": _lines_datatrove, "dolma": _lines_dolma, "dclm": _lines_dclm, "paper": _lines_paper}
+_LINES = {
+    "datatrove": _lines_datatrove, "dolma": _lines_dolma, "dclm": _lines_dclm, "redpajama": _lines_redpajama,
+    "paper": _lines_paper,
+}  # fmt: skip
 _TOP: dict[str, _NGRAMS] = {
-    "datatrove": _top_datatrove, "dolma": _top_dolma, "dclm": _top_dclm, "paper": _top_paper,
+    "datatrove": _top_datatrove, "dolma": _top_dolma, "dclm": _top_dclm, "redpajama": _top_paper, "paper": _top_paper,
 }  # fmt: skip
 _DUPLICATE: dict[str, _NGRAMS] = {
-    "datatrove": _duplicate_datatrove, "dolma": _duplicate_dolma, "dclm": _duplicate_once, "paper": _duplicate_once,
+    "datatrove": _duplicate_datatrove, "dolma": _duplicate_dolma, "dclm": _duplicate_once, "redpajama": _duplicate_once,
+    "paper": _duplicate_once,
 }  # fmt: skip

@@ -5,6 +5,7 @@ The same rule is computed differently from project to project. `dialect` names w
     datatrove  Hugging Face's library, which made FineWeb
     dolma      AI2's toolkit, tagger gopher_v1
     dclm       DataComp-LM and datamap-rs
+    redpajama  the quality signals of RedPajama-Data-v2
     paper      the words of the paper, where they decide
 
 Bounds are inclusive, whatever a project does at equality. A missing or empty text scores 0 throughout.
@@ -20,9 +21,10 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column, Facts
 from tamis.operator import Filter, Rule, Scores, at_least, between, operator
 from tamis.text.quality import WordFilter, text_facts, word_facts
-from tamis.text.segment import LineStats, Words, WordStats, ratio
+from tamis.text.redpajama import NormalizedWordStats, RawStats
+from tamis.text.segment import STOP_WORDS, LineStats, Words, WordStats, ratio
 
-Dialect = Literal["datatrove", "dolma", "dclm", "paper"]
+Dialect = Literal["datatrove", "dolma", "dclm", "redpajama", "paper"]
 
 
 @operator(
@@ -53,6 +55,12 @@ class GopherQuality(WordFilter):
     Symbols are punctuation, symbols and controls by Unicode category. `words=None` tells words apart as the dialect
     does, by whitespace; datatrove and paper take the characters of scripts without spaces as words ("auto").
 
+    redpajama counts words and their mean length in the text without ASCII punctuation, in lower case and in NFD; symbols
+    as dclm, but without ". . ."; bullet_lines of ten bullets, the en dash among them; both shares are of all lines. Its
+    other words are runs of letters and digits, and runs of signs: alphabetic_words are those with a letter from a to z,
+    stop_words the share of them in `stop_words` (its own list has hundreds), symbols are divided by them. A minimum of
+    stop_words above 1 is meant for counts and does not apply.
+
     >>> batch = Batch.from_rows([{"text": "- The cat and\\n- the dog have # 2 lives..."}])
     >>> for name, value in GopherQuality().score(batch).items(): print(name, round(float(value[0]), 2))
     gopher_words 8.0
@@ -72,29 +80,38 @@ class GopherQuality(WordFilter):
     max_bullet_lines: float | None = 0.9
     max_ellipsis_lines: float | None = 0.3
     min_alphabetic_words: float | None = 0.8
-    min_stop_words: int | None = 2
+    min_stop_words: float | None = 2
     stop_words: list[str] | None = None
     dialect: Dialect = "datatrove"
     words: Words | None = None
     column: str = "text"
 
     def score(self, batch: Batch) -> Scores:
-        how: Words = self.words or ("whitespace" if self.dialect in ("dolma", "dclm") else "auto")
-        words = word_facts(batch, how)
-        if self.stop_words is not None:
-            words = batch.facts("text", WordStats(how, tuple(self.stop_words)))
-        count, length, symbols, bullets, ellipses, stops = _GOPHER[self.dialect](text_facts(batch), words)
+        how: Words = self.words or ("auto" if self.dialect in ("datatrove", "paper") else "whitespace")
+        words = self._word_facts(batch, how)
+        count, length, symbols, bullets, ellipses, alphabetic, stops = _GOPHER[self.dialect](text_facts(batch), words)
         return {
             "gopher_words": count,
             "gopher_word_length": length,
             "gopher_symbols": symbols,
             "gopher_bullet_lines": bullets,
             "gopher_ellipsis_lines": ellipses,
-            "gopher_alphabetic_words": ratio(words["alphabetic"], words["words"]),
+            "gopher_alphabetic_words": alphabetic,
             "gopher_stop_words": stops,
         }
 
+    def _word_facts(self, batch: Batch, how: Words) -> Facts:
+        if self.dialect == "redpajama":
+            raw = batch.facts("text", RawStats(STOP_WORDS if self.stop_words is None else tuple(self.stop_words)))
+            return {**batch.facts("text", NormalizedWordStats(how)), **{f"raw_{name}": raw[name] for name in raw}}
+        if self.stop_words is not None:
+            return batch.facts("text", WordStats(how, tuple(self.stop_words)))
+        return word_facts(batch, how)
+
     def rules(self) -> list[Rule]:
+        stop_words = self.min_stop_words
+        if self.dialect == "redpajama" and stop_words is not None and stop_words > 1:
+            stop_words = None
         return [
             between("gopher_words", self.min_words, self.max_words),
             between("gopher_word_length", self.min_word_length, self.max_word_length),
@@ -102,11 +119,15 @@ class GopherQuality(WordFilter):
             between("gopher_bullet_lines", None, self.max_bullet_lines),
             between("gopher_ellipsis_lines", None, self.max_ellipsis_lines),
             between("gopher_alphabetic_words", self.min_alphabetic_words, None),
-            between("gopher_stop_words", self.min_stop_words, None),
+            between("gopher_stop_words", stop_words, None),
         ]
 
 
-_Measures = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Measures = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _alphabetic(words: Facts) -> np.ndarray:
+    return ratio(words["alphabetic"], words["words"])
 
 
 def _gopher_datatrove(text: Facts, words: Facts) -> _Measures:
@@ -117,6 +138,7 @@ def _gopher_datatrove(text: Facts, words: Facts) -> _Measures:
         ratio(np.maximum(text["hashes"], text["ellipses"]), words["words"]),
         ratio(text["bullet_lines"] + text["dash_lines"], lines),
         ratio(text["ellipsis_lines"], lines),
+        _alphabetic(words),
         words["listed_distinct"],
     )
 
@@ -129,6 +151,7 @@ def _gopher_dolma(text: Facts, words: Facts) -> _Measures:
         ratio(words["marked"], words["words"]),
         ratio(text["untrimmed_bullet_lines"], lines),
         ratio(text["ellipsis_lines_untrimmed"], lines),
+        _alphabetic(words),
         words["listed_exact"],
     )
 
@@ -141,7 +164,21 @@ def _gopher_dclm(text: Facts, words: Facts) -> _Measures:
         ratio(text["hashes"] + text["ellipses"] + text["spaced_ellipses"], words["words"]),
         ratio(bullets, text["lines"]),
         ratio(text["ellipsis_lines"] + text["spaced_ellipsis_lines"], text["lines"]),
+        _alphabetic(words),
         words["listed"],
+    )
+
+
+def _gopher_redpajama(text: Facts, words: Facts) -> _Measures:
+    lines = text["newlines"] + text["last_line_open"]
+    return (
+        words["words"],
+        ratio(words["chars"], words["words"]),
+        ratio(text["hashes"] + text["ellipses"], words["raw_words"]),
+        ratio(words["raw_bullet_lines"], lines),
+        ratio(text["ellipsis_lines"], lines),
+        ratio(words["raw_alphabetic"], words["raw_words"]),
+        ratio(words["raw_listed"], words["raw_words"]),
     )
 
 
@@ -153,6 +190,7 @@ def _gopher_paper(text: Facts, words: Facts) -> _Measures:
         ratio(np.maximum(text["hashes"], text["ellipses"]), words["words"]),
         ratio(bullets + text["other_bullet_lines"], text["lines"]),
         ratio(text["ellipsis_lines"], text["lines"]),
+        _alphabetic(words),
         words["listed_distinct"],
     )
 
@@ -161,6 +199,7 @@ _GOPHER = {
     "datatrove": _gopher_datatrove,
     "dolma": _gopher_dolma,
     "dclm": _gopher_dclm,
+    "redpajama": _gopher_redpajama,
     "paper": _gopher_paper,
 }
 

@@ -158,7 +158,62 @@ def test_dialects_tell_words_apart_in_their_own_way() -> None:
     assert own["dolma"] == pytest.approx(3 / 5)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+def test_redpajama_counts_words_without_punctuation() -> None:
+    # it's, costs, 5, dont worry: "--" is nothing without its dashes; 4 + 5 + 1 + 4 + 5 letters
+    text = "It's costs -- 5! Don't worry"
+    assert gopher("redpajama", text, "words") == 5
+    assert gopher("redpajama", text, "word_length") == pytest.approx((3 + 5 + 1 + 4 + 5) / 5)
+
+
+def test_redpajama_takes_letters_and_accents_apart() -> None:
+    assert gopher("redpajama", "\u00e9t\u00e9", "word_length") == 5
+
+
+def test_redpajama_tells_signs_from_words() -> None:
+    # the raw words: ## x y ... z … 12 v: 8 of them, 4 with a letter; '#' twice, "..." once, the character once
+    text = "##x y... z… 12 v"
+    assert gopher("redpajama", text, "symbols") == 4 / 8
+    assert gopher("redpajama", text, "alphabetic_words") == 4 / 8
+
+
+def test_redpajama_knows_only_latin_letters() -> None:
+    assert gopher("redpajama", "слово word", "alphabetic_words") == 0.5
+
+
+def test_redpajama_takes_the_share_of_stop_words() -> None:
+    # The cat , and the end: "and" and "the" of six
+    assert gopher("redpajama", "The cat, and the end", "stop_words") == pytest.approx(2 / 6)
+    own = GopherQuality(dialect="redpajama", stop_words=["The", "cat"], min_stop_words=0.3)
+    assert score(own, "The cat, and the end", "gopher_stop_words") == pytest.approx(2 / 6)
+    assert own.rules()[-1].minimum == 0.3
+    assert GopherQuality(dialect="redpajama").rules()[-1].minimum is None
+
+
+def test_redpajama_has_bullets_of_its_own() -> None:
+    # en dash, bullet and small square of six lines; '-' and '*' are none
+    text = "\u2013 a\n \u2022 b\n- c\n* d\n\n\u25aa e\n"
+    assert gopher("redpajama", text, "bullet_lines") == 3 / 6
+
+
+def test_redpajama_counts_ellipses_among_all_lines() -> None:
+    assert gopher("redpajama", "a...\nb… \n. . .\n\n", "ellipsis_lines") == 2 / 4
+
+
+def test_redpajama_looks_for_ngrams_in_the_normalised_text() -> None:
+    # ab c ddd ab c ddd e: "ab c" is first of those that occur twice, 3 of 13 letters
+    text = "Ab, c ddd! AB c DDD e."
+    assert repetition("redpajama", text, "top_2_grams") == pytest.approx(2 * 3 / 13)
+    assert repetition("redpajama", "aa b c d", "top_4_grams") == 0
+    # five words twice, then one: ten of eleven letters, each once
+    assert repetition("redpajama", "A b c d e. a b c d e f", "duplicate_5_grams") == pytest.approx(10 / 11)
+
+
+def test_redpajama_leaves_lines_alone() -> None:
+    assert repetition("redpajama", "a\na\na\n\nb\n\nb", "duplicate_lines") == 0
+    assert repetition("redpajama", "a\na\na\n\nb\n\nb", "duplicate_paragraphs") == 0
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, "redpajama"])
 @pytest.mark.parametrize("text", ["", None, " ", "\n\n", "x", "你", "\u0301"])
 def test_odd_texts_score_finite_numbers(dialect: str, text: str | None) -> None:
     batch = Batch.from_rows([{"text": text}, {"text": "x"}])
