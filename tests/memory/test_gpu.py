@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tamis.memory import gpu
+from tamis.memory.alerts import AlertRules, Thresholds
 from tamis.memory.gpu import (
     MIB,
     GpuMemory,
@@ -20,6 +21,7 @@ from tamis.memory.gpu import (
     read_torch,
     with_shares,
 )
+from tamis.memory.monitor import MemoryMonitor
 
 GPUS = """\
 0, GPU-aaa, NVIDIA H200, 1024, 143771
@@ -214,3 +216,48 @@ def test_what_processes_say_stands_beside_what_the_driver_says():
     told = [{0: GpuShare(1, None, 15, 10, {"weights": 8})}, {0: GpuShare(9, None, 3, 3)}, {4: GpuShare(1)}]
     (merged,) = with_shares(gpus, told)
     assert merged.shares == (GpuShare(1, 20, 15, 10, {"weights": 8}), GpuShare(2, 5), GpuShare(9, None, 3, 3))
+
+
+# ------------------------------------------------------------------------------------------------------- with a real GPU
+
+
+def real_torch():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    forget_owners()
+    return torch
+
+
+@pytest.mark.gpu
+def test_weights_activations_and_buffers_are_told_apart_on_a_gpu():
+    torch = real_torch()
+    with owner("weights"):
+        model = torch.nn.Linear(4096, 4096, bias=False).cuda()
+    with owner("buffers"):
+        buffer = torch.zeros(10_000_000, dtype=torch.uint8, device="cuda")
+    with owner("activations", passing=True), torch.no_grad():
+        model(torch.ones(1024, 4096, device="cuda"))
+    (share,) = own_shares().values()
+    assert share.owners["weights"] == 4096 * 4096 * 4
+    assert 10_000_000 <= share.owners["buffers"] < 10_100_000
+    assert share.owners["activations"] >= 2 * 1024 * 4096 * 4
+    assert share.reserved_bytes >= share.allocated_bytes >= share.owners["weights"] + share.owners["buffers"]
+    assert share.cached_bytes > 0
+    del model, buffer
+
+
+@pytest.mark.gpu
+def test_the_monitor_sees_a_gpu_fill_and_the_alarm_goes_off():
+    torch = real_torch()
+    alarms = []
+    rules = AlertRules(Thresholds(gpu_percent=1), budget_bytes=10**12)
+    with MemoryMonitor(every_s=0.05, on_snapshot=lambda shot: alarms.extend(rules.check(shot))) as monitor:
+        before = monitor.sample().gpus[0]
+        held = torch.zeros(before.total_bytes // 50, dtype=torch.uint8, device="cuda")
+        after = monitor.sample().gpus[0]
+    assert after.used_bytes - before.used_bytes >= 0.9 * held.numel()
+    assert [alarm.kind for alarm in alarms if "gpu" in alarm.kind]
+    assert monitor.table().column("gpu_bytes").to_numpy().max() >= held.numel()
+    del held
+    torch.cuda.empty_cache()
