@@ -38,7 +38,7 @@ class GopherQuality(WordFilter):
     """Keep documents that read like prose, by the rules of MassiveWeb (Rae et al. 2021, appendix A.1.1).
 
     score             datatrove                dolma                    dclm                     paper
-    words             words that are not all   words                    words                    words
+    words             words that are not all   words                    words by UAX #29         words
                       symbols
     word_length       mean over these          median                   mean                     mean
     symbols           '#', or ellipses, the    words with '#' or the    '#' and ellipses         as datatrove
@@ -89,6 +89,8 @@ class GopherQuality(WordFilter):
     def score(self, batch: Batch) -> Scores:
         how: Words = self.words or ("auto" if self.dialect in ("datatrove", "paper") else "whitespace")
         words = self._word_facts(batch, how)
+        if self.dialect == "dclm" and self.words is None:
+            words = {**words, "bounded": word_facts(batch, "unicode")["words"]}
         count, length, symbols, bullets, ellipses, alphabetic, stops = _GOPHER[self.dialect](text_facts(batch), words)
         return {
             "gopher_words": count,
@@ -159,7 +161,7 @@ def _gopher_dolma(text: Facts, words: Facts) -> _Measures:
 def _gopher_dclm(text: Facts, words: Facts) -> _Measures:
     bullets = text["disc_lines"] + text["bullet_lines"] + text["star_lines"] + text["dash_lines"]
     return (
-        words["words"],
+        words.get("bounded", words["words"]),
         ratio(words["chars"], words["words"]),
         ratio(text["hashes"] + text["ellipses"] + text["spaced_ellipses"], words["words"]),
         ratio(bullets, text["lines"]),

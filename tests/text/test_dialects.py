@@ -28,8 +28,16 @@ def across(measure, text: str, name: str) -> list[float]:
     return [round(measure(dialect, text, name), 4) for dialect in DIALECTS]
 
 
-def test_symbols_alone_are_no_words_for_datatrove() -> None:
-    assert across(gopher, "one -- two !! 3", "words") == [3, 5, 5, 5]
+def test_symbols_alone_are_no_words_for_some() -> None:
+    assert across(gopher, "one -- two !! 3", "words") == [3, 5, 3, 5]
+
+
+def test_dclm_counts_words_by_their_boundaries_and_measures_them_between_spaces() -> None:
+    # well, known, isn't, it: four words of UAX #29; three runs between spaces, of 10 + 5 + 3 characters
+    assert gopher("dclm", "well-known isn't it?", "words") == 4
+    assert gopher("dclm", "well-known isn't it?", "word_length") == 6
+    own = GopherQuality(dialect="dclm", words="whitespace")
+    assert score(own, "well-known isn't it?", "gopher_words") == 3
 
 
 def test_word_length_is_a_mean_or_a_median() -> None:
