@@ -181,13 +181,13 @@ def _add_word(data, start, stop, model, total, at_total):
     known, _, _, longest, _, vocabulary, ends, slots, _, rows, size = model
     hashed = hash_word(data, start, stop)
     entry = _find(data, start, stop, hashed, vocabulary, ends, slots)
-    if entry >= known or (entry < 0 and stop - start >= 9 and _same(data, start, start + 9, _LABEL, 0)):
+    if entry >= known or (entry < 0 and stop - start >= 9 and _same(data, start, start + 9, _LABEL, np.int64(0))):
         return 0, hashed, False
     added = 0
     if entry >= 0:
         _add_row(total, at_total, rows, entry * size, size)
         added = 1
-    if longest > 0 and not (stop - start == 4 and _same(data, start, stop, _EOS, 0)):
+    if longest > 0 and not (stop - start == 4 and _same(data, start, stop, _EOS, np.int64(0))):
         added += _add_subwords(data, start, stop, model, total, at_total)
     return added, hashed, True
 
@@ -202,7 +202,7 @@ def _add_ngrams(hashed, running, seen, model, total):
     for index in range(min(seen, len(running) - 1), 0, -1):
         running[index] = running[index - 1] * _WORD_NGRAM + signed
         row = _bucket_row(np.int64(running[index] % np.uint64(buckets)), known, kept, zeros)
-        _add_row(total, 0, rows, row * size, size)
+        _add_row(total, np.int64(0), rows, row * size, size)
         added += row != zeros
     running[0] = signed
     return added
@@ -275,16 +275,16 @@ def embed(data, offsets, stops, spaces, model, means, counts):
     end_added, end_hash, _ = _add_word(_EOS, zero, np.int64(4), model, end_sum, zero)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], stops[row]
-        _clear(total, 0, size)
-        count = seen = 0
+        _clear(total, zero, size)
+        count = seen = np.int64(0)
         while True:
             while at < end and spaces[data[at]]:
                 at += 1
             start = at
             while at < end and not spaces[data[at]]:
                 at += 1
-            if start == at or (at - start == 4 and _same(data, start, at, _EOS, 0)):
-                _add_row(total, 0, end_sum, 0, size)
+            if start == at or (at - start == 4 and _same(data, start, at, _EOS, zero)):
+                _add_row(total, zero, end_sum, zero, size)
                 count += end_added
                 if orders > 1:
                     count += _add_ngrams(end_hash, running, seen, model, total)
@@ -299,13 +299,13 @@ def embed(data, offsets, stops, spaces, model, means, counts):
                     _clear(sums, slot * size, size)
                     added, hashed, word = _add_word(data, start, at, model, sums, slot * size)
                     facts[slot, 0], facts[slot, 1], facts[slot, 2] = added, np.int32(hashed), word
-                _add_row(total, 0, sums, slot * size, size)
+                _add_row(total, zero, sums, slot * size, size)
                 count += facts[slot, 0]
                 hashed, word = np.uint32(facts[slot, 1]), facts[slot, 2] != 0
             else:
-                _clear(fresh, 0, size)
+                _clear(fresh, zero, size)
                 added, hashed, word = _add_word(data, start, at, model, fresh, zero)
-                _add_row(total, 0, fresh, 0, size)
+                _add_row(total, zero, fresh, zero, size)
                 count += added
             if orders > 1 and word:
                 count += _add_ngrams(hashed, running, seen, model, total)

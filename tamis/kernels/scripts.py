@@ -49,14 +49,14 @@ def _tables() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     points = np.zeros(0x110000, np.uint8)
     for first, last, code in zip(firsts, lasts, codes, strict=True):
         points[first:last] = names.index(code)
-    pages = points.reshape(-1, 256)
-    different, numbers = np.unique(pages, axis=0, return_inverse=True)
-    return names, numbers.reshape(-1).astype(np.uint8), np.ascontiguousarray(different).reshape(-1)
+    different: dict[bytes, int] = {}
+    pages = [different.setdefault(page.tobytes(), len(different)) for page in points.reshape(-1, 256)]
+    return names, np.array(pages, np.uint8), np.frombuffer(b"".join(different), np.uint8)
 
 
 SCRIPTS, PAGES, CELLS = _tables()
 """Script codes; for each 256 code points a page; for each cell of a page the number of a script."""
-PAGES.flags.writeable = CELLS.flags.writeable = False
+PAGES.flags.writeable = False
 
 JAPANESE = "Jpan"
 """Han with at least one kana in twenty letters."""
