@@ -249,7 +249,8 @@ def device(args: argparse.Namespace) -> None:
             for where in ("gpu", "cpu"):
                 here = step.changed(device=where)
                 here._signed(data, offsets)  # compiles
-                seconds[where], _, facts[where] = timed(lambda s=here, d=data, o=offsets: s._signed(d, o))
+                tries = [timed(lambda s=here, d=data, o=offsets: s._signed(d, o)) for _ in range(5)]
+                seconds[where], facts[where] = min(each[0] for each in tries), tries[-1][2]
             assert pa.table(facts["gpu"]).equals(pa.table(facts["cpu"])), "the GPU gave other bits"
             megabytes = len(data) / 1e6
             gpu, core = (megabytes / seconds[where] for where in ("gpu", "cpu"))

@@ -101,9 +101,9 @@ class Pipeline:
         """
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
-        steps = _placed(self.steps, device)
+        placed = Pipeline(*_placed(self.steps, device))
         emit = Events([on_event] if callable(on_event) else list(on_event))
-        budget = self._budget(memory, workers)
+        budget = placed._budget(memory, workers)
         errors = on_error or ("raise" if executor == "inline" else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -121,11 +121,11 @@ class Pipeline:
                 )
 
         try:
-            return attempt(steps, fresh=fresh)
+            return attempt(placed.steps, fresh=fresh)
         except (BudgetError, DiskFull) as error:
             if on_overflow != "sample":
                 raise
-            report = run_sampled(attempt, steps, error, emit, max_seconds)
+            report = run_sampled(attempt, placed.steps, error, emit, max_seconds)
             if self.sink is not None:
                 with ExitStack() as stack:
                     self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())

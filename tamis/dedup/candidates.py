@@ -172,6 +172,7 @@ def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarra
     piece, following = next(parts, None), next(parts, None)
     while piece is not None:
         key, number = piece["key"], piece["row"]
+        piece = None
         if following is None:
             repeated = duplicated(key)
             key, number = key[repeated], number[repeated]

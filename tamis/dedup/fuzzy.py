@@ -31,7 +31,7 @@ from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operator import Decide, Gather, Observations, Work, operator
+from tamis.operator import Decide, Gather, Observations, Resources, Work, operator
 
 CANDIDATES = "candidates"
 
@@ -61,7 +61,8 @@ class FuzzyDedup(Gather):
     `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update` are as in `ExactDedup`. `reuse` names the
     output of an earlier run over the same input: its hashes are used again, so that only `threshold` may differ.
 
-    Hashes are computed on a GPU where there is one, unless `device` says otherwise; they are the same on both.
+    Hashes are the same on a processor and on a GPU. With `device="auto"` n-grams of characters, which take longest, go to a
+    GPU where there is one.
 
     Costs 330 bytes and 4 bytes per word of disk per document (signature: 850 bytes), half as much again for candidates, and
     memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
@@ -152,6 +153,17 @@ class FuzzyDedup(Gather):
         return sum(flag for flag, wanted in asked.items() if (default if wanted is None else wanted))
 
     @property
+    def resources(self) -> Resources:  # type: ignore[override]
+        return Resources(memory=minhash_gpu.OPENING_BYTES) if self.device == "gpu" else Resources()
+
+    @property
+    def _on_gpu(self) -> bool:
+        """Words are hashed as fast as they are read; characters, each the end of an n-gram, are not."""
+        return self.device == "gpu" or (
+            self.device == "auto" and self._unit == "character" and minhash_gpu.opens_freely()
+        )
+
+    @property
     def _policy(self) -> KeepPolicy:
         return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column, self.across_sources)
 
@@ -236,8 +248,7 @@ class FuzzyDedup(Gather):
         most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if characters else 2) + rows + 1 if wants_sets else 0
         shingles, spans = np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)
         ascii_table, folds = minhash.folding_tables(self._options)
-        on_gpu = self.device == "gpu" or (self.device == "auto" and minhash_gpu.available())
-        sign = minhash_gpu.sign if on_gpu else minhash.sign
+        sign = minhash_gpu.sign if self._on_gpu else minhash.sign
         sign(
             data, offsets, characters, self._ngram, self._options, ascii_table, folds, POINTS, KINDS,
             minhash.multipliers(bands * per_band, self.seed), bands, counts, keys, sketches, shingles, spans,

@@ -32,7 +32,7 @@ from tamis.kernels.groups import in_table, repeated_keys
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WORKER_FIXED_BYTES = 150_000_000
+WORKER_FIXED_BYTES = 250_000_000
 """Interpreter, Arrow and kernels: what a worker holds before it begins."""
 
 RESERVE_BYTES = 100_000
@@ -189,12 +189,14 @@ def pieces(columns: Iterable[dict[str, np.ndarray]], max_rows: int) -> Iterator[
         while rows + size - start > max_rows:
             stop = start + max_rows - rows
             held.append({name: values[start:stop] for name, values in part.items()})
-            yield _joined(held)
-            held, rows, start = [], 0, stop
+            joined, held, rows, start = _joined(held), [], 0, stop
+            yield joined
+            del joined
         held.append({name: values[start:] for name, values in part.items()})
         rows += size - start
     if rows:
-        yield _joined(held)
+        joined, held = _joined(held), []  # nothing is held here while the piece is worked on
+        yield joined
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -253,13 +255,17 @@ def bounds_of(bucket: int, num_buckets: int) -> tuple[int, int]:
 
 
 def duplicated(keys: np.ndarray) -> np.ndarray:
-    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows."""
-    keys = np.maximum(keys, np.uint64(1))
+    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows.
+
+    The key 0 counts as 1.
+    """
     ordered = np.sort(keys)
+    np.maximum(ordered, np.uint64(1), out=ordered)
     repeats = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
     result = np.zeros(len(keys), np.bool_)
     if repeats:
         table = np.zeros(1 << (2 * repeats).bit_length(), np.uint64)
         repeated_keys(ordered, table)
+        del ordered
         in_table(keys, table, result)
     return result

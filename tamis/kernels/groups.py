@@ -71,9 +71,10 @@ def repeated_keys(ordered, table):
 
 @njit(nogil=True, cache=True)
 def in_table(keys, table, out):
+    """out[i] = whether keys[i], 0 read as 1, is in a table made by `repeated_keys`."""
     mask = np.uint64(len(table) - 1)
     for index in range(len(keys)):
-        key = keys[index]
+        key = max(keys[index], np.uint64(1))
         slot = key & mask
         while table[slot] != 0 and table[slot] != key:
             slot = (slot + np.uint64(1)) & mask
