@@ -426,3 +426,38 @@ def test_disk_is_estimated_from_rows_and_bytes():
     assert FuzzyDedup(verify="signature").disk_bytes(10_000_000, 50_000_000_000) < step.disk_bytes(
         10_000_000, 50_000_000_000
     )
+
+
+def test_hashes_of_other_texts_are_not_reused(tmp_path):
+    rows = planted(50, 18)
+    Pipeline(Rows(rows), FuzzyDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
+    swapped = [rows[1], rows[0], *rows[2:]]
+    for others in (swapped, [{**row, "text": row["text"] + " x"} for row in rows]):
+        with pytest.raises(ParameterError, match="made from other texts"):
+            Pipeline(Rows(others), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
+    Pipeline(Rows(rows, rows_per_partition=7), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
+
+
+def test_the_margin_of_an_estimate_follows_what_it_rests_on():
+    from tamis.dedup.candidates import Comparison
+
+    margins = Comparison("signature", 0.8, 14, False, False).margins()
+    assert margins[-1] == pytest.approx(np.sqrt(0.8 * 0.2 / 512))
+    assert margins[1] == 0
+    assert (margins[2:-1] < margins[-1]).all()
+    assert Comparison("jaccard", 0.8, 14, False, False).margins().max() == 0
+    assert Comparison("signature", 0.999, 14, False, False).margins().max() <= 0.001 + 1e-12
+
+
+def test_what_seems_the_same_goes_at_any_threshold():
+    text = " ".join(document(random.Random(3), 3000))
+    rows = [{"id": str(n), "text": text} for n in range(3)]
+    assert fates(rows, FuzzyDedup(verify="signature", threshold=1.0))[0] == ["0"]
+
+
+def test_signatures_find_most_of_what_sets_find():
+    # Many of these pairs have a similarity of 0.811, half a standard deviation above the threshold.
+    rows = planted(1500, 2, most=6)
+    by_sets = fates(rows, FuzzyDedup(), per_partition=500)[1]
+    by_sketches = fates(rows, FuzzyDedup(verify="signature"), per_partition=500)[1]
+    assert len(by_sketches.keys() & by_sets.keys()) >= 0.85 * len(by_sets)

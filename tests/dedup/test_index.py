@@ -105,3 +105,50 @@ def test_a_change_of_the_index_is_a_reason_to_decide_again(tmp_path):
     assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 3
     run(texts(range(5, 6)), ExactDedup(against=index, update=True), tmp_path / "two")
     assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 2
+
+
+def test_another_output_in_the_same_place_does_not_replace_what_was_seen(tmp_path):
+    index = str(tmp_path / "index")
+    run(texts(range(5)), ExactDedup(against=index, update=True), tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "monday")
+    assert run(texts(range(3, 8)), ExactDedup(against=index, update=True), tmp_path / "out").kept == 3
+    assert sorted(describe(index)["rows"].values()) == [3, 5]
+
+
+def test_a_generation_that_was_made_again_is_a_reason_to_decide_again(tmp_path):
+    index = str(tmp_path / "index")
+    run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
+    assert run(texts(range(6)), ExactDedup(against=index), tmp_path / "out").kept == 3
+    run(texts(range(3, 7)), ExactDedup(against=index, update=True), tmp_path / "one")
+    assert run(texts(range(6)), ExactDedup(against=index), tmp_path / "out").kept == 3
+    assert Groups.load(tmp_path / "out").explain("d0") == []
+
+
+def test_an_index_of_another_version_or_a_damaged_one_is_refused(tmp_path):
+    index = tmp_path / "index"
+    run(texts(range(3)), ExactDedup(against=str(index), update=True), tmp_path / "one")
+    about = index / "index.json"
+    plain = about.read_text()
+    about.write_text(plain.replace('"version": 2', '"version": 1'))
+    with pytest.raises(ParameterError, match="of version 1, this is 2"):
+        ExactDedup(against=str(index)).check()
+    about.write_text(plain[:20])
+    with pytest.raises(ParameterError, match="is damaged"):
+        ExactDedup(against=str(index)).check()
+
+
+def test_an_index_in_an_object_store_is_refused_with_a_way_out(tmp_path, s3_server):
+    for make in STEPS:
+        with pytest.raises(ParameterError, match="lies on a local disk") as raised:
+            run(texts(range(3)), make(against=f"{s3_server.url}/index", update=True), tmp_path / "one")
+        assert "copy it to a local folder" in str(raised.value)
+
+
+def test_data_in_an_object_store_is_deduplicated_against_a_local_index(tmp_path, s3_server):
+    index = str(tmp_path / "index")
+    out = JsonlWriter(f"{s3_server.url}/out", storage_options=s3_server.storage_options)
+    for _ in range(2):
+        step = FuzzyDedup(against=index, update=True)
+        report = Pipeline(Rows(texts(range(6)), rows_per_partition=2), step, out).run(executor="inline", fresh=True)
+        assert report.kept == 6  # a repeated run does not meet itself there either
+    assert run(texts(range(4, 8)), FuzzyDedup(against=index), tmp_path / "two").kept == 2
