@@ -8,6 +8,7 @@ import json
 import lzma
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -204,7 +205,7 @@ def test_every_type_is_written_by_value(kind, tmp_path):
             "decimal": pa.array([decimal.Decimal("1.10"), None]),
             "moment": pa.array([datetime.datetime(2024, 2, 29), None], pa.timestamp("us", "UTC")),
             "day": pa.array([datetime.date(2024, 2, 29), None]),
-            "half": pa.array([0.5, None], pa.float16()),
+            "half": pa.array([np.float16(0.5), None], pa.float16()),
             "big": pa.array([2**64 - 1, None], pa.uint64()),
             "embedding": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
             "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
