@@ -22,6 +22,7 @@ LONGEST = 6
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
 """Hashes of the beginning and the end of a line and of a word never seen; those of words are above."""
 
+_PART = 1024  # tokens looked at together
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 _LENGTH = np.uint64(0xD6E8FEB86659FD93)
 _PLACES = np.array(
@@ -131,51 +132,44 @@ def _find(slots, mask, key):
 
 
 @njit(nogil=True, cache=True)
-def _step(word, order, slots, numbers, recent, before, state):
-    """log10 p of a word after those in `recent`, which it joins.
+def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth):
+    """log10 p of tokens[first:count] after those before them, the first of which may be BEGIN.
 
-    recent: uint64[order], the last word first; before: int64[order], the slots of the n-grams that ended at the last word;
-    state: int64[2], how many words are in recent, and how many slots in before. A longer n-gram is in a table only if the
-    shorter ones that end with it are.
+    All lookups of one length go before those of the next: they do not wait for each other, and memory answers several at a
+    time. Unknown words are overwritten. A longer n-gram is in a table only if the shorter ones that end with it are.
+    sums: uint64[part], found: int64[order, part], depth: int64[part]: the longest n-gram known to end at each token.
     """
     mask = np.uint64(len(slots) // 2 - 1)
-    known, depth = state[0], state[1]
-    slot = _find(slots, mask, _key(word * _PLACES[0], 1))
-    if slot < 0:
-        word = UNKNOWN
-        slot = _find(slots, mask, _key(word * _PLACES[0], 1))
-    most = min(order, known + 1)
-    sums = word * _PLACES[0]
-    held = slot
-    found = 1
-    # the slots of this word take the place of the last one's from the front, after their backoffs were needed for the last time
-    backoff = 0.0
-    for length in range(2, most + 1):
-        following = np.int64(-1)
-        if found == length - 1:
-            sums += recent[length - 2] * _PLACES[length - 1]
-            following = _find(slots, mask, _key(sums, length))
-        if following < 0 and length - 1 <= depth:
-            backoff += numbers[4 * before[length - 2] + 3]
-        before[length - 2] = held
-        if following >= 0:
-            held = following
-            found = length
-    before[min(found, order) - 1] = held
-    for back in range(min(known, order - 1), 0, -1):
-        recent[back] = recent[back - 1]
-    recent[0] = word
-    state[0], state[1] = min(known + 1, order), found
-    return np.float64(numbers[4 * held + 2]) + backoff
+    unknown = _find(slots, mask, _key(UNKNOWN * _PLACES[0], 1))
+    for at in range(count):
+        slot = _find(slots, mask, _key(tokens[at] * _PLACES[0], 1))
+        if slot < 0 and tokens[at] != BEGIN:
+            tokens[at], slot = UNKNOWN, unknown
+        sums[at] = tokens[at] * _PLACES[0]
+        found[0, at] = slot
+        depth[at] = 1 if slot >= 0 else 0
+    for length in range(2, order + 1):
+        for at in range(length - 1, count):
+            sums[at] += tokens[at - length + 1] * _PLACES[length - 1]
+            slot = _find(slots, mask, _key(sums[at], length))
+            found[length - 1, at] = slot
+            if slot >= 0 and depth[at] == length - 1:
+                depth[at] = length
+    total = 0.0
+    for at in range(first, count):
+        total += numbers[4 * found[depth[at] - 1, at] + 2]
+        for length in range(depth[at] + 1, min(order, at + 1) + 1):
+            if length - 1 <= depth[at - 1]:
+                total += numbers[4 * found[length - 2, at - 1] + 3]
+    return total
 
 
 @njit(nogil=True, cache=True)
 def score_rows(data, offsets, mode, points, kinds, packs, fold, order, slots, numbers, logs, counts):
     """logs[i] (float64) = log10 of the probability of row i, counts[i] (int64) = its words and ends of lines."""
     edges, packed = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
-    recent, before, state = np.zeros(order, np.uint64), np.zeros(order, np.int64), np.zeros(2, np.int64)
-    mask = np.uint64(len(slots) // 2 - 1)
-    begin = _find(slots, mask, _key(BEGIN * _PLACES[0], 1))
+    tokens, sums = np.empty(_PART, np.uint64), np.empty(_PART, np.uint64)
+    found, depth = np.empty((order, _PART), np.int64), np.empty(_PART, np.int64)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         total = 0.0
@@ -184,19 +178,24 @@ def score_rows(data, offsets, mode, points, kinds, packs, fold, order, slots, nu
             stop = at
             while stop < end and data[stop] != 10:
                 stop += 1
-            first = True
+            held, first = 1, 1  # tokens in the part, and the first of them that is not scored yet
+            tokens[0] = BEGIN
+            words = False
             while at < stop:
-                found, at = find_block(data, at, stop, mode, points, kinds, packs, edges, packed)
-                for index in range(0, found, 2):
-                    if first:
-                        recent[0], before[0] = BEGIN, begin
-                        state[0], state[1] = 1, 1 if begin >= 0 else 0
-                        first = False
-                    word = hash_word(data, edges[index], edges[index + 1], fold)
-                    total += _step(word, order, slots, numbers, recent, before, state)
-                    count += 1
-            if not first:
-                total += _step(END, order, slots, numbers, recent, before, state)
-                count += 1
+                edged, at = find_block(data, at, stop, mode, points, kinds, packs, edges, packed)
+                for index in range(0, edged, 2):
+                    if held == _PART - 1:
+                        total += _score_part(tokens, held, first, order, slots, numbers, sums, found, depth)
+                        count += held - first
+                        for back in range(order):
+                            tokens[back] = tokens[held - order + back]
+                        held = first = order
+                    tokens[held] = hash_word(data, edges[index], edges[index + 1], fold)
+                    held += 1
+                    words = True
+            if words:
+                tokens[held] = END
+                total += _score_part(tokens, held + 1, first, order, slots, numbers, sums, found, depth)
+                count += held + 1 - first
             at = stop + 1
         logs[row], counts[row] = total, count

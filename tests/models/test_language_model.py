@@ -104,6 +104,17 @@ def test_scores_are_those_of_the_slow_model(order: int, min_count: int) -> None:
     assert logs == pytest.approx([log for log, _ in expected], rel=1e-5)
 
 
+@pytest.mark.parametrize("order", [1, 3, 5])
+def test_a_line_of_many_words(order: int) -> None:
+    pairs = [f"w{number * number % 37 % 11} unheard{number % 3 == 0}" for number in range(1100)]
+    taught, long = "\n".join(pairs[::2]), " ".join(pairs)
+    slow, model = Slow([taught], order), train(pa.array([taught]), settings=Settings(order=order), holdout=0).model
+    logs, counts = model.score(pa.array([long, long[:4000]]))
+    expected = [slow.log10(long), slow.log10(long[:4000])]
+    assert counts.tolist() == [count for _, count in expected]
+    assert logs == pytest.approx([log for log, _ in expected], rel=1e-5)
+
+
 @given(
     st.lists(
         st.lists(st.sampled_from(["a", "b", "c", "d", "e", "f", "\n"]), max_size=30).map(" ".join),
