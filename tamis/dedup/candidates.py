@@ -38,7 +38,7 @@ from tamis.dedup.shuffle import (
     pieces,
     read_bucket,
     room,
-    tells_disk,
+    tells_limits,
 )
 from tamis.kernels import groups as kernel
 from tamis.kernels.minhash import BINS
@@ -106,7 +106,7 @@ _SCATTERED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
 _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 
 
-@tells_disk
+@tells_limits
 def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
     """Write the band keys of a partition by range."""
     first = int(rows.offsets[partition])
@@ -133,12 +133,12 @@ def content_sum(content: np.ndarray, first: int) -> int:
     return int(np.sum(content * weights, dtype=np.uint64))
 
 
-@tells_disk
+@tells_limits
 def sum_content(rows: RowNumbers, partition: int) -> int:
     return content_sum(numbers(rows.observed[partition].column("content")), int(rows.offsets[partition]))
 
 
-@tells_disk
+@tells_limits
 def meet(
     rows: RowNumbers, scattered: Files, bucket: int, num_buckets: int, index: Index | None, path: Path, usable: int
 ) -> int:
@@ -188,7 +188,7 @@ def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarra
         piece, following = following, next(parts, None)
 
 
-@tells_disk
+@tells_limits
 def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[str, int]:
     """Write to `path` (int64 per row) the smallest row of each row's component, -1 for rows that are alone.
 
@@ -225,7 +225,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
 _COLLECTED = ["keys", "count", "order", "source", "sketch", "shingles"]
 
 
-@tells_disk
+@tells_limits
 def collect(
     rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, how: Comparison
 ) -> int:
@@ -237,7 +237,7 @@ def collect(
     return written
 
 
-@tells_disk
+@tells_limits
 def collect_index(index: Index, first: int, components: Path, num_buckets: int, path: Path, how: Comparison) -> int:
     """The same for the rows of an index, which are numbered from `first`."""
     with ShuffleWriter(path, num_buckets, how.schema()) as writer:
@@ -288,7 +288,7 @@ def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(pa.array(spans), pa.array(out[: spans[-1]]))
 
 
-@tells_disk
+@tells_limits
 def verify(
     homes: Homes, collected: Iterable[Path], bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
 ) -> dict[str, Any]:

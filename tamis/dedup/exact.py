@@ -27,10 +27,10 @@ from tamis.dedup.shuffle import (
     ShuffleWriter,
     bucket_count,
     bucket_of,
+    halving,
     numbers,
     pieces,
-    tells_disk,
-    usable_bytes,
+    tells_limits,
 )
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
 from tamis.errors import ParameterError
@@ -160,19 +160,16 @@ class ExactDedup(Gather):
         index = self._index(own)
         index = index.pinned(work.folder) if index is not None else None
         index_folder = work.folder / "index" if self.update else None
-        if self.unit != "document":
-            units.resolve(self, rows, decide, work, index, index_folder)
-        else:
-            self._resolve_rows(rows, decide, work, index, index_folder)
+        settle = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
+        halving(lambda usable: settle(self, rows, decide, work, index, index_folder, usable), work.worker_bytes)
         if index_folder is not None and self.against is not None:
             index_folder.mkdir(exist_ok=True)
             add_generation(self.against, own, index_folder)
 
     def _resolve_rows(
-        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None, usable: int
     ) -> None:
         check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
-        usable = usable_bytes(work.worker_bytes)
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
         scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
         chunk = max(1000, usable // HELD_BYTES)
@@ -231,7 +228,7 @@ _SCATTERED = pa.schema(
 )
 
 
-@tells_disk
+@tells_limits
 def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
     """Write the digests of a partition by range."""
     first = int(rows.offsets[partition])
@@ -254,7 +251,7 @@ def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Pa
     return 0
 
 
-@tells_disk
+@tells_limits
 def group_digests(
     homes: Homes, scattered: Files, bucket: int, num_buckets: int, equals: Equals, path: Path, usable: int
 ) -> dict[str, Any]:

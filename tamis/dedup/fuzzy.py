@@ -25,7 +25,7 @@ from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
 from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
-from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, usable_bytes
+from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, halving
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu
@@ -265,14 +265,16 @@ class FuzzyDedup(Gather):
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
         own = own_generation(work) if self.update else ""
+        halving(lambda usable: self._resolve(rows, decide, work, own, usable), work.worker_bytes)
+
+    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, usable: int) -> None:
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
             index = index.pinned(work.folder) if index is not None else None
-            collected, num_buckets = self._candidates(rows, work, index, summary)
+            collected, num_buckets = self._candidates(rows, work, index, summary, usable)
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
-        usable = usable_bytes(work.worker_bytes)
         homes = Homes.of(rows, index, usable)
         pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
         found = work.map(
@@ -306,11 +308,10 @@ class FuzzyDedup(Gather):
             add_generation(self.against, own, index_folder)
 
     def _candidates(
-        self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any]
+        self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], usable: int
     ) -> tuple[Files, int]:
         """Files of candidates by component, and into how many buckets they are divided."""
         bands, _ = self.bands
-        usable = usable_bytes(work.worker_bytes)
         known = rows.total + (index.total if index else 0)
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
         num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, usable)

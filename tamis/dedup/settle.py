@@ -36,7 +36,7 @@ from tamis.dedup.shuffle import (
     link,
     make_sure_of_room,
     numbers,
-    tells_disk,
+    tells_limits,
 )
 from tamis.errors import BudgetError
 from tamis.operator import Decide, Work
@@ -172,7 +172,7 @@ class Settling:
         return work.map(f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions])
 
 
-@tells_disk
+@tells_limits
 def find_names(settling: Settling, group: int) -> int:
     """Look up the addresses and ids of the twins that lie in one group of homes."""
     homes, files = settling.homes, [path.with_suffix(ASKED) for path in settling.pairs]
@@ -204,7 +204,7 @@ def read_pairs(settling: Settling, partition: int) -> tuple[pa.Table, pa.Table] 
     return pairs.sort_by(order), names.sort_by(order)
 
 
-@tells_disk
+@tells_limits
 def settle(settling: Settling, partition: int) -> dict[str, int]:
     """Decide about the rows of one partition and write down why."""
     rows = settling.rows

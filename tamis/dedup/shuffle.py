@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import contiguous
-from tamis.errors import DiskFull
+from tamis.errors import BudgetError, DiskFull
 from tamis.kernels.groups import in_table, repeated_keys
 
 P = ParamSpec("P")
@@ -35,17 +35,39 @@ R = TypeVar("R")
 WORKER_FIXED_BYTES = 250_000_000
 """Interpreter, Arrow and kernels: what a worker holds before it begins."""
 
+LEAST_BYTES = 16_000_000
+"""A part that is not divided further."""
+
 RESERVE_BYTES = 100_000
 """Left free on the disk, for the ledger."""
 
 
 def usable_bytes(worker_bytes: int) -> int:
     """What one call may plan to hold, leaving as much again for what sorting and Arrow take on the way."""
-    return max(16_000_000, (worker_bytes - WORKER_FIXED_BYTES) // 2)
+    return max(LEAST_BYTES, (worker_bytes - WORKER_FIXED_BYTES) // 2)
 
 
-def tells_disk(function: Callable[P, R]) -> Callable[P, R]:
-    """A full disk in the middle of a call becomes an error that says what to do."""
+class Overflow(BudgetError):
+    """A call held more than its worker may: it is planned again with smaller parts."""
+
+
+def halving(resolve: Callable[[int], None], worker_bytes: int) -> None:
+    """Call `resolve(usable)` with what a call may plan to hold, with half of it if that proves too much, and so on.
+
+    How the work is divided does not change the result; what is written in larger parts is not used again.
+    """
+    usable = usable_bytes(worker_bytes)
+    while True:
+        try:
+            return resolve(usable)
+        except Overflow:
+            if usable < 2 * LEAST_BYTES:
+                raise
+            usable //= 2
+
+
+def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
+    """A full disk in the middle of a call becomes an error that says what to do; a full memory one that is answered."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,6 +77,11 @@ def tells_disk(function: Callable[P, R]) -> Callable[P, R]:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _disk_full() from error
             raise
+        except MemoryError as error:
+            raise Overflow(
+                "looking for duplicates takes more memory than a worker may hold",
+                hint="run the same command again with more --memory or fewer --workers: what is done is kept",
+            ) from error
 
     return wrapped
 

@@ -21,8 +21,7 @@ from tamis.dedup.shuffle import (
     bucket_of,
     numbers,
     pieces,
-    tells_disk,
-    usable_bytes,
+    tells_limits,
 )
 from tamis.dedup.texts import TextNormal, digest_spans, text_buffers
 from tamis.kernels import digests as kernel
@@ -84,10 +83,15 @@ def _offsets(lists: Column) -> np.ndarray:
 
 
 def resolve(
-    step: ExactDedup, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None
+    step: ExactDedup,
+    rows: RowNumbers,
+    decide: Decide,
+    work: Work,
+    index: Index | None,
+    index_folder: Path | None,
+    usable: int,
 ) -> None:
     """Find the units that repeat an earlier one, and decide what is cut and which rows lose too much."""
-    usable = usable_bytes(work.worker_bytes)
     counts = work.map("units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
     check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
@@ -125,7 +129,7 @@ def count_units(rows: RowNumbers, partition: int) -> int:
     return int(pa.compute.sum(pa.compute.list_value_length(facts.column("high"))).as_py() or 0) if facts.num_rows else 0
 
 
-@tells_disk
+@tells_limits
 def scatter_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
     """Write the digests of the units of a partition by range."""
     first = int(rows.offsets[partition])
@@ -147,7 +151,7 @@ def scatter_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path
     return 0
 
 
-@tells_disk
+@tells_limits
 def group_units(homes: Homes, scattered: Files, bucket: int, num_buckets: int, path: Path, usable: int) -> int:
     """Every unit of a range that repeats an earlier one."""
     most = usable * 5 // 4 // HELD_BYTES
@@ -160,7 +164,7 @@ def group_units(homes: Homes, scattered: Files, bucket: int, num_buckets: int, p
     return cut
 
 
-@tells_disk
+@tells_limits
 def settle_units(settling: Settling, partition: int) -> dict[str, int]:
     """Decide what is cut out of the rows of one partition, and which of them lose too much."""
     rows = settling.rows

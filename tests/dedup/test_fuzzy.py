@@ -211,17 +211,17 @@ def test_result_does_not_depend_on_partitions_workers_or_budget(verify):
 def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
     rows = planted(600, 12)
     expected = fates(rows, FuzzyDedup(), per_partition=600)
-    from tamis.dedup import fuzzy
+    from tamis.dedup import shuffle
 
-    monkeypatch.setattr(fuzzy, "usable_bytes", lambda worker_bytes: 20_000)
+    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 20_000)
     assert fates(rows, FuzzyDedup(), per_partition=100) == expected
 
 
 def test_a_component_larger_than_a_worker_may_hold_goes_through_the_disk(monkeypatch):
-    from tamis.dedup import fuzzy
+    from tamis.dedup import shuffle
 
     rows = [{"id": str(n), "text": " ".join(document(random.Random(1), 60))} for n in range(300)]
-    monkeypatch.setattr(fuzzy, "usable_bytes", lambda worker_bytes: 5000)
+    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 5000)
     stayed, pairs = fates(rows, FuzzyDedup(), per_partition=100)
     assert (stayed, len(pairs)) == (["0"], 299)
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
-from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, shuffle
 from tamis.dedup.candidates import edges_of
 from tamis.dedup.equal import Equals
 from tamis.dedup.shuffle import ShuffleWriter, pieces, room
@@ -77,16 +77,43 @@ def test_addresses_of_twins_are_right_wherever_they_are(tmp_path, step):
 def test_a_text_that_is_repeated_more_often_than_fits(tmp_path, monkeypatch, keep, unit):
     if unit == "line" and keep != "first":
         pytest.skip("units keep the first")
-    from tamis.dedup import exact, units
-
     rng = random.Random(3)
     rows = [{"text": "the same everywhere" if rng.random() < 0.7 else f"text {rng.randrange(40)}"} for _ in range(900)]
     rows = [row | {"id": str(n), "score": rng.randrange(5)} for n, row in enumerate(rows)]
     step = ExactDedup(keep=keep, by="score" if keep == "best" else None, unit=unit, min_unit_bytes=1)
     expected = outcome(rows, step, tmp_path / "whole")
-    for module in (exact, units):
-        monkeypatch.setattr(module, "usable_bytes", lambda worker_bytes: 120 * 120)
+    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 120 * 120)
     assert outcome(rows, step, tmp_path / "pieces", per_partition=70) == expected
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
+def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypatch, step):
+    rows = texts(3000, 2000)
+    expected = outcome(rows, step, tmp_path / "whole")
+    refused = []
+
+    def limited(keys):
+        if len(keys) > 700:
+            refused.append(len(keys))
+            raise MemoryError
+        return plain(keys)
+
+    plain = shuffle.duplicated
+    monkeypatch.setattr(shuffle, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(equal, "duplicated", limited)
+    monkeypatch.setattr(candidates, "duplicated", limited)
+    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 10**7)
+    assert outcome(rows, step, tmp_path / "parts", per_partition=500) == expected
+    assert refused
+
+
+def test_what_never_fits_is_told(tmp_path, monkeypatch):
+    def never(keys):
+        raise MemoryError
+
+    monkeypatch.setattr(equal, "duplicated", never)
+    with pytest.raises(BudgetError, match="more memory than a worker may hold"):
+        outcome(texts(50, 20), ExactDedup(), tmp_path / "out")
 
 
 KEYS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 2), st.integers(0, 2)), max_size=40)
