@@ -143,7 +143,11 @@ def rewrite(form: TypedFormat, path: Path, schema: pa.Schema, target: Path) -> S
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """The schema as Parquet can hold it: a struct without fields is not among its types, and is written as text."""
+    """The schema as Parquet can hold it.
+
+    A struct without fields is not among its types, and is written as text. Lists of a fixed size are written as lists:
+    Parquet makes no difference, but most versions of Arrow fail to read a null back if they are told of one.
+    """
     return pa.schema([(field.name, _storable(field.type)) for field in schema])
 
 
@@ -152,9 +156,7 @@ def _storable(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _storable(field.type)) for field in kind])
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_storable(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_storable(kind.value_type))
     if pa.types.is_map(kind):
         return pa.map_(_storable(kind.key_type), _storable(kind.item_type))
