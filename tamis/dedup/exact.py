@@ -28,6 +28,7 @@ from tamis.dedup.shuffle import (
     bucket_count,
     bucket_of,
     halving,
+    in_workers,
     numbers,
     pieces,
     tells_limits,
@@ -173,7 +174,8 @@ class ExactDedup(Gather):
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
         scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
         chunk = max(1000, usable // HELD_BYTES)
-        work.map(
+        in_workers(
+            work,
             f"digests by range, {num_buckets}",
             scatter_digests,
             [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
@@ -181,7 +183,8 @@ class ExactDedup(Gather):
         homes = Homes.of(rows, index, usable)
         pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
         equals = Equals(rows.total, self.keep == "none", self.across_sources)
-        found = work.map(
+        found = in_workers(
+            work,
             f"groups, {num_buckets}, {homes.num_groups}",
             group_digests,
             [(homes, scattered, bucket, num_buckets, equals, path, usable) for bucket, path in enumerate(pairs)],

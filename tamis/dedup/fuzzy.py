@@ -25,7 +25,7 @@ from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
 from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
-from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, halving
+from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, halving, in_workers
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu
@@ -277,7 +277,8 @@ class FuzzyDedup(Gather):
             index, collected, num_buckets = self._reused(rows, work, summary)
         homes = Homes.of(rows, index, usable)
         pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
-        found = work.map(
+        found = in_workers(
+            work,
             f"comparisons, {num_buckets}, {homes.num_groups}",
             candidates.verify,
             [
@@ -317,19 +318,22 @@ class FuzzyDedup(Gather):
         num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, usable)
         scattered = Files(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
         chunk = max(1000, usable // (bands * 32))
-        totals = work.map(
+        totals = in_workers(
+            work,
             f"bands by range, {num_ranges}",
             candidates.scatter_bands,
             [(rows, part, num_ranges, path, chunk) for part, path in enumerate(scattered)],
         )
         edges = Files(work.folder / "edges", f"{num_ranges}-", num_ranges)
-        met = work.map(
+        met = in_workers(
+            work,
             f"meetings, {num_ranges}",
             candidates.meet,
             [(rows, scattered, bucket, num_ranges, index, path, usable) for bucket, path in enumerate(edges)],
         )
         components = work.folder / f"components-{num_ranges}.bin"
-        (found,) = work.map(
+        (found,) = in_workers(
+            work,
             f"components, {num_ranges}",
             candidates.join_components,
             [(known, edges, components, usable)],
@@ -347,7 +351,8 @@ class FuzzyDedup(Gather):
         chunk = max(100, usable // (4 * per_row))
         folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
         collected = Files(folder, "part-", rows.num_partitions)
-        work.map(
+        in_workers(
+            work,
             f"candidates, {num_ranges}, {num_buckets}",
             candidates.collect,
             [(rows, part, components, num_buckets, path, chunk, how) for part, path in enumerate(collected)],
@@ -355,7 +360,7 @@ class FuzzyDedup(Gather):
         if index is not None:
             behind = folder / "part-index.arrow"
             item = (index, rows.total, components, num_buckets, behind, how)
-            work.map(f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item])
+            in_workers(work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item])
             collected = replace(collected, more=(behind,))
         for file in scattered:
             file.unlink(missing_ok=True)
@@ -389,7 +394,9 @@ class FuzzyDedup(Gather):
                 f"{self.reuse} was made from {earlier['rows']:,} rows, these are {rows.total:,}",
                 hint="`reuse` needs the same input",
             )
-        sums = work.map("content", candidates.sum_content, [(rows, part) for part in range(rows.num_partitions)])
+        sums = in_workers(
+            work, "content", candidates.sum_content, [(rows, part) for part in range(rows.num_partitions)]
+        )
         if earlier["content"] != sum(sums) % 2**64:
             raise ParameterError(f"{self.reuse} was made from other texts", hint="`reuse` needs the same input")
         names = ("texts", "short", "shingles", "content", "proposed", "candidates", "components")

@@ -33,6 +33,7 @@ from tamis.dedup.shuffle import (
     ShuffleWriter,
     Unfinished,
     gather_bucket,
+    in_workers,
     link,
     make_sure_of_room,
     numbers,
@@ -167,9 +168,11 @@ class Settling:
 
     def run(self, work: Work, name: str, settle_partition: Callable[..., dict[str, int]] | None = None) -> list[Any]:
         groups = self.homes.num_groups
-        work.map(f"names, {name}, {groups}", find_names, [(self, group) for group in range(groups)])
+        in_workers(work, f"names, {name}, {groups}", find_names, [(self, group) for group in range(groups)])
         partitions = range(self.rows.num_partitions)
-        return work.map(f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions])
+        return in_workers(
+            work, f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions]
+        )
 
 
 @tells_limits

@@ -17,10 +17,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull
 from tamis.kernels.groups import in_table, repeated_keys
+from tamis.operator import Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +38,9 @@ WORKER_FIXED_BYTES = 250_000_000
 
 LEAST_BYTES = 16_000_000
 """A part that is not divided further."""
+
+OVERFLOW = "overflow"
+"""The result of a call that ran out of memory."""
 
 RESERVE_BYTES = 100_000
 """Left free on the disk, for the ledger."""
@@ -67,7 +71,7 @@ def halving(resolve: Callable[[int], None], worker_bytes: int) -> None:
 
 
 def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
-    """A full disk in the middle of a call becomes an error that says what to do; a full memory one that is answered."""
+    """A full disk in the middle of a call becomes an error that says what to do; a full memory, a result that is answered."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -77,13 +81,29 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _disk_full() from error
             raise
-        except MemoryError as error:
+        except MemoryError:
+            return cast("R", OVERFLOW)
+
+    return wrapped
+
+
+def in_workers(work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`work.map`, and, once all calls have ended, an error if one of them held too much.
+
+    What ran out of memory is tried once more under a name of its own: an earlier run may have had less.
+    """
+    results = work.map(name, function, items)
+    left = [number for number, result in enumerate(results) if result == OVERFLOW]
+    if left:
+        again = work.map(f"{name}, within {work.worker_bytes}", function, [items[number] for number in left])
+        if OVERFLOW in again:
             raise Overflow(
                 "looking for duplicates takes more memory than a worker may hold",
                 hint="run the same command again with more --memory or fewer --workers: what is done is kept",
-            ) from error
-
-    return wrapped
+            )
+        for number, result in zip(left, again, strict=True):
+            results[number] = result
+    return results
 
 
 def _disk_full() -> DiskFull:

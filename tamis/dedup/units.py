@@ -19,6 +19,7 @@ from tamis.dedup.shuffle import (
     ShuffleWriter,
     bucket_count,
     bucket_of,
+    in_workers,
     numbers,
     pieces,
     tells_limits,
@@ -92,20 +93,22 @@ def resolve(
     usable: int,
 ) -> None:
     """Find the units that repeat an earlier one, and decide what is cut and which rows lose too much."""
-    counts = work.map("units", count_units, [(rows, part) for part in range(rows.num_partitions)])
+    counts = in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
     check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
     num_buckets = bucket_count((total + (index.total if index else 0)) * HELD_BYTES, usable)
     chunk = max(100, usable // (RECORD_BYTES * 4 * max(1, total // max(1, rows.total))))
     scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
-    work.map(
+    in_workers(
+        work,
         f"digests by range, {num_buckets}",
         scatter_units,
         [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
     )
     homes = Homes.of(rows, index, usable)
     cuts = Files(work.folder / "cuts", f"{num_buckets}-{homes.num_groups}-", num_buckets)
-    work.map(
+    in_workers(
+        work,
         f"repeats, {num_buckets}, {homes.num_groups}",
         group_units,
         [(homes, scattered, bucket, num_buckets, path, usable) for bucket, path in enumerate(cuts)],

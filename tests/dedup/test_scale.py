@@ -105,6 +105,8 @@ def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypat
     monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 10**7)
     assert outcome(rows, step, tmp_path / "parts", per_partition=500) == expected
     assert refused
+    more = {"executor": "local", "workers": 2, "memory": "3GB"}
+    assert outcome(rows, step, tmp_path / "workers", per_partition=500, **more) == expected
 
 
 def test_what_never_fits_is_told(tmp_path, monkeypatch):
