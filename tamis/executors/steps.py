@@ -87,12 +87,10 @@ def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str
     return columns
 
 
-def _filter(op: Filter, batch: Batch) -> Applied:
+def filter_rows(op: Filter, batch: Batch, alive: np.ndarray) -> Applied:
+    """What a filter that drops rows decides about those that are `alive`; all rows of the batch stay where they are."""
     scores = check_lengths(op, op.score(view(op, batch)), len(batch))
-    if op.score_only:
-        names = op.score_columns()
-        return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
-    keep = np.ones(len(batch), dtype=np.bool_)
+    keep = alive.copy()
     verdicts: list[tuple[str, np.ndarray]] = []
     for rule in op.rules():
         for reason, broken in rule.verdicts(scores[rule.score]):
@@ -100,7 +98,16 @@ def _filter(op: Filter, batch: Batch) -> Applied:
             if first_broken.any():
                 verdicts.append((reason, first_broken))
                 keep &= ~first_broken
-    return dropped(batch, verdicts, scores)
+    return Applied(batch, batch, verdicts, scores=scores)
+
+
+def _filter(op: Filter, batch: Batch) -> Applied:
+    if op.score_only:
+        scores = check_lengths(op, op.score(view(op, batch)), len(batch))
+        names = op.score_columns()
+        return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
+    found = filter_rows(op, batch, np.ones(len(batch), dtype=np.bool_))
+    return dropped(batch, found.verdicts, found.scores)
 
 
 def _grown(op: Operator, batch: Batch, parents: np.ndarray, columns: Mapping[str, Any]) -> Applied:

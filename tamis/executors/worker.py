@@ -18,7 +18,7 @@ import time
 import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,19 @@ import pyarrow.compute as pc
 from tamis.batch import HIDDEN, LINE, Batch, Failure, bytes_of
 from tamis.errors import DiskFull, OperatorError, TamisError
 from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
-from tamis.executors.steps import Applied, apply_step, dropped, facts_of, rewritten, view
+from tamis.executors.steps import Applied, apply_step, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
-from tamis.operator import ALL, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.operator import ALL, Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store
+
+MOSTLY_ALIVE = 0.75
+"""While this share of a batch is alive, the rest is not cut away."""
+
+DEAR = 2.0
+"""Filters of this cost look at no row in vain."""
 
 
 @dataclass(frozen=True)
@@ -269,12 +275,18 @@ class _PartitionRun:
         if self.keeper is not None and len(batch):
             batch = self._measure(self.keeper, batch, numbers, first, size)
             begin = len(self.keeper.operators)
+        alive: np.ndarray | None = None
         for index, op in enumerate(self.stage.operators[begin:], start=begin):
             if not len(batch):
                 return
             self.step = self.first_operator + index
             self.marker(first, size, self.step)
-            batch = self._timed(op, batch, partial(apply_step, op))
+            if isinstance(op, Filter) and not op.score_only:
+                batch, alive = self._filtered(op, batch, alive)
+            else:
+                batch, alive = _cut(batch, alive), None
+                batch = self._timed(op, batch, partial(apply_step, op))
+        batch = _cut(batch, alive)
         if len(batch):
             self.step = len(self.account.operators) - 1
             self.marker(first, size, self.step)
@@ -372,6 +384,39 @@ class _PartitionRun:
         mine.rows_out += len(result)
         mine.num_bytes += _bytes_read(op, batch)
         return result
+
+    def _filtered(self, op: Filter, batch: Batch, alive: np.ndarray | None) -> tuple[Batch, np.ndarray | None]:
+        """A filter's verdict, and which rows are alive after it.
+
+        To cut a few rows out means to copy all the others, so dropped rows stay where they are, and are looked at in vain,
+        until they are a good part of the batch.
+        """
+        if op.cost >= DEAR:
+            batch, alive = _cut(batch, alive), None
+        mine = self.account.operators[self.step]
+        before = np.ones(len(batch), dtype=np.bool_) if alive is None else alive
+        rows, num_bytes = int(np.count_nonzero(before)), _bytes_read(op, batch, alive)
+        if self.stage.profile and not mine.rows_in:
+            filter_rows(op, batch, before)  # kernels are loaded on first use, which is not what is measured
+        with self._measured(mine):
+            found = None
+            with suppress(Exception):  # found again below, where it is dealt with row by row
+                found = filter_rows(op, batch, before)
+            if found is None:
+                batch = self._isolating(self.step, _cut(batch, alive), partial(apply_step, op))
+                after = np.ones(len(batch), dtype=np.bool_)
+            else:
+                self._settle(self.step, found)
+                after = (
+                    before & ~np.logical_or.reduce([mask for _, mask in found.verdicts]) if found.verdicts else before
+                )
+            left = int(np.count_nonzero(after))
+            if left < MOSTLY_ALIVE * len(batch):
+                batch, after = batch.select(after), np.ones(left, dtype=np.bool_)
+        mine.rows_in += rows
+        mine.rows_out += left
+        mine.num_bytes += num_bytes
+        return batch, None if left == len(batch) else after
 
     @contextmanager
     def _measured(self, account: OperatorAccount) -> Iterator[None]:
@@ -524,11 +569,17 @@ class _PartitionRun:
         self.failures.append(entry)
 
 
-def _bytes_read(op: Operator, batch: Batch) -> int:
-    """The size of the columns an operator looks at."""
+def _cut(batch: Batch, alive: np.ndarray | None) -> Batch:
+    """The rows that are alive; None means all."""
+    return batch if alive is None else batch.select(alive)
+
+
+def _bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:
+    """The size of the columns an operator looks at, in the rows that are alive."""
     names = set(op.real_names().values())
     chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
-    return sum(bytes_of(batch.table.column(name)) for name in chosen)
+    whole = sum(bytes_of(batch.table.column(name)) for name in chosen)
+    return whole if alive is None else int(whole * np.count_nonzero(alive) / len(alive))
 
 
 def _disk_full(error: Exception) -> bool:

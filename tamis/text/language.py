@@ -8,6 +8,7 @@ The model is fastText's lid.176 (Joulin et al. 2017), 176 languages, or any clas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,11 @@ from tamis.text.segment import buffers
 LID = "lid.176.ftz"
 _LABEL = "__label__"
 
-_CODES = pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
+
+@functools.cache
+def _codes() -> pa.Array:
+    """The scripts by number; not made on import, for pyarrow looks for pandas when it is first given a list."""
+    return pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
 
 
 @operator(
@@ -118,4 +123,4 @@ def script_of(column: Column) -> pa.Array:
     found = np.zeros(len(column), np.int16)
     count = len(scripts.SCRIPTS)
     scripts.find_scripts(data, offsets, POINTS, KINDS, scripts.PAGES, scripts.CELLS, count, found)
-    return _CODES.take(pa.array(found, mask=found < 0))
+    return _codes().take(pa.array(found, mask=found < 0))
