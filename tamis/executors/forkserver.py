@@ -41,8 +41,7 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # Other allocators reserve a gigabyte at a time, and a cap on what a worker holds could not be kept.
-            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+            env=_environment(),
         )
         theirs.close()
         self._control = mine
@@ -96,6 +95,16 @@ class ForkServer:
         self._process.wait()
 
 
+def _environment() -> dict[str, str]:
+    """Ours, and what keeps a worker small.
+
+    Other allocators reserve a gigabyte at a time, and a cap on what a worker holds could not be kept. There is a worker for
+    each core, so a pool of threads in each of them (Arrow's, OpenBLAS's) would only cost memory; who wants one says so.
+    """
+    threads = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**os.environ, **threads, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+
 def serve(descriptor: int, preload: Iterable[str]) -> None:
     """The server's life: fork on request, report deaths, and end all workers when the driver is gone."""
     control = socket.socket(fileno=descriptor)
@@ -133,6 +142,8 @@ def serve(descriptor: int, preload: Iterable[str]) -> None:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        sys.stderr.flush()
+        os._exit(0)  # taking everything apart in order takes longer than a small job
 
 
 def _report_ended(control: socket.socket, children: set[int]) -> None:

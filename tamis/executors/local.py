@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import signal
 import struct
 import tempfile
 import time
@@ -171,8 +172,24 @@ class LocalExecutor:
         self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
     ) -> None:
         """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends."""
-        pending = deque(range(len(items)))
         running: dict[int, int] = {}
+        try:
+            self._map(function, items, done, running)
+        finally:
+            # After an error or when asked to stop: what is still being done must not be taken for an answer to the next call.
+            for worker in [worker for worker in self._workers if worker.number in running]:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                self._let_go(worker)
+
+    def _map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        done: Callable[[int, Any], None],
+        running: dict[int, int],
+    ) -> None:
+        pending = deque(range(len(items)))
         deaths: dict[int, int] = {}
         while pending or running:
             if self.stop.level == 2 or (self.stop.level == 1 and not running):

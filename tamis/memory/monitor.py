@@ -8,6 +8,7 @@ thread, every half second:   machine, container, each process of the tree, each 
 from __future__ import annotations
 
 import io
+import json
 import os
 import threading
 import time
@@ -210,10 +211,16 @@ class MemoryMonitor:
 
     def table(self) -> pa.Table:
         """One row per snapshot and process; what concerns the machine is the same in all rows of a snapshot."""
-        import pyarrow as pa
+        import pyarrow.json
 
-        rows = [row for shot in self.snapshots for row in _rows(shot)]
-        return pa.Table.from_pylist(rows, _schema())
+        # By way of JSON, for pyarrow looks for pandas as soon as it is given Python values, and that takes a while.
+        lines = "".join(json.dumps(row) + "\n" for shot in self.snapshots for row in _rows(shot))
+        schema = _schema()
+        if not lines:
+            return schema.empty_table()
+        options = pyarrow.json.ParseOptions(explicit_schema=schema.set(0, pyarrow.field("time", pyarrow.int64())))
+        read = pyarrow.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
+        return pyarrow.json.read_json(io.BytesIO(lines.encode()), read_options=read, parse_options=options).cast(schema)
 
 
 def trend_of(snapshots: list[Snapshot], value: Callable[[Snapshot], float], last_s: float) -> Trend | None:
@@ -247,7 +254,7 @@ def _rows(shot: Snapshot) -> list[dict[str, Any]]:
                 "total_bytes": gpu.total_bytes,
                 "reserved_bytes": sum(share.reserved_bytes or 0 for share in gpu.shares),
                 "allocated_bytes": sum(share.allocated_bytes or 0 for share in gpu.shares),
-                "owners": sorted(_owners(gpu.shares).items()),
+                "owners": [{"owner": name, "bytes": size} for name, size in sorted(_owners(gpu.shares).items())],
             }
             for gpu in shot.gpus
         ],
@@ -283,6 +290,7 @@ def _schema() -> pa.Schema:
     numbers = ["held", "rss", "pss", "private", "peak", "swap", "gpu"]
     machine = ["tree", "system_total", "system_available", "container_limit", "container_used"]
     gpu = [(f"{name}_bytes", pa.int64()) for name in ("used", "total", "reserved", "allocated")]
+    owners = pa.list_(pa.struct([("owner", pa.string()), ("bytes", pa.int64())]))
     fields = [
         ("time", pa.timestamp("ms", "UTC")),
         ("elapsed_s", pa.float64()),
@@ -290,6 +298,6 @@ def _schema() -> pa.Schema:
         ("role", pa.string()),
         *((f"{name}_bytes", pa.int64()) for name in numbers + machine),
         ("system_percent", pa.float64()),
-        ("gpus", pa.list_(pa.struct([("index", pa.int64()), *gpu, ("owners", pa.map_(pa.string(), pa.int64()))]))),
+        ("gpus", pa.list_(pa.struct([("index", pa.int64()), *gpu, ("owners", owners)]))),
     ]
     return pa.schema(fields)

@@ -290,7 +290,7 @@ def test_gpus_are_in_the_snapshot_and_in_the_file_with_what_workers_say_of_them(
             "total_bytes": 100,
             "reserved_bytes": 15,
             "allocated_bytes": 10,
-            "owners": [("weights", 8)],
+            "owners": [{"owner": "weights", "bytes": 8}],
         }
     ]
 
