@@ -9,6 +9,8 @@ import unicodedata
 from collections import Counter
 
 from tamis.kernels import unicode_tables as tables
+from tamis.kernels.tokens import FACES, LEFT_INSIDE, WHOLE
+from tamis.kernels.words import MOST_BYTES
 
 SAMPLES = [
     "The miller's daughter counted 1,204 sacks of flour. Was it enough? Nobody knew...\n\nShe asked again; nobody knew.",
@@ -55,6 +57,9 @@ def words(text: str, mode: str) -> list[str]:
         if mode == "whitespace":
             result.append(run)
             continue
+        if mode == "tokens":
+            result += tokens(run) if len(run.encode()) <= MOST_BYTES else [run]
+            continue
         word, alone = "", False
         for character in run:
             single = character.isalnum() if mode == "characters" else is_unspaced(character)
@@ -65,6 +70,119 @@ def words(text: str, mode: str) -> list[str]:
             alone = alone or single
         result.append(word)
     return result
+
+
+def _is_sign(character: str) -> bool:
+    return character not in LEFT_INSIDE and unicodedata.category(character)[0] in "PS"
+
+
+def _is_icon(character: str) -> bool:
+    return character == "…" or (not character.isascii() and unicodedata.category(character)[0] == "S")
+
+
+def tokens(run: str) -> list[str]:
+    """The tokens of a run without spaces, peeled off from both ends, see `kernels.tokens`."""
+    front: list[str] = []
+    while run and (sign := _first_sign(run)):
+        front.append(sign)
+        run = run[len(sign) :]
+    end = len(run)
+    while end and (size := _last_sign(run[:end])):
+        end -= size
+    rest, run, back = run[end:], run[:end], []
+    while rest:
+        back.append(_first_sign(rest) or rest[0])
+        rest = rest[len(back[-1]) :]
+    found = re.fullmatch(r"(.*[^\W_])(['’]s)|([^\W\d_]+)(n['’]t|['’](?:m|d|ll|ve|re))", run, re.I | re.S)
+    if found and _splits_off(found[1] or found[3], found[1] is not None):
+        run = found[1] or found[3]
+        back.insert(0, found[2] or found[4])
+    return [*front, *(inner_tokens(run) if run else []), *back]
+
+
+def _splits_off(before: str, possessive: bool) -> bool:
+    if possessive:
+        return before[-1].isalpha() or before[-1].isdecimal()
+    return before.isalpha()
+
+
+def _first_sign(run: str) -> str:
+    if dots := re.match(r"\.\.+", run):
+        return dots[0]
+    if run[:2] in FACES:
+        return run[:2]
+    if run[0] == "+":
+        return "" if run[1:2] and run[1] in "0123456789" else "+"
+    return run[0] if _is_sign(run[0]) else ""
+
+
+def _last_sign(run: str) -> int:
+    if _is_sign(run[-1]):
+        return 1
+    if run[-1] == "+":
+        return int(run[-2:-1].isdecimal())
+    if run[-1] != "." or run == ".":
+        return 0
+    if dots := re.search(r"\.\.+$", run):
+        return len(dots[0])
+    before, further = run[-2], run[-3:-2]
+    if not before.isalpha():
+        return int(before.isdecimal() or before in "-+" or _is_sign(before))
+    if run in WHOLE or len(run) == 2:
+        return 0
+    alone = not further.isalpha() and (unicodedata.category(before) in ("Lu", "Lt") or further == ".")
+    return int(not alone)
+
+
+def inner_tokens(run: str) -> list[str]:
+    result, word, at = [], "", 0
+    while at < len(run):
+        size = _inner_size(run, at)
+        if size and (run in WHOLE or _is_address(run)):
+            return [run]
+        if size:
+            result += [word, run[at : at + size]]
+            word, at = "", at + size
+        else:
+            word, at = word + run[at], at + 1
+    return [part for part in [*result, word] if part]
+
+
+def _inner_size(run: str, at: int) -> int:
+    here, before, after = run[at], run[at - 1] if at else "", run[at + 1 :]
+    if dots := re.match(r"\.\.+", run[at:]):
+        return len(dots[0])
+    if _is_icon(here):
+        return 1
+    if not after or not (before.isalpha() or before.isdecimal()):
+        return 0
+    if here == ".":
+        capital = after[0].isalpha() and unicodedata.category(after[0]) != "Ll"
+        return int(before.isalpha() and unicodedata.category(before) not in ("Lu", "Lt") and capital)
+    if here == ",":
+        return int(before.isalpha() and after[0].isalpha())
+    if here in ":<>=/":
+        return int(after[0].isalpha())
+    if here in "-+*^" and before.isdecimal() and (after[0].isdecimal() or after[0] == "-"):
+        return 1
+    dash = re.match(r"-{1,3}|—{1,2}|–|~", run[at:])
+    return len(dash[0]) if dash and run[at + len(dash[0]) :][:1].isalpha() else 0
+
+
+def _is_address(run: str) -> bool:
+    scheme = re.match(r"(?:[A-Za-z0-9_+.-]|[^\x00-\x7f])+", run)
+    if (
+        scheme
+        and len(scheme[0].encode()) > 1
+        and run[scheme.end() : scheme.end() + 3] == "://"
+        and run[scheme.end() + 3 :]
+    ):
+        run = run[scheme.end() + 3 :]
+    elif scheme and run[scheme.end() :] == "://":
+        return False
+    run = run.rpartition("@")[2]
+    label = r"(?:[A-Za-z0-9]|[^\x00-\x7f])(?:(?:[A-Za-z0-9_-]|[^\x00-\x7f])*(?:[A-Za-z0-9]|[^\x00-\x7f]))?"
+    return re.match(rf"(?:{label}\.)+[a-z]{{2,}}(?:$|:[0-9].|[/?#])", run, re.S) is not None
 
 
 def word_break(character: str) -> str:
@@ -240,6 +358,7 @@ def text_stats(text: str) -> dict[str, float]:
         "porn_urls": sum("porn" in url.partition("://")[2].lower() for url in urls),
         "newlines": text.count("\n"),
         "last_line_open": int(bool(lines[-1])),
+        "first_line_open": int(bool(text) and text[0] != "\n"),
         "lines": len(filled),
         "longest_line": max(map(len, lines)),
         "short_lines": sum(len(line) <= 30 for line in filled),
@@ -252,7 +371,7 @@ def text_stats(text: str) -> dict[str, float]:
         "untrimmed_bullet_lines": sum(line[0] in "-*" for line in filled),
         "marked_lines": sum(line[-1] in ".?!\"'" for line in trimmed),
         "marked_lines_untrimmed": sum(line[-1] in ".?!\"'" for line in raw),
-        "stopped_lines_untrimmed": sum(line[-1] in "\"'" or _is_stop(line[-1]) for line in raw),
+        "stopped_lines_untrimmed": sum(_is_stop(line[-1]) for line in raw),
         "ellipsis_lines": sum(line.endswith(("...", "…")) for line in trimmed),
         "ellipsis_lines_untrimmed": sum(line.endswith("…") for line in raw),
         "spaced_ellipsis_lines": sum(line.endswith(". . .") for line in trimmed),

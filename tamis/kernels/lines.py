@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import inlined, kernel, part
 from tamis.kernels.masks import LANES, lowest, matcher, ones
 from tamis.kernels.spans import clear, hash_span, number_of, table_size
@@ -36,7 +37,6 @@ from tamis.kernels.unicode_tables import (
     UPPER,
     WIDE_STOP,
 )
-from tamis.kernels.words import decode, flags_of
 
 TEXT_FIELDS = (
     # characters
@@ -52,12 +52,13 @@ TEXT_FIELDS = (
     "urls", "url_chars", "porn_urls",
     # lines
     "newlines", "last_line_open",  # 1 if the text ends without a newline and is not empty
+    "first_line_open",  # 1 if the text begins without one and is not empty
     "lines",  # lines that are not blank
     "longest_line", "short_lines", "long_lines",  # of at most 30 (FineWeb) and at least 200 (mC4) characters
     "dash_lines", "star_lines", "bullet_lines", "disc_lines", "other_bullet_lines",  # by first character, trimmed
     "untrimmed_bullet_lines",  # '-' or '*' in the first column
     "marked_lines", "marked_lines_untrimmed",  # ending in . ? ! " '
-    "stopped_lines_untrimmed",  # ending in one of these or in a Unicode stop
+    "stopped_lines_untrimmed",  # ending in a stop of any script
     "ellipsis_lines", "ellipsis_lines_untrimmed",  # ending in "..." or the character; in the character
     "spaced_ellipsis_lines",  # ending in ". . ."
     "teaser_lines",  # ending in "[...]", "(...)", "[...]" with the character, "->>", "read more" or "read more.."
@@ -72,7 +73,8 @@ SHORT_LINE = 30
 LONG_LINE = 200
 
 (_CHARS, _LETTERS, _DIGITS, _NUMBERS, _UPPER, _PUNCTUATION, _SYMBOLS, _MARKS, _SPACES, _PLAIN, _SIGNS, _BLANKS, _BRACKETS,
- _HASHES, _CURLY, _ELLIPSES, _SPACED_ELLIPSES, _URLS, _URL_CHARS, _PORN_URLS, _NEWLINES, _LAST_LINE_OPEN, _LINES,
+ _HASHES, _CURLY, _ELLIPSES, _SPACED_ELLIPSES, _URLS, _URL_CHARS, _PORN_URLS, _NEWLINES, _LAST_LINE_OPEN,
+ _FIRST_LINE_OPEN, _LINES,
  _LONGEST_LINE, _SHORT_LINES, _LONG_LINES, _DASH_LINES, _STAR_LINES, _BULLET_LINES, _DISC_LINES, _OTHER_BULLET_LINES,
  _UNTRIMMED_BULLET_LINES, _MARKED_LINES, _MARKED_LINES_UNTRIMMED, _STOPPED_LINES_UNTRIMMED, _ELLIPSIS_LINES,
  _ELLIPSIS_LINES_UNTRIMMED, _SPACED_ELLIPSIS_LINES, _TEASER_LINES, _SENTENCES, _PARAGRAPHS, _LINE_CHARS, _LINE_LATER,
@@ -131,6 +133,7 @@ def _measure_text(data, offsets, points, kinds, out):
         found = _find_repeats(paragraph_keys, paragraph_lengths, paragraphs, slots, names, times)
         stat[_PARAGRAPH_CHARS], stat[_PARAGRAPH_LATER], stat[_PARAGRAPH_LATER_CHARS] = found[0], found[1], found[2]
         stat[_PARAGRAPH_ALL], stat[_PARAGRAPH_ALL_CHARS] = found[3], found[4]
+        stat[_FIRST_LINE_OPEN] = start < end and data[start] != 10
         stat[_PLAIN] += stat[_LETTERS] + stat[_DIGITS] + stat[_SIGNS]
         for field in range(len(stat)):
             out[field, row] = stat[field]
@@ -469,15 +472,16 @@ def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
     _count_ending(data, first, last, stat)
     untrimmed = end - 1 if data[end - 1] == 13 else end
     if untrimmed > start:
-        mark = _is_mark(data[untrimmed - 1])
-        stat[_MARKED_LINES_UNTRIMMED] += mark
+        final = data[untrimmed - 1]
+        stat[_MARKED_LINES_UNTRIMMED] += _is_mark(final)
         stat[_ELLIPSIS_LINES_UNTRIMMED] += _ends_with_glyph(data, start, untrimmed)
-        if not mark and data[untrimmed - 1] >= 128:
+        stop = final == 46 or final == 33 or final == 63
+        if final >= 128:
             before = untrimmed - 1
             while before > start and data[before] & 0xC0 == 0x80:
                 before -= 1
-            mark = _read(data, before, untrimmed, points, kinds)[1] & STOP != 0
-        stat[_STOPPED_LINES_UNTRIMMED] += mark
+            stop = _read(data, before, untrimmed, points, kinds)[1] & STOP != 0
+        stat[_STOPPED_LINES_UNTRIMMED] += stop
     stat[_SENTENCES] += (data[first] < 128 and not kinds[data[first]] & _MAY_FOLLOW) or _has_content(
         data, first, last, points, kinds
     )

@@ -14,10 +14,10 @@ import functools
 
 import numpy as np
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.hashing import mix64
 from tamis.kernels.jit import inlined, kernel, part
 from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, MARK, POINTS, UNSPACED
-from tamis.kernels.words import decode, flags_of
 
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the base of the rolling hash

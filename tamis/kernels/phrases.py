@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import kernel, part
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE, UNSPACED
-from tamis.kernels.words import decode, flags_of
 
 
 class Automaton(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.spans import find_slot, hash_span
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE
-from tamis.kernels.words import decode, flags_of
 
 RAW_FIELDS = ("words", "alphabetic", "listed", "bullet_lines")
 """Rows of the output of `measure_raw`."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import kernel
 from tamis.kernels.unicode_tables import LETTER
-from tamis.kernels.words import decode, flags_of
 
 _RANGES = """
 41:Latn 370:Grek 3e2:Copt 3f0:Grek 400:Cyrl 531:Armn 5d0:Hebr 620:Arab 710:Syrc 750:Arab 780:Thaa 7ca:Nkoo

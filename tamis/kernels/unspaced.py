@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from numba import njit
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.unicode_tables import CLOSER, LETTER, MARK, SPACE, STOP, UNSPACED
-from tamis.kernels.words import decode, flags_of
 
 _NEWLINE, _QUOTE, _APOSTROPHE, _ELLIPSIS = 10, 34, 39, 0x2026
 _THAI, _AFTER_LAO = 0x0E00, 0x0F00  # the blocks of Thai and Lao, which have no full stop

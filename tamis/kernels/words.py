@@ -1,13 +1,13 @@
 """Words in UTF-8: where they begin and end, and what they are made of.
 
 Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1) and the property tables POINTS
-and KINDS of `unicode_tables`. Positions are bytes; lengths called `chars` are code points. A byte that does not decode
-counts as one character without properties, so that no input makes a kernel read outside its row.
+and KINDS of `unicode_tables`. Positions are bytes; lengths called `chars` are code points.
 
     mode WHITESPACE   runs of non-spaces, as str.split()
          AUTO         the same, and each letter of a script without spaces begins a word
          CHARACTERS   the same, and each letter or digit of any script begins a word
          UNICODE      segments of UAX #29 that hold a letter or a digit
+         TOKENS       punctuation apart from words, see `tokens`; a run of more than MOST_BYTES without a space is one
 """
 # mypy: disallow-untyped-defs=False
 # ruff: noqa: SIM109
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tamis.kernels.characters import class_of, decode, flags_of
 from tamis.kernels.jit import inlined, kernel, part
 from tamis.kernels.spans import hash_lowered, hash_start
+from tamis.kernels.tokens import ROLES, WHOLE_KEYS, split_run
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     DIGIT,
@@ -28,6 +30,7 @@ from tamis.kernels.unicode_tables import (
     PICTOGRAPH,
     PUNCTUATION,
     SPACE,
+    SYMBOL,
     UNSPACED,
     UPPER,
     WB_ALETTER,
@@ -50,7 +53,7 @@ from tamis.kernels.unicode_tables import (
     WB_ZWJ,
 )
 
-WHITESPACE, AUTO, CHARACTERS, UNICODE = 0, 1, 2, 3
+WHITESPACE, AUTO, CHARACTERS, UNICODE, TOKENS = 0, 1, 2, 3, 4
 
 WORD_FIELDS = (
     "words", "chars", "longest", "alphabetic", "plain", "plain_chars", "symbols", "marked",
@@ -61,6 +64,7 @@ WORD_FIELDS = (
 BLOCK = 4096
 EDGES = 2 * BLOCK + 8
 """How many bytes `find_block` looks at in one go: its results stay in the nearest cache."""
+MOST_BYTES = BLOCK // 2
 _FIELD = 10  # bits
 _SPACE_BIT = 63
 _CHARS, _LETTERS, _DIGITS, _PUNCTUATION, _MARKERS, _UPPERS = np.uint64(1023) << np.arange(0, 60, _FIELD, np.uint64)
@@ -76,38 +80,11 @@ def _pack(flags):
     return total | (flags & SPACE).astype(np.uint64) << np.uint64(_SPACE_BIT)
 
 
-PACKS = np.concatenate([_pack(KINDS[:128]), np.zeros(128, np.uint64), _pack(KINDS[128:])])
-"""Packed counts of each byte (of ASCII), then of each class."""
+PACKS = np.concatenate([_pack(KINDS[:128]), ROLES, _pack(KINDS[128:]), WHOLE_KEYS])
+"""Packed counts of each byte of ASCII, its roles in `tokens`, packed counts of each class, words `tokens` keeps whole."""
 PACKS.flags.writeable = False
 
 _HISTOGRAM = 1024
-
-
-@inlined
-def decode(data, at, end):
-    """(code point, position after it)."""
-    byte = np.int64(data[at])
-    if byte < 0x80:
-        return byte, at + 1
-    if 0xE0 <= byte < 0xF0 and at + 2 < end:
-        return (byte & 15) << 12 | (np.int64(data[at + 1]) & 63) << 6 | (np.int64(data[at + 2]) & 63), at + 3
-    if 0xC0 <= byte < 0xE0 and at + 1 < end:
-        return (byte & 31) << 6 | (np.int64(data[at + 1]) & 63), at + 2
-    if 0xF0 <= byte < 0xF5 and at + 3 < end:
-        point = (byte & 7) << 18 | (np.int64(data[at + 1]) & 63) << 12
-        point |= (np.int64(data[at + 2]) & 63) << 6 | (np.int64(data[at + 3]) & 63)
-        return point if point < 0x110000 else 0x10FFFF, at + 4
-    return 0xFFFD, at + 1
-
-
-@inlined
-def class_of(point, points):
-    return np.int64(points[4608 + (np.int64(points[256 + (point >> 8)]) << 8 | (point & 255))])
-
-
-@inlined
-def flags_of(point, points, kinds):
-    return np.int64(kinds[128 + class_of(point, points)])
 
 
 @inlined
@@ -385,6 +362,44 @@ def _find_unicode_block(data, at, end, points, kinds, packs, edges, counts):
 
 
 @part
+def _find_token_block(data, at, end, points, kinds, packs, edges, counts):
+    """`find_block` for tokens: a run of letters and digits between spaces is one, any other is taken apart."""
+    limit = at + MOST_BYTES if at + MOST_BYTES < end else end
+    found = 0
+    total = np.uint64(0)
+    while at < limit:
+        start, low, seen = at, total, np.int64(0)
+        while at < end:
+            byte = data[at]
+            after = at + 1
+            if byte < 128:
+                flags, pack = np.int64(kinds[byte]), packs[byte]
+            else:
+                point, after = decode(data, at, end)
+                cls = class_of(point, points)
+                flags, pack = np.int64(kinds[128 + cls]), packs[256 + cls]
+            if flags & SPACE:
+                break
+            seen |= flags
+            total += pack
+            at = after
+        if at == start:
+            at = after
+            continue
+        if not seen & (PUNCTUATION | SYMBOL) or at - start > MOST_BYTES:
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at, total
+            found += 2
+            continue
+        stop = split_run(data, start, at, points, kinds, packs, edges, found)
+        while found < stop:
+            counts[found] = low
+            low = _add_span(data, edges[found], edges[found + 1], points, packs, low)
+            counts[found + 1] = low
+            found += 2
+    return found, at
+
+
+@part
 def _count_long(data, start, stop, points, packs):
     """(characters of a span, packed counts whose fields say no more than whether there is any)."""
     chars, found = 0, np.uint64(0)
@@ -407,6 +422,8 @@ def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
         return _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts)
     if mode == UNICODE:
         return _find_unicode_block(data, at, end, points, kinds, packs, edges, counts)
+    if mode == TOKENS:
+        return _find_token_block(data, at, end, points, kinds, packs, edges, counts)
     return _find_character_block(data, at, end, points, kinds, packs, edges, counts)
 
 

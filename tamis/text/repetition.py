@@ -189,8 +189,9 @@ class GopherRepetition(WordFilter):
 
     score                 datatrove             dolma                  dclm                    paper
     duplicate_lines       copies after the      all copies of what     all copies, trimmed     copies after the
-                          first / lines         repeats, blank lines   lines / lines           first / lines
-                                                too / all lines
+                          first / lines, with   repeats, blank lines   lines / lines           first / lines
+                          one for a newline     too / all lines
+                          at either end
     duplicate_line_chars  their characters      / characters in words  / characters of lines   / characters of lines
                           / characters
     duplicate_paragraphs  as lines              0                      as lines                as lines
@@ -205,8 +206,9 @@ class GopherRepetition(WordFilter):
     text without ASCII punctuation, in lower case and in NFD.
 
     `letters` are the characters of the words. Of equally frequent n-grams the first in the text counts, except with
-    dclm. `words=None` tells words apart as the dialect does: dolma and redpajama by whitespace, dclm by UAX #29, the
-    others "auto". datatrove joins the words of an n-gram before it compares; here n-grams are equal if their words are.
+    dclm. `words=None` tells words apart as the dialect does: datatrove takes punctuation for words of its own ("tokens"),
+    dolma and redpajama split at whitespace, dclm by UAX #29, paper is "auto". datatrove joins the words of an n-gram before
+    it compares; here n-grams are equal if their words are. Its lines may consist of spaces; here they may not.
 
     >>> batch = Batch.from_rows([{"text": "one two\\none two\\none two three"}])
     >>> scores = GopherRepetition().score(batch)
@@ -259,13 +261,16 @@ _Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _NGRAMS = Callable[[Facts, int, np.ndarray, np.ndarray], np.ndarray]
 
 _WORDS: dict[str, Words] = {
-    "datatrove": "auto", "dolma": "whitespace", "dclm": "unicode", "redpajama": "whitespace", "paper": "auto",
+    "datatrove": "tokens", "dolma": "whitespace", "dclm": "unicode", "redpajama": "whitespace", "paper": "auto",
 }  # fmt: skip
 
 
 def _lines_datatrove(text: Facts, letters: np.ndarray) -> _Four:
+    # split at newlines, a text that begins or ends with one has an empty line there
+    before = (text["newlines"] > 0) & (text["first_line_open"] == 0)
+    after = (text["newlines"] > 0) & (text["last_line_open"] == 0)
     return (
-        ratio(text["line_later"], text["lines"]),
+        ratio(text["line_later"] + (before & after), text["lines"] + before + after),
         ratio(text["paragraph_later"], text["paragraphs"]),
         ratio(text["line_later_chars"], text["chars"]),
         ratio(text["paragraph_later_chars"], text["chars"]),

@@ -23,13 +23,14 @@ from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.kernels.unspaced import count_ended_lines
 
-Words: TypeAlias = Literal["auto", "whitespace", "unicode", "characters", "dictionary"]
+Words: TypeAlias = Literal["auto", "whitespace", "unicode", "tokens", "characters", "dictionary"]
 """How words are told apart.
 
 auto        by whitespace; in scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan and their
             kin) each letter with what follows it up to the next letter is a word
 whitespace  by whitespace, as Python's str.split()
 unicode     UAX #29 word boundaries; punctuation alone is not a word
+tokens      punctuation apart from words, much as spaCy's English tokenizer does (see `kernels.tokens`)
 characters  each letter or digit of any script, with what follows it up to the next one
 dictionary  as auto, and the words of Chinese, Japanese and Thai are those of a dictionary; needs `tamis[segment]`
 """
@@ -38,6 +39,7 @@ MODES: dict[str, int] = {
     "auto": kernel.AUTO,
     "whitespace": kernel.WHITESPACE,
     "unicode": kernel.UNICODE,
+    "tokens": kernel.TOKENS,
     "characters": kernel.CHARACTERS,
     "dictionary": kernel.WHITESPACE,  # of the text with spaces between the words, see `worded`
 }

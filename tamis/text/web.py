@@ -53,7 +53,8 @@ class GopherQuality(WordFilter):
                       case
 
     Symbols are punctuation, symbols and controls by Unicode category. `words=None` tells words apart as the dialect
-    does, by whitespace; datatrove and paper take the characters of scripts without spaces as words ("auto").
+    does: datatrove by spaCy, in which every comma is a word ("tokens" comes close), paper takes the characters of scripts
+    without spaces as words ("auto"), the others split at whitespace.
 
     redpajama counts words and their mean length in the text without ASCII punctuation, in lower case and in NFD; symbols
     as dclm, but without ". . ."; bullet_lines of ten bullets, the en dash among them; both shares are of all lines. Its
@@ -64,11 +65,11 @@ class GopherQuality(WordFilter):
     >>> batch = Batch.from_rows([{"text": "- The cat and\\n- the dog have # 2 lives..."}])
     >>> for name, value in GopherQuality().score(batch).items(): print(name, round(float(value[0]), 2))
     gopher_words 8.0
-    gopher_word_length 3.5
-    gopher_symbols 0.09
+    gopher_word_length 3.12
+    gopher_symbols 0.08
     gopher_bullet_lines 1.0
     gopher_ellipsis_lines 0.5
-    gopher_alphabetic_words 0.64
+    gopher_alphabetic_words 0.58
     gopher_stop_words 3.0
     """
 
@@ -87,7 +88,7 @@ class GopherQuality(WordFilter):
     column: str = "text"
 
     def score(self, batch: Batch) -> Scores:
-        how: Words = self.words or ("auto" if self.dialect in ("datatrove", "paper") else "whitespace")
+        how: Words = self.words or _WORDS[self.dialect]
         words = self._word_facts(batch, how)
         if self.dialect == "dclm" and self.words is None:
             words = {**words, "bounded": word_facts(batch, "unicode")["words"]}
@@ -125,6 +126,9 @@ class GopherQuality(WordFilter):
         ]
 
 
+_WORDS: dict[str, Words] = {
+    "datatrove": "tokens", "dolma": "whitespace", "dclm": "whitespace", "redpajama": "whitespace", "paper": "auto",
+}  # fmt: skip
 _Measures = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -280,20 +284,20 @@ class FineWebQuality(WordFilter):
     """Drop lists, menus and repeated lines, by the rules FineWeb found on top of Gopher's and C4's (Penedo et al. 2024).
 
     score                 meaning                                                                 default
-    ended_lines           lines ending in . ? ! " or ' / lines                                    at least 0.12
+    ended_lines           lines ending in a stop / lines                                          at least 0.12
     short_lines           lines of at most 30 characters / lines                                  at most 0.67
     duplicate_line_chars  characters of lines that stood before in the text / characters but \\n   at most 0.01
-    newlines              newlines / words                                                        at most 0.3
+    newlines              newlines / words, punctuation among them                                at most 0.3
 
-    Lines are those that are not blank (datatrove) or all of them (paper: the code that made FineWeb). With
-    `stops="unicode"` the sentence stops of every script end a line too.
+    Lines are those that are not blank (datatrove) or all of them (paper: the code that made FineWeb). A stop is one of
+    . ? ! " ' (paper, `stops="english"`) or the sentence stop of any script, quotes aside (datatrove 0.10, `stops="unicode"`).
 
     >>> batch = Batch.from_rows([{"text": "It rains.\\nHome\\nHome\\n"}])
     >>> for name, value in FineWebQuality().score(batch).items(): print(name, round(float(value[0]), 2))
     fineweb_ended_lines 0.33
     fineweb_short_lines 1.0
     fineweb_duplicate_line_chars 0.24
-    fineweb_newlines 0.75
+    fineweb_newlines 0.6
     """
 
     min_ended_lines: float | None = 0.12
@@ -301,14 +305,15 @@ class FineWebQuality(WordFilter):
     short_line_chars: int = 30
     max_duplicate_line_chars: float | None = 0.01
     max_newlines: float | None = 0.3
-    stops: Literal["english", "unicode"] = "english"
+    stops: Literal["english", "unicode"] | None = None
     dialect: Literal["datatrove", "paper"] = "datatrove"
-    words: Words = "auto"
+    words: Words = "tokens"
     column: str = "text"
 
     def score(self, batch: Batch) -> Scores:
         text, words = text_facts(batch), word_facts(batch, self.words)
-        ended = text["marked_lines_untrimmed" if self.stops == "english" else "stopped_lines_untrimmed"]
+        stops = self.stops or ("unicode" if self.dialect == "datatrove" else "english")
+        ended = text["marked_lines_untrimmed" if stops == "english" else "stopped_lines_untrimmed"]
         short = (
             batch.facts("text", LineStats(self.short_line_chars))["short_lines"]
             if self._unusual

@@ -27,7 +27,7 @@ def test_ngram_statistics_are_those_of_the_slow_answer(rows: list[str]) -> None:
     compare(rows, "auto")
 
 
-@pytest.mark.parametrize("mode", ["auto", "whitespace", "unicode", "characters"])
+@pytest.mark.parametrize("mode", ["auto", "whitespace", "unicode", "tokens", "characters"])
 def test_ngram_statistics_of_samples(mode: str) -> None:
     small = [text for text in naive.ODD if len(text) < 100]
     compare([*naive.SAMPLES, *small, "\n".join(naive.SAMPLES * 2)], mode)

@@ -21,7 +21,11 @@ from tests import naive
 
 WAYS = [mode for mode in MODES if mode != "dictionary"]  # that one is of the text, before kernels see it
 
+pieces = [
+    *"aAzZ019.,;:!?'’\"-–—~+*^/\\@|#%&()[]{}<>=_$…°€é你", "...", "Mr", "Inc.", "and/or", "n't", "'s", "'ll", "://", "www.", " ",
+]  # fmt: skip
 texts = st.one_of(
+    st.lists(st.sampled_from(pieces), max_size=14).map("".join),
     st.text(st.sampled_from(naive.ALPHABET), max_size=60),
     st.lists(st.sampled_from(["the", "To", "a'b", "3.5", "你", "...", " ", "\n", "#", "…", "ไทย"]), max_size=30).map(
         " ".join
@@ -58,6 +62,35 @@ def test_word_statistics_of_samples(mode: str) -> None:
     found = WORD_STATS[mode](pa.array(rows, pa.large_string()))
     for row, text in enumerate(rows):
         assert {name: array[row] for name, array in found.items()} == naive.word_stats(text, mode, STOP_WORDS), text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(Don't!)", "( Do n't ! )"),
+        ("and so... it ends...", "and so ... it ends ..."),
+        ("the U.S. and e.g. J. Smith.", "the U.S. and e.g. J. Smith ."),
+        ("Mr. Miss. in N.Y. v. Roe, Inc.", "Mr. Miss. in N.Y. v. Roe , Inc."),
+        ("it's we'll you’ve I'm she'd the 1980's", "it 's we 'll you ’ve I 'm she 'd the 1980 's"),
+        ("well-known 1-2 3-D a--b", "well - known 1 - 2 3 - D a -- b"),
+        ("-x x- -- /usr/bin", "-x x- -- /usr / bin"),
+        ("end.Then 3.5 1,000 a,b", "end . Then 3.5 1,000 a , b"),
+        ("see www.a.com/b-c or http://a.org/x-y.", "see www.a.com/b-c or http://a.org/x-y ."),
+        ("and/or either/or", "and/or either / or"),
+        ("“So,” she said—twice.", "“ So , ” she said — twice ."),
+        ("f(self): g(x);", "f(self ): g(x ) ;"),
+        ("$5 5% C++ 20°C GPL-2+", "$ 5 5 % C++ 20 ° C GPL-2 +"),
+        ("Foo::Bar a.b x=1 x=y", "Foo::Bar a.b x=1 x = y"),
+        ("我来到北京。", "我来到北京 。"),
+    ],
+)
+def test_tokens_by_hand(text: str, expected: str) -> None:
+    assert split_words(text, "tokens") == expected.split()
+
+
+def test_a_very_long_run_is_one_token() -> None:
+    assert split_words("x-" * 1024, "tokens")[:3] == ["x", "-", "x"]
+    assert split_words("x-" * 1025, "tokens") == ["x-" * 1025]
 
 
 @pytest.mark.parametrize(

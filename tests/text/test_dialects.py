@@ -47,9 +47,31 @@ def test_word_length_is_a_mean_or_a_median() -> None:
 
 
 def test_symbols_are_counted_in_four_ways() -> None:
-    # 8 words; '#' twice, "..." once, the character once, ". . ." once; dolma: two words hold '#' or the character
+    # 8 words, 12 tokens; '#' twice, "..." once, the character once, ". . ." once; dolma: two words hold '#' or the character
     text = "##x y... z… w . . . v"
-    assert across(gopher, text, "symbols") == [2 / 8, 2 / 8, 5 / 8, 2 / 8]
+    assert across(gopher, text, "symbols") == [round(2 / 12, 4), 2 / 8, 5 / 8, 2 / 8]
+
+
+def test_every_comma_is_a_word_for_datatrove() -> None:
+    # It | does | n't | rain | , | she | said | . : six with a letter of eight; and six that are not symbols alone
+    text = "It doesn't rain, she said."
+    assert across(gopher, text, "alphabetic_words") == [6 / 8, 1, 1, 1]
+    assert gopher("datatrove", text, "words") == 6
+    assert gopher("datatrove", text, "word_length") == pytest.approx((2 + 4 + 3 + 4 + 3 + 4) / 6)
+    own = GopherQuality(words="whitespace")
+    assert score(own, text, "gopher_alphabetic_words") == 1
+
+
+def test_a_comma_makes_two_pairs_of_words_differ_for_datatrove() -> None:
+    # a , b a b: no pair twice, so the first counts, "a ," of 3 characters; with "auto" the first is "a, b" of 4
+    assert score(GopherRepetition(), "a, b a b", "gopher_top_2_grams") == pytest.approx(3 / 8)
+    assert score(GopherRepetition(words="auto"), "a, b a b", "gopher_top_2_grams") == pytest.approx(4 / 8)
+
+
+def test_a_newline_at_either_end_is_a_line_for_datatrove() -> None:
+    assert across(repetition, "a\nb\na\n", "duplicate_lines") == [0.25, 0.5, round(2 / 3, 4), round(1 / 3, 4)]
+    # two empty lines, of which the second repeats the first
+    assert repetition("datatrove", "\na\nb\na\n", "duplicate_lines") == 2 / 5
 
 
 def test_bullets_differ() -> None:
@@ -255,13 +277,14 @@ def test_c4_paragraphs_counts_long_lines() -> None:
 
 
 def test_fineweb_lines() -> None:
-    # four lines that are not blank; one ends in a straight stop, three are short; 7 newlines, 14 words
+    # four lines that are not blank; one ends in a straight stop, three are short; 7 newlines, 19 words, of them
+    # 5 marks
     text = "Home\n\nIt rains today in the north of the country, they say.\nHome\n\n“No.”\n\n"
     step = FineWebQuality()
     assert score(step, text, "fineweb_ended_lines") == 0.25
     assert score(step, text, "fineweb_short_lines") == 0.75
     assert score(step, text, "fineweb_duplicate_line_chars") == pytest.approx(4 / (4 + 53 + 4 + 5))
-    assert score(step, text, "fineweb_newlines") == pytest.approx(7 / 14)
+    assert score(step, text, "fineweb_newlines") == pytest.approx(7 / 19)
 
 
 def test_fineweb_of_the_paper_counts_blank_lines() -> None:
@@ -273,8 +296,15 @@ def test_fineweb_of_the_paper_counts_blank_lines() -> None:
 
 def test_fineweb_knows_the_stops_of_other_scripts() -> None:
     text = "他又数了一遍。\n结果一样"
-    assert score(FineWebQuality(), text, "fineweb_ended_lines") == 0
-    assert score(FineWebQuality(stops="unicode"), text, "fineweb_ended_lines") == 0.5
+    assert score(FineWebQuality(stops="english"), text, "fineweb_ended_lines") == 0
+    assert score(FineWebQuality(), text, "fineweb_ended_lines") == 0.5
+
+
+def test_a_quote_ends_a_line_for_the_paper_alone() -> None:
+    text = 'He said "no"\nand went.\n'
+    assert score(FineWebQuality(), text, "fineweb_ended_lines") == 0.5
+    assert score(FineWebQuality(stops="english"), text, "fineweb_ended_lines") == 1.0
+    assert score(FineWebQuality(dialect="paper"), text, "fineweb_ended_lines") == pytest.approx(2 / 3)
 
 
 def test_fineweb_with_another_idea_of_short() -> None:

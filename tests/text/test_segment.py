@@ -15,10 +15,11 @@ from tamis.text.segment import buffers, ratio, split_words, word_stats
         ("whitespace", ["Hello,", "世界!「你好」", "x2"]),
         ("auto", ["Hello,", "世", "界!「", "你", "好」", "x2"]),
         ("unicode", ["Hello", "世", "界", "你", "好", "x2"]),
+        ("tokens", ["Hello", ",", "世界!「你好", "」", "x2"]),
         ("characters", ["H", "e", "l", "l", "o,", "世", "界!「", "你", "好」", "x", "2"]),
     ],
 )
-def test_four_ways_to_tell_words_apart(mode: str, expected: list[str]) -> None:
+def test_five_ways_to_tell_words_apart(mode: str, expected: list[str]) -> None:
     assert split_words("Hello, 世界!「你好」 x2", mode) == expected  # type: ignore[arg-type]
 
 
