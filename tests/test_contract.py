@@ -128,7 +128,7 @@ def test_the_same_twice(step):
 def test_rules_speak_of_scores(step):
     if isinstance(step, Filter):
         scores = results(step, batch_for(step))
-        assert set(scores) == set(step.declared_writes), "declared scores"
+        assert set(scores) == set(step.score_columns()), "declared scores"
         for rule in step.rules():
             verdicts = rule.verdicts(as_array(scores[rule.score]))
             assert all(len(mask) == len(TEXTS) and mask.dtype == np.bool_ for _, mask in verdicts)

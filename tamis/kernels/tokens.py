@@ -44,6 +44,7 @@ LEFT_INSIDE = ".-/\\@|~^+"
 """Punctuation and symbols of ASCII that are no marks."""
 
 _MARK, _ICON, _INNER, _SCHEME = 1 << 16, 1 << 17, 1 << 18, 1 << 19
+_PLAIN = LETTER | DIGIT
 
 
 def _roles():
@@ -70,7 +71,8 @@ _NUM_WHOLE = len(WHOLE_KEYS)
 
 @inlined
 def _role(packs, byte):
-    return np.int64(packs[128 + np.int64(byte)])
+    """The flags of a byte of ASCII, 0 of another; without a branch, which would have numba count references to the array."""
+    return np.int64(packs[128 + (np.int64(byte) & 127)]) * np.int64(byte < 128)
 
 
 @inlined
@@ -297,10 +299,8 @@ def _inner_size(data, at, stop, before, points, kinds, packs):
 
 @inlined
 def _put(edges, found, start, stop):
-    if start < stop:
-        edges[found], edges[found + 1] = start, stop
-        found += 2
-    return found
+    edges[found], edges[found + 1] = start, stop
+    return found + 2 * np.int64(start < stop)
 
 
 @part
@@ -330,40 +330,39 @@ def _split_inside(data, start, stop, points, kinds, packs, edges, found):
 
 
 @inlined
-def _is_plain(byte, packs):
-    """Whether a byte is a letter or digit of ASCII."""
-    return byte < 128 and _role(packs, byte) & (LETTER | DIGIT) != 0
+def ends_in_mark(packs, first, before, last, size):
+    """Whether a run of letters and digits and one last byte is a word and a mark, from its bytes; False if it may not be."""
+    stop = (
+        (last == _DOT) & (size > 4) & (_role(packs, first) & LOWER != 0) & (_role(packs, before) & (LOWER | DIGIT) != 0)
+    )
+    return stop | (_role(packs, last) & _MARK != 0)
 
 
 @inlined
 def split_run(data, start, stop, points, kinds, packs, edges, found):
     """Put down where the tokens of a run without spaces begin and end, from edges[found] on; returns the next place.
 
-    Most runs are a word and one mark, so the commonest cases are told here without a call.
+    Common cases are told here without a call.
     """
     at = start
-    while at < stop and not _is_plain(data[at], packs):
+    while at < stop and not _role(packs, data[at]) & _PLAIN:
         size = 1
-        if (
-            data[at] >= 128
-            or not _role(packs, data[at]) & _MARK
-            or (at + 1 < stop and not _is_plain(data[at + 1], packs))
-        ):
+        if not _role(packs, data[at]) & _MARK or (at + 1 < stop and not _role(packs, data[at + 1]) & _PLAIN):
             size = _mark_size(data, at, stop, points, kinds, packs)
         if size == 0:
             break
         found = _put(edges, found, at, at + size)
         at += size
     last = stop
-    while last > at and not _is_plain(data[last - 1], packs):
+    while last > at and not _role(packs, data[last - 1]) & _PLAIN:
         size = 1
-        if data[last - 1] >= 128 or not _role(packs, data[last - 1]) & _MARK:
+        if not _role(packs, data[last - 1]) & _MARK:
             size = _last_mark_size(data, at, last, points, kinds, packs)
         if size == 0:
             break
         last -= size
     clitic = last
-    if last - at > 2 and not (_is_plain(data[last - 2], packs) and _is_plain(data[last - 3], packs)):
+    if last - at > 2 and not (_role(packs, data[last - 2]) & _PLAIN and _role(packs, data[last - 3]) & _PLAIN):
         clitic -= _clitic_size(data, at, last, points, kinds, packs)
     place = at
     while place < clitic and data[place] < 128 and not _role(packs, data[place]) & _INNER:

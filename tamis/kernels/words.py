@@ -19,7 +19,7 @@ import numpy as np
 from tamis.kernels.characters import class_of, decode, flags_of
 from tamis.kernels.jit import inlined, kernel, part
 from tamis.kernels.spans import hash_lowered, hash_start
-from tamis.kernels.tokens import ROLES, WHOLE_KEYS, split_run
+from tamis.kernels.tokens import ROLES, WHOLE_KEYS, ends_in_mark, split_run
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     DIGIT,
@@ -390,10 +390,39 @@ def _find_token_block(data, at, end, points, kinds, packs, edges, counts):
             edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at, total
             found += 2
             continue
+        packed = total - low
+        others = (
+            (packed & _CHARS)
+            - ((packed & _LETTERS) >> np.uint64(_FIELD))
+            - ((packed & _DIGITS) >> np.uint64(2 * _FIELD))
+        )
+        last = data[at - 1]
+        if (
+            others == np.uint64(1)
+            and 1 < at - start < 1 << _FIELD
+            and ends_in_mark(packs, data[start], data[at - 2], last, at - start)
+        ):
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at - 1, total - packs[last]
+            edges[found + 2], counts[found + 2], edges[found + 3], counts[found + 3] = (
+                at - 1,
+                total - packs[last],
+                at,
+                total,
+            )
+            found += 4
+            continue
         stop = split_run(data, start, at, points, kinds, packs, edges, found)
         while found < stop:
             counts[found] = low
-            low = _add_span(data, edges[found], edges[found + 1], points, packs, low)
+            place = edges[found]
+            while place < edges[found + 1]:
+                byte = data[place]
+                if byte < 128:
+                    low += packs[byte]
+                    place += 1
+                else:
+                    point, place = decode(data, place, at)
+                    low += packs[256 + class_of(point, points)]
             counts[found + 1] = low
             found += 2
     return found, at

@@ -109,15 +109,22 @@ def _check_length(name: str, length: int) -> None:
         raise ParameterError(f"`n` of `{name}` must be from {SHORTEST} to {LONGEST}, got {length}")
 
 
+def _with_length(columns: dict[str, str], length: int) -> dict[str, str]:
+    """Names of scores and columns that say which n-grams are meant: several lengths stand in one recipe."""
+    pairs = ((name.replace("ngrams", f"{length}_grams"), column) for name, column in columns.items())
+    return {name: column.replace("ngrams", f"{length}_grams") for name, column in pairs}
+
+
 @operator(reads="text", writes="top_ngrams")
 class RepeatingTopNGrams(WordFilter):
     """Drop documents in which the most frequent n-gram of words takes up too much (Rae et al. 2021).
 
     Occurrences of the most frequent n-gram * its characters with the spaces between its words / characters. Of equally
     frequent ones the first in the text counts, so that the score never depends on chance. A text of fewer than n words
-    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4. Kept as top_2_grams and so on.
+    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4. The score is
+    top_2_grams and so on.
 
-    >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_ngrams"].round(2).tolist()
+    >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_2_grams"].round(2).tolist()
     [0.67]
     """
 
@@ -131,15 +138,15 @@ class RepeatingTopNGrams(WordFilter):
         _check_length(self.name, self.n)
 
     def score_columns(self) -> dict[str, str]:
-        return {name: column.replace("ngrams", f"{self.n}_grams") for name, column in super().score_columns().items()}
+        return _with_length(super().score_columns(), self.n)
 
     def score(self, batch: Batch) -> Scores:
         found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
         share = ratio(found["top_count"] * (found["top_chars"] + self.n - 1), chars)
-        return {"top_ngrams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+        return {f"top_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
 
     def rules(self) -> list[Rule]:
-        return [at_most("top_ngrams", self.max_top_ngrams)]
+        return [at_most(f"top_{self.n}_grams", self.max_top_ngrams)]
 
 
 @operator(reads="text", writes="duplicate_ngrams")
@@ -148,9 +155,9 @@ class RepeatingDuplicateNGrams(WordFilter):
 
     Characters, with the spaces between, covered by n-grams that occurred earlier in the text, each counted once
     / characters. A text of fewer than n words scores 1, as in NeMo Curator. Gopher's bounds are 0.15 ... 0.10 for
-    n = 5 ... 10.
+    n = 5 ... 10. The score is duplicate_5_grams and so on.
 
-    >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_ngrams"].round(2).tolist()
+    >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_2_grams"].round(2).tolist()
     [0.33]
     """
 
@@ -164,15 +171,15 @@ class RepeatingDuplicateNGrams(WordFilter):
         _check_length(self.name, self.n)
 
     def score_columns(self) -> dict[str, str]:
-        return {name: column.replace("ngrams", f"{self.n}_grams") for name, column in super().score_columns().items()}
+        return _with_length(super().score_columns(), self.n)
 
     def score(self, batch: Batch) -> Scores:
         found, chars = ngram_facts(batch, self.words, self.n), text_facts(batch)["chars"]
         share = ratio(found["later_chars"], chars)
-        return {"duplicate_ngrams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
+        return {f"duplicate_{self.n}_grams": np.where(found["top_count"] == 0, 1.0, np.minimum(share, 1.0))}
 
     def rules(self) -> list[Rule]:
-        return [at_most("duplicate_ngrams", self.max_duplicate_ngrams)]
+        return [at_most(f"duplicate_{self.n}_grams", self.max_duplicate_ngrams)]
 
 
 _SCORES = (

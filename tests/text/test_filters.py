@@ -164,10 +164,16 @@ def test_the_reason_names_the_bound_that_was_broken() -> None:
 
 
 def test_ngram_scores_of_different_lengths_have_different_columns() -> None:
-    assert RepeatingTopNGrams(n=3).score_columns() == {"top_ngrams": "top_3_grams"}
+    assert RepeatingTopNGrams(n=3).score_columns() == {"top_3_grams": "top_3_grams"}
     assert RepeatingDuplicateNGrams(n=5, column="title").score_columns() == {
-        "duplicate_ngrams": "title_duplicate_5_grams"
+        "duplicate_5_grams": "title_duplicate_5_grams"
     }
+
+
+def test_the_reason_says_which_ngrams_repeat() -> None:
+    text = "a b c d a b c d a b c d"
+    assert reasons(RepeatingTopNGrams(n=3, max_top_ngrams=0.18), text) == [["top_3_grams > 0.18"]]
+    assert reasons(RepeatingDuplicateNGrams(n=4), text) == [["duplicate_4_grams > 0.2"]]
 
 
 @pytest.mark.parametrize("make", [RepeatingTopNGrams, RepeatingDuplicateNGrams])
