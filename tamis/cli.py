@@ -236,31 +236,33 @@ def run(
 ) -> None:
     """Run a recipe. The same command again goes on where it stopped."""
     from tamis.console import failed_text, summary_text
+    from tamis.executors.forkserver import launched
     from tamis.progress import Progress
 
-    chosen = prepare(recipe, inputs, output, overrides)
-    settings = resources_of(chosen, memory, workers)
-    pipeline = chosen.build()
-    # Bars would draw over a debugger, which is what the inline executor is for.
-    with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
-        try:
-            report = pipeline.run(
-                **settings,
-                executor=cast("Any", executor),  # the engine knows the names
-                device=device.value,
-                rejects=rejects or bool(chosen.settings.rejects),
-                scores=scores,
-                fresh=fresh,
-                on_error=on_error.value if on_error is not None else None,
-                on_overflow=on_overflow.value,
-                max_seconds=max_seconds,
-                alerts=chosen.settings.alerts,
-                on_event=progress,
-            )
-        except Interrupted as error:
-            progress.stop()
-            talk(str(error))
-            raise typer.Exit(INTERRUPTED) from None
+    with launched(executor == "local"):
+        chosen = prepare(recipe, inputs, output, overrides)
+        settings = resources_of(chosen, memory, workers)
+        pipeline = chosen.build()
+        # Bars would draw over a debugger, which is what the inline executor is for.
+        with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
+            try:
+                report = pipeline.run(
+                    **settings,
+                    executor=cast("Any", executor),  # the engine knows the names
+                    device=device.value,
+                    rejects=rejects or bool(chosen.settings.rejects),
+                    scores=scores,
+                    fresh=fresh,
+                    on_error=on_error.value if on_error is not None else None,
+                    on_overflow=on_overflow.value,
+                    max_seconds=max_seconds,
+                    alerts=chosen.settings.alerts,
+                    on_event=progress,
+                )
+            except Interrupted as error:
+                progress.stop()
+                talk(str(error))
+                raise typer.Exit(INTERRUPTED) from None
     if as_json:
         give_json(report.as_dict())
     if not quiet and not as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 import typer
 
 from tamis.errors import Interrupted, ParameterError
+from tamis.executors.forkserver import launched
 
 if TYPE_CHECKING:
     from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
@@ -126,29 +127,30 @@ def exact(
     quiet: QuietOption = False,
 ) -> None:
     """Remove rows whose text, or other column, is the same."""
-    from tamis.workflows import ExactDeduplicationWorkflow
+    with launched(executor == "local"):
+        from tamis.workflows import ExactDeduplicationWorkflow
 
-    workflow = ExactDeduplicationWorkflow(
-        input_path,
-        output_path,
-        filetype.value if filetype else None,
-        input_blocksize=blocksize,
-        text_field=column,
-        perform_removal=not only_find,
-        keep=keep.value,
-        by=by,
-        prefer=prefer or None,
-        prefer_column=prefer_column,
-        across_sources=across_sources,
-        against=against,
-        update=update,
-        ignore_case=ignore_case,
-        ignore_whitespace=ignore_whitespace,
-        unicode=unicode.value if unicode else None,
-        unit=unit.value,
-        max_removed=max_removed,
-    )
-    _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
+        workflow = ExactDeduplicationWorkflow(
+            input_path,
+            output_path,
+            filetype.value if filetype else None,
+            input_blocksize=blocksize,
+            text_field=column,
+            perform_removal=not only_find,
+            keep=keep.value,
+            by=by,
+            prefer=prefer or None,
+            prefer_column=prefer_column,
+            across_sources=across_sources,
+            against=against,
+            update=update,
+            ignore_case=ignore_case,
+            ignore_whitespace=ignore_whitespace,
+            unicode=unicode.value if unicode else None,
+            unit=unit.value,
+            max_removed=max_removed,
+        )
+        _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
 
 
 @app.command()
@@ -187,33 +189,34 @@ def fuzzy(
     quiet: QuietOption = False,
 ) -> None:
     """Remove documents that are nearly the same as one that stays."""
-    from tamis.workflows import FuzzyDeduplicationWorkflow
+    with launched(executor == "local"):
+        from tamis.workflows import FuzzyDeduplicationWorkflow
 
-    workflow = FuzzyDeduplicationWorkflow(
-        input_path,
-        output_path,
-        filetype.value if filetype else None,
-        input_blocksize=blocksize,
-        text_field=column,
-        perform_removal=not only_find,
-        keep=keep.value,
-        by=by,
-        prefer=prefer or None,
-        prefer_column=prefer_column,
-        across_sources=across_sources,
-        against=against,
-        update=update,
-        settings=settings.value,
-        threshold=threshold,
-        verify=verify.value,
-        char_ngrams=char_ngrams,
-        word_ngrams=word_ngrams,
-        num_bands=num_bands,
-        minhashes_per_band=num_rows,
-        num_hashes=num_hashes,
-        reuse=reuse,
-    )
-    _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
+        workflow = FuzzyDeduplicationWorkflow(
+            input_path,
+            output_path,
+            filetype.value if filetype else None,
+            input_blocksize=blocksize,
+            text_field=column,
+            perform_removal=not only_find,
+            keep=keep.value,
+            by=by,
+            prefer=prefer or None,
+            prefer_column=prefer_column,
+            across_sources=across_sources,
+            against=against,
+            update=update,
+            settings=settings.value,
+            threshold=threshold,
+            verify=verify.value,
+            char_ngrams=char_ngrams,
+            word_ngrams=word_ngrams,
+            num_bands=num_bands,
+            minhashes_per_band=num_rows,
+            num_hashes=num_hashes,
+            reuse=reuse,
+        )
+        _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
 
 
 @app.command()

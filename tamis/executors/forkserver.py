@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 
 from tamis.errors import WorkerError
@@ -30,11 +30,11 @@ from tamis.errors import WorkerError
 class ForkServer:
     """Starts workers and tells how they ended. Use as a context manager."""
 
-    def __init__(self, preload: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         mine, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from tamis.executors.forkserver import serve; "
-            f"serve({theirs.fileno()}, {sorted(preload)!r})"
+            f"serve({theirs.fileno()})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -51,6 +51,10 @@ class ForkServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def preload(self, modules: Iterable[str]) -> None:
+        """Have these imported before the next worker is forked; returns at once."""
+        self._control.sendall(json.dumps({"preload": sorted(modules)}).encode() + b"\n")
 
     def start(self, marker: str) -> tuple[int, Connection]:
         """A new worker: its process id and the connection to it."""
@@ -95,6 +99,28 @@ class ForkServer:
         self._process.wait()
 
 
+_waiting: list[ForkServer] = []
+
+
+@contextlib.contextmanager
+def launched(wanted: bool) -> Iterator[None]:
+    """Start a server now for the run that comes in this block: it imports while the caller still reads and plans."""
+    if wanted:
+        _waiting.append(ForkServer())
+    try:
+        yield
+    finally:
+        while _waiting:  # nobody came for it
+            server = _waiting.pop()
+            server._process.kill()
+            server.__exit__()
+
+
+def take_server() -> ForkServer:
+    """The server that was launched already, or a new one."""
+    return _waiting.pop() if _waiting else ForkServer()
+
+
 def _environment() -> dict[str, str]:
     """Ours, and what keeps a worker small.
 
@@ -105,15 +131,13 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **threads, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
-def serve(descriptor: int, preload: Iterable[str]) -> None:
+def serve(descriptor: int) -> None:
     """The server's life: fork on request, report deaths, and end all workers when the driver is gone."""
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
     # pyarrow imports pandas, where there is one, when it first converts an array: better once here than in each worker.
-    for module in (*preload, "tamis.executors.local", "pandas"):
-        with contextlib.suppress(ImportError):  # a worker that needs it will tell the driver
-            importlib.import_module(module)
+    _import_all(["tamis.executors.local", "pandas"])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -127,15 +151,20 @@ def serve(descriptor: int, preload: Iterable[str]) -> None:
                 os.read(wake_read, 4096)
                 _report_ended(control, children)
             if control in ready:
-                data, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
+                data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 1)
                 if not data:
                     return
-                pid = os.fork()
-                if pid == 0:
-                    _become_worker(descriptors[0], json.loads(data)["marker"], (control, wake_read, wake_write))
-                os.close(descriptors[0])
-                children.add(pid)
-                control.sendall(json.dumps({"started": pid}).encode() + b"\n")
+                for line in data.splitlines():
+                    message = json.loads(line)
+                    if "preload" in message:
+                        _import_all(message["preload"])
+                        continue
+                    pid = os.fork()
+                    if pid == 0:
+                        _become_worker(descriptors[0], message["marker"], (control, wake_read, wake_write))
+                    os.close(descriptors[0])
+                    children.add(pid)
+                    control.sendall(json.dumps({"started": pid}).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):
         pass
     finally:
@@ -144,6 +173,12 @@ def serve(descriptor: int, preload: Iterable[str]) -> None:
                 os.kill(child, signal.SIGKILL)
         sys.stderr.flush()
         os._exit(0)  # taking everything apart in order takes longer than a small job
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
+        with contextlib.suppress(ImportError):  # a worker that needs it will tell the driver
+            importlib.import_module(module)
 
 
 def _report_ended(control: socket.socket, children: set[int]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from tamis.errors import TamisError, WorkerError
 from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
-from tamis.executors.forkserver import ForkServer
+from tamis.executors.forkserver import take_server
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
@@ -96,7 +96,8 @@ class LocalExecutor:
     def __enter__(self) -> LocalExecutor:
         self._stack = ExitStack()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
-        self._server = self._stack.enter_context(ForkServer(self.preload))
+        self._server = self._stack.enter_context(take_server())
+        self._server.preload(self.preload)
         return self
 
     def __exit__(self, *exc: object) -> None:
