@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tamis.kernels.jit import kernel, part
+from tamis.kernels.jit import bare, kernel, part
 from tamis.kernels.spans import clear, grown, hash_span, mix, number_of, table_size
 from tamis.kernels.words import BLOCK, EDGES, chars_between, find_block
 
@@ -33,7 +33,7 @@ NGRAM_FIELDS = (
 """First axis of the output of `measure_ngrams`; see there."""
 
 
-@part
+@bare
 def _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words):
     """Put down the words of the next block: their hashes, and the characters up to the end of each."""
     found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.characters import decode, flags_of
-from tamis.kernels.jit import inlined, part
+from tamis.kernels.jit import bare, inlined
 from tamis.kernels.spans import tail64
 from tamis.kernels.unicode_tables import DIGIT, KINDS, LETTER, LOWER, MARKER, PUNCTUATION, SYMBOL, UPPER
 
@@ -93,7 +93,7 @@ def _is_face(first, second):
     return second == _SEMICOLON and first == _OPEN
 
 
-@part
+@bare
 def _read(data, at, end, points, kinds, packs):
     """(flags of the character at `at`, position after it)."""
     byte = data[at]
@@ -106,7 +106,7 @@ def _read(data, at, end, points, kinds, packs):
     return flags, after
 
 
-@part
+@bare
 def _read_back(data, start, at, points, kinds, packs):
     """(flags of the character that ends at `at`, where it begins)."""
     place = at - 1
@@ -118,7 +118,7 @@ def _read_back(data, start, at, points, kinds, packs):
     return flags, place
 
 
-@part
+@bare
 def _is_whole(data, start, stop, packs):
     """Whether a span is one of WHOLE."""
     if stop - start > 8:
@@ -134,7 +134,7 @@ def _is_whole(data, start, stop, packs):
     return low < len(packs) and packs[low] == key
 
 
-@part
+@bare
 def _mark_size(data, at, stop, points, kinds, packs):
     """Bytes of the mark that begins at `at`, 0 if none does."""
     byte = data[at]
@@ -151,7 +151,7 @@ def _mark_size(data, at, stop, points, kinds, packs):
     return after - at if flags & _MARK else 0
 
 
-@part
+@bare
 def _last_mark_size(data, start, stop, points, kinds, packs):
     """Bytes of the mark that ends at `stop`, 0 if none does."""
     flags, place = _read_back(data, start, stop, points, kinds, packs)
@@ -178,7 +178,7 @@ def _last_mark_size(data, start, stop, points, kinds, packs):
     return 0 if before & UPPER or data[place - 1] == _DOT else 1
 
 
-@part
+@bare
 def _are_letters(data, start, stop, points, kinds, packs):
     while start < stop:
         flags, start = _read(data, start, stop, points, kinds, packs)
@@ -187,7 +187,7 @@ def _are_letters(data, start, stop, points, kinds, packs):
     return True
 
 
-@part
+@bare
 def _clitic_size(data, start, stop, points, kinds, packs):
     """Bytes of 's 'm 'd 'll 've 're or n't at the end of a span, 0 if there is none."""
     for size in range(1, 3):
@@ -212,7 +212,7 @@ def _clitic_size(data, start, stop, points, kinds, packs):
     return 0
 
 
-@part
+@bare
 def _is_address(data, start, stop, points, kinds, packs):
     """Whether a span looks like a URL, a host or an address of mail: labels and dots, then lower-case letters."""
     at = start
@@ -256,7 +256,7 @@ def _is_address(data, start, stop, points, kinds, packs):
     return byte == _SLASH or byte == _QUERY or byte == _HASH
 
 
-@part
+@bare
 def _inner_size(data, at, stop, before, points, kinds, packs):
     """Bytes of the token that begins at `at` inside a word, 0 if the word goes on; `before`: flags of what precedes."""
     flags, after = _read(data, at, stop, points, kinds, packs)
@@ -303,7 +303,7 @@ def _put(edges, found, start, stop):
     return found + 2 * np.int64(start < stop)
 
 
-@part
+@bare
 def _split_inside(data, start, stop, points, kinds, packs, edges, found):
     """Put down the tokens of a span that has lost its marks at both ends."""
     begun = at = start

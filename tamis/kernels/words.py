@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.characters import class_of, decode, flags_of
-from tamis.kernels.jit import inlined, kernel, part
+from tamis.kernels.jit import bare, inlined, kernel, part
 from tamis.kernels.spans import hash_lowered, hash_start
 from tamis.kernels.tokens import ROLES, WHOLE_KEYS, ends_in_mark, split_run
 from tamis.kernels.unicode_tables import (
@@ -65,6 +65,7 @@ BLOCK = 4096
 EDGES = 2 * BLOCK + 8
 """How many bytes `find_block` looks at in one go: its results stay in the nearest cache."""
 MOST_BYTES = BLOCK // 2
+_RUNS = 2 * MOST_BYTES + 16
 _FIELD = 10  # bits
 _SPACE_BIT = 63
 _CHARS, _LETTERS, _DIGITS, _PUNCTUATION, _MARKERS, _UPPERS = np.uint64(1023) << np.arange(0, 60, _FIELD, np.uint64)
@@ -102,7 +103,7 @@ def _is_ignored(kind):
     return kind == WB_EXTEND or kind == WB_FORMAT or kind == WB_ZWJ
 
 
-@part
+@bare
 def _decode(data, at, end):
     """`decode` where speed matters less than the time to compile."""
     return decode(data, at, end)
@@ -177,7 +178,7 @@ def next_break(data, at, end, points, kinds):
     return at
 
 
-@part
+@bare
 def next_word(data, at, end, mode, points, kinds):
     """(start, stop, chars, flags) of the next word; start == stop when there is none. Not for UNICODE."""
     while at < end:
@@ -361,71 +362,75 @@ def _find_unicode_block(data, at, end, points, kinds, packs, edges, counts):
     return found, at
 
 
-@part
+@bare
+def _split_token_run(data, start, stop, low, high, points, kinds, packs, edges, counts, found):
+    """Put down the tokens of a run that is more than letters and digits; returns the next place."""
+    seen, at = np.int64(0), start
+    while at < stop:
+        byte = data[at]
+        if byte < 128:
+            seen |= np.int64(kinds[byte])
+            at += 1
+        else:
+            point, at = decode(data, at, stop)
+            seen |= flags_of(point, points, kinds)
+    if not seen & (PUNCTUATION | SYMBOL) or stop - start > MOST_BYTES:
+        edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, stop, high
+        return found + 2
+    last = split_run(data, start, stop, points, kinds, packs, edges, found)
+    while found < last:
+        counts[found] = low
+        low = _add_span(data, edges[found], edges[found + 1], points, packs, low)
+        counts[found + 1] = low
+        found += 2
+    return found
+
+
+@bare
 def _find_token_block(data, at, end, points, kinds, packs, edges, counts):
-    """`find_block` for tokens: a run of letters and digits between spaces is one, any other is taken apart."""
+    """`find_block` for tokens: runs between spaces are found first, and those that are no plain word taken apart.
+
+    The runs are put down behind the room that their tokens can take.
+    """
     limit = at + MOST_BYTES if at + MOST_BYTES < end else end
-    found = 0
-    total = np.uint64(0)
-    while at < limit:
-        start, low, seen = at, total, np.int64(0)
-        while at < end:
-            byte = data[at]
-            after = at + 1
-            if byte < 128:
-                flags, pack = np.int64(kinds[byte]), packs[byte]
-            else:
-                point, after = decode(data, at, end)
-                cls = class_of(point, points)
-                flags, pack = np.int64(kinds[128 + cls]), packs[256 + cls]
-            if flags & SPACE:
-                break
-            seen |= flags
-            total += pack
-            at = after
-        if at == start:
-            at = after
-            continue
-        if not seen & (PUNCTUATION | SYMBOL) or at - start > MOST_BYTES:
-            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at, total
-            found += 2
-            continue
-        packed = total - low
+    runs, after = _find_spaced_block(data, at, limit, np.int64(0), points, kinds, packs, edges[_RUNS:], counts[_RUNS:])
+    if limit < end and runs and edges[_RUNS + runs - 1] == limit:  # the last run may go on
+        after = edges[_RUNS + runs - 2]
+        runs -= 2
+        if after == at:  # it fills the block
+            _, after, _, _ = next_word(data, at, end, np.int64(WHITESPACE), points, kinds)
+            high = _add_span(data, at, after, points, packs, np.uint64(0))
+            return _split_token_run(
+                data, at, after, np.uint64(0), high, points, kinds, packs, edges, counts, np.int64(0)
+            ), after
+    found = np.int64(0)
+    for index in range(_RUNS, _RUNS + runs, 2):
+        start, stop = edges[index], edges[index + 1]
+        low, high = counts[index], counts[index + 1]
+        packed = high - low
         others = (
             (packed & _CHARS)
             - ((packed & _LETTERS) >> np.uint64(_FIELD))
             - ((packed & _DIGITS) >> np.uint64(2 * _FIELD))
         )
-        last = data[at - 1]
-        if (
-            others == np.uint64(1)
-            and 1 < at - start < 1 << _FIELD
-            and ends_in_mark(packs, data[start], data[at - 2], last, at - start)
-        ):
-            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, at - 1, total - packs[last]
-            edges[found + 2], counts[found + 2], edges[found + 3], counts[found + 3] = (
-                at - 1,
-                total - packs[last],
-                at,
-                total,
-            )
-            found += 4
-            continue
-        stop = split_run(data, start, at, points, kinds, packs, edges, found)
-        while found < stop:
-            counts[found] = low
-            place = edges[found]
-            while place < edges[found + 1]:
-                byte = data[place]
-                if byte < 128:
-                    low += packs[byte]
-                    place += 1
-                else:
-                    point, place = decode(data, place, at)
-                    low += packs[256 + class_of(point, points)]
-            counts[found + 1] = low
+        last = data[stop - 1]
+        short = stop - start < 1 << _FIELD
+        if short and others == np.uint64(0):
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, stop, high
             found += 2
-    return found, at
+        elif (
+            short
+            and others == np.uint64(1)
+            and stop - start > 1
+            and ends_in_mark(packs, data[start], data[stop - 2], last, stop - start)
+        ):
+            middle = high - packs[last]
+            edges[found], counts[found], edges[found + 1], counts[found + 1] = start, low, stop - 1, middle
+            edges[found + 2], counts[found + 2], edges[found + 3], counts[found + 3] = stop - 1, middle, stop, high
+            found += 4
+        else:
+            found = _split_token_run(data, start, stop, low, high, points, kinds, packs, edges, counts, found)
+    return found, after
 
 
 @part
