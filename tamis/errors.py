@@ -18,6 +18,7 @@ TamisError                 has a hint: what to do about it
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
@@ -108,3 +109,13 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """A hint naming the nearest of `choices`, or None when nothing is near."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else None
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error comes of too little memory, as which it does not always announce itself: a thread needs a stack."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    return (
+        isinstance(error, MemoryError) or "Failed to launch worker thread" in text or "can't start new thread" in text
+    )

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import contiguous
-from tamis.errors import BudgetError, DiskFull
+from tamis.errors import BudgetError, DiskFull, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
 from tamis.operator import Work
 
@@ -77,12 +77,12 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _disk_full() from error
+            if is_shortage(error):
+                return cast("R", OVERFLOW)
             raise
-        except MemoryError:
-            return cast("R", OVERFLOW)
 
     return wrapped
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tamis.errors import TamisError, WorkerError
+from tamis.errors import TamisError, WorkerError, is_shortage
 from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
@@ -345,6 +345,7 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
     """Serve the driver until it closes the connection."""
     with Path(marker_path).open("r+b") as file:
         marks = mmap.mmap(file.fileno(), _MARK.size)
+    process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
 
     def say(*answer: Any) -> None:
@@ -382,12 +383,10 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         except KernelsCompiled:
             say("compiled", None)
             return
-        except MemoryError as error:
-            # What held the memory hangs on the traceback; let go of it before saying so.
-            answer = ("overflow", None) if kind == "task" else ("error", _portable(error))
-            error.__traceback__ = None
         except Exception as error:  # noqa: BLE001 - it is raised again in the driver
-            answer = ("error", _portable(error))
+            overflow = kind == "task" and is_shortage(error)
+            answer = ("overflow", None) if overflow else ("error", _portable(error))
+            error.__traceback__ = None  # what held the memory hangs on it
         compiling.release()
         if kind == "task":
             process.trim()

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure, bytes_of
-from tamis.errors import DiskFull, OperatorError, TamisError
+from tamis.errors import DiskFull, OperatorError, TamisError, is_shortage
 from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
@@ -437,13 +437,14 @@ class _PartitionRun:
         except Exception as error:
             if self.stage.on_error == "raise" or _disk_full(error):
                 raise
-            if isinstance(error, MemoryError):
+            short = is_shortage(error)
+            if short:
                 self.account.splits += 1
                 process.trim()
             if len(batch) == 1:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 text = f"{type(error).__name__}: {error}".strip(": ")
-                if isinstance(error, MemoryError):
+                if short:
                     text += f"; this row alone ({format_bytes(batch.num_bytes)}) is more than a worker can process"
                 self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
                 return batch.select(slice(0, 0))

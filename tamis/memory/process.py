@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import io
 import resource
 import sys
 from pathlib import Path
@@ -48,6 +49,22 @@ def peak_bytes() -> int:
         return found
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def start_threads(path: Path) -> None:
+    """Have Arrow start its two pools, one thread each, as long as there is room for their stacks; `path` may be used.
+
+    It starts them when they are first needed, which a cap may prevent.
+    """
+    import pyarrow.json
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    pyarrow.json.read_json(io.BytesIO(b"{}\n"))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([])):
+        pass
+    pa.ipc.open_file(pa.memory_map(str(path)))
+    path.unlink()
 
 
 def trim() -> None:
