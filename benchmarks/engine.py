@@ -185,7 +185,9 @@ def main() -> None:
         shutil.rmtree(folder / "in")
         for megabytes in [100, *([options.large_megabytes] if options.large_megabytes else [])]:
             make_corpus(folder / "in", megabytes)
-            seconds, peak = tamis_run(recipe, folder / "in", folder / "out", options.workers)
+            # Partitions so small that every worker has some, however little there is.
+            small = ("--set", "jsonl_reader.blocksize=16MB")
+            seconds, peak = tamis_run(recipe, folder / "in", folder / "out", options.workers, *small)
             say(
                 f"peak memory of a pass-through of {megabytes:,} MB",
                 f"{peak / 1e6:.0f} MB ({megabytes / seconds:.0f} MB/s)",
