@@ -163,10 +163,11 @@ def test_the_monitor_watches_from_a_thread_until_the_block_ends():
 
 def test_the_last_snapshot_is_taken_at_the_end_of_the_block():
     with MemoryMonitor(every_s=1_000) as monitor:
-        data = np.ones(10_000_000)
+        data = np.ones(50_000_000)
     assert len(monitor.snapshots) == 2
     assert monitor.peak is monitor.snapshots[-1]
-    assert monitor.peak.held_bytes - monitor.snapshots[0].held_bytes > 0.9 * data.nbytes
+    # What is shared with other processes counts by its share, and that changes as they come and go.
+    assert monitor.peak.held_bytes - monitor.snapshots[0].held_bytes > 0.7 * data.nbytes
 
 
 def test_what_a_subscriber_raises_is_raised_at_the_end_of_the_block():
