@@ -152,7 +152,7 @@ def main() -> None:
         "Gopher repetition": cascade([GopherRepetition()]),
         "Gopher quality": cascade([GopherQuality()]),
         "Gopher quality + repetition + C4 + FineWeb": cascade(CASCADE),
-        "29 filters of NeMo Curator's English cascade": cascade(NEMO_ENGLISH),
+        "28 filters of NeMo Curator's English cascade": cascade(NEMO_ENGLISH),
         "boilerplate phrases": cascade([BoilerPlate()]),
         "bad words": cascade([BadWords()]),
         "Python comments": cascade([PythonCommentToCode()]),
