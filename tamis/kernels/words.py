@@ -222,16 +222,16 @@ def next_word(data, at, end, mode, points, kinds):
 
 
 @part
-def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts):
+def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts, base):
     """`find_block` for text split by spaces, without a branch per word as long as the bytes are ASCII.
 
     Every position is written down as the next edge, and stays only if a word begins or ends there. A letter with a
     flag in `singles` begins a word unless no letter or digit came before it in this one, and the next letter or digit
-    begins another.
+    begins another. Edges are put down from `base` on.
     """
     first = at
     limit = at + BLOCK if at + BLOCK < end else end
-    found = 0
+    found = base
     total = np.uint64(0)
     outside = np.uint64(1)
     while True:
@@ -285,8 +285,8 @@ def _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, coun
         found -= 1
         if at == first:  # one word fills the block
             _, at, _, _ = next_word(data, first, end, np.int64(AUTO if singles else WHITESPACE), points, kinds)
-            edges[1] = at
-            return 2, at
+            edges[base + 1] = at
+            return base + 2, at
     return found, at
 
 
@@ -393,9 +393,9 @@ def _find_token_block(data, at, end, points, kinds, packs, edges, counts):
     The runs are put down behind the room that their tokens can take.
     """
     limit = at + MOST_BYTES if at + MOST_BYTES < end else end
-    runs, after = _find_spaced_block(data, at, limit, np.int64(0), points, kinds, packs, edges[_RUNS:], counts[_RUNS:])
-    if limit < end and runs and edges[_RUNS + runs - 1] == limit:  # the last run may go on
-        after = edges[_RUNS + runs - 2]
+    runs, after = _find_spaced_block(data, at, limit, np.int64(0), points, kinds, packs, edges, counts, np.int64(_RUNS))
+    if limit < end and runs > _RUNS and edges[runs - 1] == limit:  # the last run may go on
+        after = edges[runs - 2]
         runs -= 2
         if after == at:  # it fills the block
             _, after, _, _ = next_word(data, at, end, np.int64(WHITESPACE), points, kinds)
@@ -404,7 +404,7 @@ def _find_token_block(data, at, end, points, kinds, packs, edges, counts):
                 data, at, after, np.uint64(0), high, points, kinds, packs, edges, counts, np.int64(0)
             ), after
     found = np.int64(0)
-    for index in range(_RUNS, _RUNS + runs, 2):
+    for index in range(_RUNS, runs, 2):
         start, stop = edges[index], edges[index + 1]
         low, high = counts[index], counts[index + 1]
         packed = high - low
@@ -453,7 +453,7 @@ def find_block(data, at, end, mode, points, kinds, packs, edges, counts):
     """
     if mode == WHITESPACE or mode == AUTO:
         singles = np.int64(UNSPACED) if mode == AUTO else np.int64(0)
-        return _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts)
+        return _find_spaced_block(data, at, end, singles, points, kinds, packs, edges, counts, np.int64(0))
     if mode == UNICODE:
         return _find_unicode_block(data, at, end, points, kinds, packs, edges, counts)
     if mode == TOKENS:
