@@ -36,7 +36,7 @@ from tamis.parameters import parse_bytes
 from tamis.recipes.load import shipped_names
 
 FILE_BYTES = 128_000_000
-DOCUMENT_BYTES = 580
+DOCUMENT_BYTES = 460
 """Of the documents of corpus.py, as JSON lines."""
 
 RECIPES = [
@@ -125,7 +125,7 @@ def save(row: Row) -> None:
     path = Path(__file__).with_suffix(".md")
     rows = {}
     for line in path.read_text().splitlines() if path.exists() else []:
-        match = re.match(r"\| ([a-z_, ]+) \| (\d\w+) \|", line)
+        match = re.match(r"\| ([a-z0-9_, ]+) \| (\d\w+) \|", line)
         if match:
             rows[match[1], match[2]] = line
     rows[row.job, row.budget] = str(row)
