@@ -69,7 +69,7 @@ class Origin:
 class Batch:
     """Rows on their way through a stage. Immutable: each change gives a new batch that shares its columns."""
 
-    __slots__ = ("_names", "memo", "origin", "table")
+    __slots__ = ("_names", "memo", "needed", "origin", "table")
 
     def __init__(
         self,
@@ -77,11 +77,13 @@ class Batch:
         origin: Origin | None = None,
         *,
         memo: dict[tuple[str, str], Facts] | None = None,
+        needed: dict[tuple[str, str], object] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.table = table
         self.origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
         self.memo = memo if memo is not None else {}
+        self.needed = needed if needed is not None else {}
         self._names = names or {}  # column name here -> name in the memo, where an operator sees another name
         assert len(self.origin) == table.num_rows, "one origin per row"
 
@@ -120,19 +122,33 @@ class Batch:
     def __contains__(self, column: str) -> bool:
         return column in self.table.column_names
 
-    def facts(self, column: str, compute: Callable[[Column], Facts]) -> Facts:
-        """What `compute` finds about a column, found once however many operators ask."""
-        key = (self._names.get(column, column), f"{compute.__module__}.{compute.__qualname__}")
+    def facts(self, column: str, compute: Callable[..., Facts]) -> Facts:
+        """What `compute` finds about a column, found once however many operators ask.
+
+        If `compute` has an attribute `needs`, that is called with the column and its result handed to `compute` as a second
+        argument. The result is kept too, but only as long as the batch has all its rows.
+        """
+        key = self._key(column, compute)
         if key not in self.memo:
-            self.memo[key] = compute(self[column])
+            needs = getattr(compute, "needs", None)
+            if needs is None:
+                self.memo[key] = compute(self[column])
+            else:
+                needed = self._key(column, needs)
+                if needed not in self.needed:
+                    self.needed[needed] = needs(self[column])
+                self.memo[key] = compute(self[column], self.needed[needed])
         return self.memo[key]
+
+    def _key(self, column: str, compute: Callable[..., object]) -> tuple[str, str]:
+        return self._names.get(column, column), f"{compute.__module__}.{compute.__qualname__}"
 
     def view(self, names: Mapping[str, str]) -> Batch:
         """The columns `names` lists, each under the name an operator knows it by, facts shared."""
         table = pa.table({seen: self.table.column(real) for seen, real in names.items()})
         if not names:  # a table without columns has no rows; keep their number in a column nobody asked for
             table = pa.table({"": pa.nulls(len(self))})
-        return Batch(table, self.origin, memo=self.memo, names=dict(names))
+        return Batch(table, self.origin, memo=self.memo, needed=self.needed, names=dict(names))
 
     def select(self, index: np.ndarray | slice) -> Batch:
         """The rows of a boolean mask, of row numbers, or of a slice, with their facts."""
@@ -159,7 +175,8 @@ class Batch:
             else:
                 table = pa.table({name: array})
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
-        return Batch(table, self.origin, memo=memo)
+        needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
+        return Batch(table, self.origin, memo=memo, needed=needed)
 
     def without(self, columns: Sequence[str]) -> Batch:
         """This batch without some of its columns."""
@@ -167,7 +184,8 @@ class Batch:
             return self
         table = self.table.drop_columns(list(columns))
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
-        return Batch(table, self.origin, memo=memo)
+        needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
+        return Batch(table, self.origin, memo=memo, needed=needed)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts: slow, for functions of the user, messages and tests."""

@@ -9,8 +9,7 @@ import unicodedata
 from collections import Counter
 
 from tamis.kernels import unicode_tables as tables
-from tamis.kernels.tokens import FACES, LEFT_INSIDE, WHOLE
-from tamis.kernels.words import MOST_BYTES
+from tamis.kernels.tokens import FACES, LEFT_INSIDE, MOST_BYTES, WHOLE
 
 SAMPLES = [
     "The miller's daughter counted 1,204 sacks of flour. Was it enough? Nobody knew...\n\nShe asked again; nobody knew.",

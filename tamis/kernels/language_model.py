@@ -2,7 +2,7 @@
 
     line --words--> hashes, BEGIN before and END after them --each n-gram that ends here--> key --table--> log p, backoff
 
-Kernels take `data` (uint8), `offsets` (int64, rows + 1), the mode and tables of `words.find_block`, and `fold` (uint8[256]):
+Kernels take `data` (uint8), `offsets` (int64, rows + 1), the marks of `words`, and `fold` (uint8[256]):
 what each byte is read as, so that case and digits can be made not to matter. The table is open addressing, 16 bytes a
 slot, seen as `slots` (uint64[2 * size], keys at even places, 0 is empty) and as `numbers` (float32[4 * size], the log
 probability of slot i at 4 i + 2, its backoff at 4 i + 3; base 10, as in ARPA files). Keys are written to model files: they
@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from tamis.kernels.hashing import mix64
-from tamis.kernels.words import EDGES, find_block
+from tamis.kernels.words import EDGES, base_of, read_words
 
 LONGEST = 6
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
@@ -62,12 +62,12 @@ def _key(sums, length):
 
 
 @njit(nogil=True, cache=True)
-def find_tokens(data, offsets, mode, points, kinds, packs, fold, tokens, places):
+def find_tokens(data, offsets, begins, ends, fold, tokens, places):
     """Write the hashes of all lines with a word, marks included, and their places in the line; return how many there are.
 
     tokens uint64, places int32; nothing is written if they are empty.
     """
-    edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     total = 0
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
@@ -77,7 +77,7 @@ def find_tokens(data, offsets, mode, points, kinds, packs, fold, tokens, places)
                 stop += 1
             place = 0
             while at < stop:
-                found, at = find_block(data, at, stop, mode, points, kinds, packs, edges, counts)
+                found, at = read_words(begins, ends, base, at, stop, edges)
                 for index in range(0, found, 2):
                     if len(tokens):
                         if place == 0:
@@ -165,9 +165,9 @@ def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth)
 
 
 @njit(nogil=True, cache=True)
-def score_rows(data, offsets, mode, points, kinds, packs, fold, order, slots, numbers, logs, counts):
+def score_rows(data, offsets, begins, ends, fold, order, slots, numbers, logs, counts):
     """logs[i] (float64) = log10 of the probability of row i, counts[i] (int64) = its words and ends of lines."""
-    edges, packed = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
+    base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     tokens, sums = np.empty(_PART, np.uint64), np.empty(_PART, np.uint64)
     found, depth = np.empty((order, _PART), np.int64), np.empty(_PART, np.int64)
     for row in range(len(offsets) - 1):
@@ -182,7 +182,7 @@ def score_rows(data, offsets, mode, points, kinds, packs, fold, order, slots, nu
             tokens[0] = BEGIN
             words = False
             while at < stop:
-                edged, at = find_block(data, at, stop, mode, points, kinds, packs, edges, packed)
+                edged, at = read_words(begins, ends, base, at, stop, edges)
                 for index in range(0, edged, 2):
                     if held == _PART - 1:
                         total += _score_part(tokens, held, first, order, slots, numbers, sums, found, depth)

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from tamis.kernels.jit import inlined, part
+
 LANES = 64
+ONE, ALL = np.uint64(1), np.uint64(2**64 - 1)
 
 
 def _ranges(members: Iterable[int]) -> list[tuple[int, int]]:
@@ -70,6 +74,18 @@ def ones(typingctx, bits):
 
 
 @intrinsic
+def highest(typingctx, bits):
+    """The position of the highest bit set in a uint64 that is not 0, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.sub(
+            ir.Constant(ir.IntType(64), LANES - 1), builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 1))
+        )
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
 def lowest(typingctx, bits):
     """The position of the lowest bit set in a uint64 that is not 0, as int64."""
 
@@ -77,3 +93,20 @@ def lowest(typingctx, bits):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), generate
+
+
+@inlined
+def below(count):
+    """A uint64 with its first `count` bits set; none if count is negative, all from 64 on."""
+    if count >= LANES:
+        return ALL
+    return (ONE << np.uint64(count)) - ONE if count > 0 else np.uint64(0)
+
+
+@part
+def last_block(data, base):
+    """The bytes of the last block of 64 from `base` on, filled up with zeros: what may be read where the array ends."""
+    block = np.zeros(LANES, np.uint8)
+    for at in range(base + (len(data) - base) // LANES * LANES, len(data)):
+        block[(at - base) % LANES] = data[at]
+    return block

@@ -10,6 +10,8 @@ the shorter ones did, and an n-gram is known by the numbers of its two halves:
 The work is linear in the number of words. In ordinary text hardly anything is left after 3-grams; in the worst text
 (one word for ever) every length looks at every word. Of equally frequent n-grams the first in the text is the top one.
 
+Words are those that `begins` and `ends` mark, see `words`.
+
 What repeats and what does not come in no order, so loops choose between values rather than between ways to go. Word
 positions and numbers are unsigned, which spares the test for a negative index.
 """
@@ -19,9 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tamis.kernels.jit import bare, kernel, part
+from tamis.kernels.jit import bare, inlined, kernel, part
 from tamis.kernels.spans import clear, grown, hash_span, mix, number_of, table_size
-from tamis.kernels.words import BLOCK, EDGES, chars_between, find_block
+from tamis.kernels.words import EDGES, base_of, read_words
 
 SHORTEST, LONGEST = 2, 10
 NUM_LENGTHS = LONGEST - SHORTEST + 1
@@ -33,22 +35,35 @@ NGRAM_FIELDS = (
 """First axis of the output of `measure_ngrams`; see there."""
 
 
+@inlined
+def _is_ascii(data, at, stop):
+    seen = np.uint8(0)
+    for place in range(at, stop):
+        seen |= data[place]
+    return seen < 128
+
+
 @bare
-def _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words):
-    """Put down the words of the next block: their hashes, and the characters up to the end of each."""
-    found, at = find_block(data, at, end, mode, points, kinds, packs, edges, counts)
+def _take_words(data, at, end, begins, ends, base, edges, keys, upto, words):
+    """Put down the next words of a row: their hashes, and the characters up to the end of each."""
+    start = at
+    found, at = read_words(begins, ends, base, at, end, edges)
+    plain = _is_ascii(data, start, at if at < end else end)
     chars = upto[words]
     for index in range(0, found, 2):
         start, stop = edges[index], edges[index + 1]
         keys[words] = hash_span(data, start, stop)
-        chars += chars_between(data, start, stop, counts[index], counts[index + 1])
+        chars += stop - start
+        if not plain:
+            for place in range(start, stop):
+                chars -= data[place] & 0xC0 == 0x80
         words += 1
         upto[words] = chars
     return words, at
 
 
 @kernel
-def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
+def measure_ngrams(data, offsets, begins, ends, out):
     """Per row and n, in the order of NGRAM_FIELDS; out int64[fields, rows, NUM_LENGTHS]. Characters of words only.
 
     top_count       occurrences of the most frequent n-gram, 1 if none repeats, 0 if the row has fewer than n words
@@ -60,9 +75,9 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
     greedy_chars    reading on: an n-gram already read counts, and reading goes on after it; else one word further
     later_chars     characters and inner spaces covered by occurrences after the first, each counted once
     """
-    edges, counts = np.empty(EDGES, np.int64), np.empty(EDGES, np.uint64)
-    keys = np.empty(4096, np.uint64)  # word hashes
-    upto = np.empty(4097, np.int64)  # characters before each word
+    base, edges = base_of(offsets), np.empty(EDGES, np.int64)
+    keys = np.empty(EDGES, np.uint64)  # word hashes
+    upto = np.empty(EDGES + 1, np.int64)  # characters before each word
     gram = np.empty(4096, np.uint32)  # number of the n-gram at each word
     place = np.empty(4096, np.uint32)  # words where an n-gram that repeats begins
     names = np.empty(4098, np.uint64)  # key of each number
@@ -75,10 +90,10 @@ def measure_ngrams(data, offsets, mode, points, kinds, packs, out):
         words = np.int64(0)
         upto[0] = 0
         while at < end:
-            if words + BLOCK >= len(keys):
-                keys = grown(keys, words + BLOCK + 1)
+            if words + EDGES // 2 >= len(keys):
+                keys = grown(keys, words + EDGES // 2 + 1)
                 upto = grown(upto, len(keys) + 1)
-            words, at = _take_block(data, at, end, mode, points, kinds, packs, edges, counts, keys, upto, words)
+            words, at = _take_words(data, at, end, begins, ends, base, edges, keys, upto, words)
         if words < SHORTEST:
             continue
         if len(gram) < words:

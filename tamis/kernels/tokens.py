@@ -23,9 +23,20 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.characters import decode, flags_of
-from tamis.kernels.jit import bare, inlined
-from tamis.kernels.spans import tail64
-from tamis.kernels.unicode_tables import DIGIT, KINDS, LETTER, LOWER, MARKER, PUNCTUATION, SYMBOL, UPPER
+from tamis.kernels.jit import array_at, bare, inlined, kernel
+from tamis.kernels.masks import LANES, ONE, below, last_block, lowest, matcher
+from tamis.kernels.unicode_tables import DIGIT, KINDS, LETTER, LOWER, MARKER, PUNCTUATION, SPACE, SYMBOL, UPPER
+from tamis.kernels.words import (
+    SPACES,
+    base_of,
+    clear_marks,
+    mark_gone,
+    mark_word,
+    next_word,
+    outside,
+    run_start,
+    run_stop,
+)
 
 WHOLE = (
     "and/or", "Adm.", "Ak.", "Ala.", "Apr.", "Ariz.", "Ark.", "Aug.", "Bros.", "Calif.", "Co.", "Colo.", "Conn.",
@@ -43,6 +54,9 @@ FACES = ["''", ":)", "):", ":(", "(:", ":]", "[:", "=)", "(=", "=(", "=]", "]=",
 LEFT_INSIDE = ".-/\\@|~^+"
 """Punctuation and symbols of ASCII that are no marks."""
 
+MOST_BYTES = 2048
+"""A longer run without a space is one token."""
+_HIGH = np.uint64(LANES - 1)
 _MARK, _ICON, _INNER, _SCHEME = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 _PLAIN = LETTER | DIGIT
 
@@ -58,21 +72,20 @@ def _roles():
     return roles.astype(np.uint64)
 
 
-ROLES = _roles()
-"""What `packs` holds for the bytes of ASCII from 128 on: an array of its own in a kernel would be copied at every call."""
-
-WHOLE_KEYS = np.sort(np.array([int.from_bytes(word.encode(), "little") for word in WHOLE], np.uint64))
-"""What `packs` holds at its end."""
-_NUM_WHOLE = len(WHOLE_KEYS)
+_WHOLE_KEYS = np.sort(np.array([int.from_bytes(word.encode(), "little") for word in WHOLE], np.uint64))
+ROLES = np.concatenate([_roles(), _WHOLE_KEYS])
+"""The roles of each byte of ASCII, and the words that are kept whole, as numbers."""
+_NUM_WHOLE = len(_WHOLE_KEYS)
+ROLES.flags.writeable = False
 
 (_PLUS, _COMMA, _DASH, _DOT, _SLASH, _COLON, _LESS, _EQUAL, _GREATER, _AT, _CARET, _STAR, _TILDE, _LOW, _QUERY, _HASH,
  _QUOTE, _SEMICOLON, _OPEN, _CLOSE, _OPEN_SQUARE, _CLOSE_SQUARE) = b"+,-./:<=>@^*~_?#';()[]"  # fmt: skip
 
 
 @inlined
-def _role(packs, byte):
-    """The flags of a byte of ASCII, 0 of another; without a branch, which would have numba count references to the array."""
-    return np.int64(packs[128 + (np.int64(byte) & 127)]) * np.int64(byte < 128)
+def _role(tables, byte):
+    """The flags of a byte of ASCII, 0 of another."""
+    return np.int64(array_at(tables[2], np.uint64)[np.int64(byte) & 127]) * np.int64(byte < 128)
 
 
 @inlined
@@ -94,49 +107,56 @@ def _is_face(first, second):
 
 
 @bare
-def _read(data, at, end, points, kinds, packs):
+def _read(text, at, end, tables):
     """(flags of the character at `at`, position after it)."""
+    data = array_at(text, np.uint8)
     byte = data[at]
     if byte < 128:
-        return _role(packs, byte), at + 1
+        return _role(tables, byte), at + 1
     point, after = decode(data, at, end)
-    flags = flags_of(point, points, kinds)
+    flags = flags_of(point, array_at(tables[0], np.uint8), array_at(tables[1], np.uint16))
     flags |= _MARK if flags & (PUNCTUATION | SYMBOL) else 0
     flags |= _ICON if flags & (SYMBOL | MARKER) else 0
     return flags, after
 
 
 @bare
-def _read_back(data, start, at, points, kinds, packs):
+def _read_back(text, start, at, tables):
     """(flags of the character that ends at `at`, where it begins)."""
+    data = array_at(text, np.uint8)
     place = at - 1
     while place > start and at - place < 4 and data[place] & 0xC0 == 0x80:
         place -= 1
-    flags, after = _read(data, place, at, points, kinds, packs)
+    flags, after = _read(text, place, at, tables)
     if after != at:
         return np.int64(0), at - 1
     return flags, place
 
 
 @bare
-def _is_whole(data, start, stop, packs):
+def _is_whole(text, start, stop, tables):
     """Whether a span is one of WHOLE."""
+    data = array_at(text, np.uint8)
     if stop - start > 8:
         return False
-    key = tail64(data, start, stop)
-    low, high = len(packs) - _NUM_WHOLE, len(packs)
+    key = np.uint64(0)
+    for index in range(stop - start):
+        key |= np.uint64(data[start + index]) << np.uint64(8 * index)
+    whole = array_at(tables[2], np.uint64)
+    low, high = 128, 128 + _NUM_WHOLE
     while low < high:
         middle = (low + high) // 2
-        if packs[middle] < key:
+        if whole[middle] < key:
             low = middle + 1
         else:
             high = middle
-    return low < len(packs) and packs[low] == key
+    return low < 128 + _NUM_WHOLE and whole[low] == key
 
 
 @bare
-def _mark_size(data, at, stop, points, kinds, packs):
+def _mark_size(text, at, stop, tables):
     """Bytes of the mark that begins at `at`, 0 if none does."""
+    data = array_at(text, np.uint8)
     byte = data[at]
     if byte == _DOT:
         end = at + 1
@@ -146,21 +166,22 @@ def _mark_size(data, at, stop, points, kinds, packs):
     if at + 1 < stop and _is_face(byte, data[at + 1]):
         return 2
     if byte == _PLUS:
-        return 0 if at + 1 < stop and data[at + 1] < 128 and _role(packs, data[at + 1]) & DIGIT else 1
-    flags, after = _read(data, at, stop, points, kinds, packs)
+        return 0 if at + 1 < stop and data[at + 1] < 128 and _role(tables, data[at + 1]) & DIGIT else 1
+    flags, after = _read(text, at, stop, tables)
     return after - at if flags & _MARK else 0
 
 
 @bare
-def _last_mark_size(data, start, stop, points, kinds, packs):
+def _last_mark_size(text, start, stop, tables):
     """Bytes of the mark that ends at `stop`, 0 if none does."""
-    flags, place = _read_back(data, start, stop, points, kinds, packs)
+    data = array_at(text, np.uint8)
+    flags, place = _read_back(text, start, stop, tables)
     if flags & _MARK:
         return stop - place
     byte = data[stop - 1]
     if (byte != _DOT and byte != _PLUS) or stop - 1 == start:
         return 0
-    before, place = _read_back(data, start, stop - 1, points, kinds, packs)
+    before, place = _read_back(text, start, stop - 1, tables)
     if byte == _PLUS:
         return 1 if before & DIGIT else 0
     if data[stop - 2] == _DOT:
@@ -170,26 +191,27 @@ def _last_mark_size(data, start, stop, points, kinds, packs):
         return stop - place
     if not before & LETTER:
         return 1 if before & (DIGIT | _MARK) or data[stop - 2] == _DASH or data[stop - 2] == _PLUS else 0
-    if place == start or _is_whole(data, start, stop, packs):
+    if place == start or _is_whole(text, start, stop, tables):
         return 0
-    further, _ = _read_back(data, start, place, points, kinds, packs)
+    further, _ = _read_back(text, start, place, tables)
     if further & LETTER:
         return 1
     return 0 if before & UPPER or data[place - 1] == _DOT else 1
 
 
 @bare
-def _are_letters(data, start, stop, points, kinds, packs):
+def _are_letters(text, start, stop, tables):
     while start < stop:
-        flags, start = _read(data, start, stop, points, kinds, packs)
+        flags, start = _read(text, start, stop, tables)
         if not flags & LETTER:
             return False
     return True
 
 
 @bare
-def _clitic_size(data, start, stop, points, kinds, packs):
+def _clitic_size(text, start, stop, tables):
     """Bytes of 's 'm 'd 'll 've 're or n't at the end of a span, 0 if there is none."""
+    data = array_at(text, np.uint8)
     for size in range(1, 3):
         place = stop - size - 1
         if place <= start:
@@ -199,7 +221,7 @@ def _clitic_size(data, start, stop, points, kinds, packs):
             if place <= start or data[place] != 0xE2 or data[place + 1] != 0x80 or data[place + 2] != 0x99:
                 continue
         first, last = data[stop - size] | 32, data[stop - 1] | 32
-        before, _ = _read_back(data, start, place, points, kinds, packs)
+        before, _ = _read_back(text, start, place, tables)
         if size == 1 and last == 115:
             return stop - place if before & (LETTER | DIGIT) else 0
         if size == 1 and last == 116 and data[place - 1] | 32 == 110:
@@ -208,15 +230,16 @@ def _clitic_size(data, start, stop, points, kinds, packs):
             size == 2 and ((first == 108 and last == 108) or ((first == 118 or first == 114) and last == 101))
         ):
             return 0
-        return stop - place if place > start and _are_letters(data, start, place, points, kinds, packs) else 0
+        return stop - place if place > start and _are_letters(text, start, place, tables) else 0
     return 0
 
 
 @bare
-def _is_address(data, start, stop, points, kinds, packs):
+def _is_address(text, start, stop, tables):
     """Whether a span looks like a URL, a host or an address of mail: labels and dots, then lower-case letters."""
+    data = array_at(text, np.uint8)
     at = start
-    while at < stop and (data[at] >= 128 or _role(packs, data[at]) & _SCHEME):
+    while at < stop and (data[at] >= 128 or _role(tables, data[at]) & _SCHEME):
         at += 1
     if at - start < 2 or at + 2 >= stop or data[at] != _COLON or data[at + 1] != _SLASH or data[at + 2] != _SLASH:
         at = start
@@ -239,7 +262,7 @@ def _is_address(data, start, stop, points, kinds, packs):
                 return False
             label, dots, lower = at + 1, dots + 1, True
         elif byte < 128:
-            flags = _role(packs, byte)
+            flags = _role(tables, byte)
             if not flags & (LETTER | DIGIT) and byte != _DASH and byte != _LOW:
                 break
             lower &= flags & LOWER != 0
@@ -252,14 +275,15 @@ def _is_address(data, start, stop, points, kinds, packs):
         return True
     byte = data[at]
     if byte == _COLON:
-        return at + 2 < stop and data[at + 1] < 128 and _role(packs, data[at + 1]) & DIGIT != 0
+        return at + 2 < stop and data[at + 1] < 128 and _role(tables, data[at + 1]) & DIGIT != 0
     return byte == _SLASH or byte == _QUERY or byte == _HASH
 
 
 @bare
-def _inner_size(data, at, stop, before, points, kinds, packs):
+def _inner_size(text, at, stop, before, tables):
     """Bytes of the token that begins at `at` inside a word, 0 if the word goes on; `before`: flags of what precedes."""
-    flags, after = _read(data, at, stop, points, kinds, packs)
+    data = array_at(text, np.uint8)
+    flags, after = _read(text, at, stop, tables)
     byte = data[at]
     if byte == _DOT:
         end = after
@@ -267,14 +291,14 @@ def _inner_size(data, at, stop, before, points, kinds, packs):
             end += 1
         if end - at > 1 or end == stop:
             return end - at if end - at > 1 else 0
-        following, _ = _read(data, after, stop, points, kinds, packs)
+        following, _ = _read(text, after, stop, tables)
         ends = before & (LETTER | UPPER) == LETTER
         return 1 if ends and following & (LETTER | LOWER) == LETTER else 0
     if flags & _ICON:
         return after - at
     if after >= stop or not before & (LETTER | DIGIT):
         return 0
-    following, _ = _read(data, after, stop, points, kinds, packs)
+    following, _ = _read(text, after, stop, tables)
     if byte == _COMMA:
         return 1 if before & LETTER and following & LETTER else 0
     if byte == _COLON or byte == _LESS or byte == _EQUAL or byte == _GREATER or byte == _SLASH:
@@ -293,90 +317,199 @@ def _inner_size(data, at, stop, before, points, kinds, packs):
         after += 3
     if after >= stop:
         return 0
-    following, _ = _read(data, after, stop, points, kinds, packs)
+    following, _ = _read(text, after, stop, tables)
     return after - at if following & LETTER else 0
 
 
 @inlined
-def _put(edges, found, start, stop):
+def _put(places, found, start, stop):
+    edges = array_at(places, np.int64)
     edges[found], edges[found + 1] = start, stop
     return found + 2 * np.int64(start < stop)
 
 
 @bare
-def _split_inside(data, start, stop, points, kinds, packs, edges, found):
+def _split_inside(text, start, stop, tables, places, found):
     """Put down the tokens of a span that has lost its marks at both ends."""
+    data = array_at(text, np.uint8)
     begun = at = start
     before, asked = np.int64(0), False
     while at < stop:
         byte = data[at]
         if byte < 128:
-            flags, after = _role(packs, byte), at + 1
+            flags, after = _role(tables, byte), at + 1
             inner = flags & _INNER != 0
         else:
-            flags, after = _read(data, at, stop, points, kinds, packs)
+            flags, after = _read(text, at, stop, tables)
             inner = flags & _MARK != 0
-        size = _inner_size(data, at, stop, before, points, kinds, packs) if inner else 0
+        size = _inner_size(text, at, stop, before, tables) if inner else 0
         if size and not asked:
-            if _is_whole(data, start, stop, packs) or _is_address(data, start, stop, points, kinds, packs):
+            if _is_whole(text, start, stop, tables) or _is_address(text, start, stop, tables):
                 break
             asked = True
         if size:
-            found = _put(edges, found, begun, at)
-            found = _put(edges, found, at, at + size)
+            found = _put(places, found, begun, at)
+            found = _put(places, found, at, at + size)
             begun = after = at + size
         before, at = flags, after
-    return _put(edges, found, begun, stop)
+    return _put(places, found, begun, stop)
 
 
-@inlined
-def ends_in_mark(packs, first, before, last, size):
-    """Whether a run of letters and digits and one last byte is a word and a mark, from its bytes; False if it may not be."""
-    stop = (
-        (last == _DOT) & (size > 4) & (_role(packs, first) & LOWER != 0) & (_role(packs, before) & (LOWER | DIGIT) != 0)
-    )
-    return stop | (_role(packs, last) & _MARK != 0)
-
-
-@inlined
-def split_run(data, start, stop, points, kinds, packs, edges, found):
-    """Put down where the tokens of a run without spaces begin and end, from edges[found] on; returns the next place.
-
-    Common cases are told here without a call.
-    """
+@bare
+def _split_run(text, start, stop, tables, places, found):
+    """Put down where the tokens of a run without spaces begin and end, from place `found` on; returns the next place."""
+    data = array_at(text, np.uint8)
     at = start
-    while at < stop and not _role(packs, data[at]) & _PLAIN:
+    while at < stop and not _role(tables, data[at]) & _PLAIN:
         size = 1
-        if not _role(packs, data[at]) & _MARK or (at + 1 < stop and not _role(packs, data[at + 1]) & _PLAIN):
-            size = _mark_size(data, at, stop, points, kinds, packs)
+        if not _role(tables, data[at]) & _MARK or (at + 1 < stop and not _role(tables, data[at + 1]) & _PLAIN):
+            size = _mark_size(text, at, stop, tables)
         if size == 0:
             break
-        found = _put(edges, found, at, at + size)
+        found = _put(places, found, at, at + size)
         at += size
     last = stop
-    while last > at and not _role(packs, data[last - 1]) & _PLAIN:
+    while last > at and not _role(tables, data[last - 1]) & _PLAIN:
         size = 1
-        if not _role(packs, data[last - 1]) & _MARK:
-            size = _last_mark_size(data, at, last, points, kinds, packs)
+        if not _role(tables, data[last - 1]) & _MARK:
+            size = _last_mark_size(text, at, last, tables)
         if size == 0:
             break
         last -= size
     clitic = last
-    if last - at > 2 and not (_role(packs, data[last - 2]) & _PLAIN and _role(packs, data[last - 3]) & _PLAIN):
-        clitic -= _clitic_size(data, at, last, points, kinds, packs)
+    if last - at > 2 and not (_role(tables, data[last - 2]) & _PLAIN and _role(tables, data[last - 3]) & _PLAIN):
+        clitic -= _clitic_size(text, at, last, tables)
     place = at
-    while place < clitic and data[place] < 128 and not _role(packs, data[place]) & _INNER:
+    while place < clitic and data[place] < 128 and not _role(tables, data[place]) & _INNER:
         place += 1
     if place == clitic:
-        found = _put(edges, found, at, clitic)
+        found = _put(places, found, at, clitic)
     else:
-        found = _split_inside(data, at, clitic, points, kinds, packs, edges, found)
-    found = _put(edges, found, clitic, last)
+        found = _split_inside(text, at, clitic, tables, places, found)
+    found = _put(places, found, clitic, last)
     while last < stop:
         size = 1
         if stop - last > 1:
-            size = _mark_size(data, last, stop, points, kinds, packs)
+            size = _mark_size(text, last, stop, tables)
             size = size if size else 1
-        found = _put(edges, found, last, last + size)
+        found = _put(places, found, last, last + size)
         last += size
     return found
+
+
+# ------------------------------------------------------------------------------------------------- 64 bytes at a time
+
+_match = matcher(
+    SPACES,
+    [byte for byte in range(128) if _roles()[byte] & _PLAIN],
+    [byte for byte in range(128) if _roles()[byte] & _MARK],
+    [byte for byte in range(128) if _roles()[byte] & _MARK and not _roles()[byte] & _INNER and byte != _QUOTE],
+    b".",
+)
+
+
+@inlined
+def _begins_run(text, start, at, tables):
+    """Whether a run begins at `at`, a mark before it aside; rows begin at `start`."""
+    data = array_at(text, np.uint8)
+    if at > start and _role(tables, data[at - 1]) & _MARK:
+        at -= 1
+    return at == start or _role(tables, data[at - 1]) & SPACE != 0
+
+
+@bare
+def _ends_a_word(text, start, at, tables):
+    """Whether the dot at `at`, with a letter or digit before it and a space behind, is a token of its own.
+
+    Before it the run has letters, digits, marks that never break a word, and at most one mark at its beginning.
+    """
+    data = array_at(text, np.uint8)
+    before = _role(tables, data[at - 1])
+    if before & DIGIT:
+        return True
+    if _begins_run(text, start, at - 1, tables):
+        return False
+    if not _role(tables, data[at - 2]) & LETTER:
+        return not before & UPPER
+    first = at - 2
+    while first > start and at - first < 8 and _role(tables, data[first - 1]) & _PLAIN:
+        first -= 1
+    return not (_begins_run(text, start, first, tables) and _is_whole(text, first, at + 1, tables))
+
+
+@bare
+def _next_run(text, at, stop, tables):
+    """(start, stop, flags of any of its characters) of the next run without a space of any kind, as `words.next_word`."""
+    data, points, kinds = array_at(text, np.uint8), array_at(tables[0], np.uint8), array_at(tables[1], np.uint16)
+    return next_word(data, at, stop, np.int64(0), points, kinds)
+
+
+@inlined
+def _mark_tokens(text, start, stop, tables, places, begins, ends, base):
+    """Mark the tokens of a run without ASCII spaces one by one."""
+    while start < stop:
+        start, after, flags = _next_run(text, start, stop, tables)
+        found = np.int64(0)
+        if not flags & (PUNCTUATION | SYMBOL) or after - start > MOST_BYTES:
+            found = _put(places, found, start, after)
+        else:
+            found = _split_run(text, start, after, tables, places, found)
+        edges = array_at(places, np.int64)
+        for index in range(0, found, 2):
+            mark_word(begins, ends, base, edges[index], edges[index + 1])
+        start = after
+
+
+@kernel
+def find_tokens(data, offsets, points, kinds, roles, begins, ends):
+    """Mark the tokens of all rows, see `words`.
+
+    Runs of letters and digits of ASCII with at most a mark at either end, and marks inside that never break a word, are
+    told 64 bytes at a time; all others are looked at once more, one by one.
+    """
+    base = base_of(offsets)
+    tail = last_block(data, base)
+    edges = np.empty(2 * MOST_BYTES + 16, np.int64)
+    text, places = data.ctypes.data, edges.ctypes.data
+    tables = (points.ctypes.data, kinds.ctypes.data, roles.ctypes.data)
+    for row in range(len(offsets) - 1):
+        start, stop = offsets[row], offsets[row + 1]
+        done = start  # tokens that begin before here are marked
+        space_before, plain_before, word_before = ONE, np.uint64(0), np.uint64(0)
+        for block in range((start - base) // LANES, (stop - base + LANES - 1) // LANES):
+            at = base + block * LANES
+            space, plain, mark, bound, dot = _match(data, at) if at + LANES <= len(data) else _match(tail, 0)
+            beyond = outside(at, start, stop)
+            space, plain = space | beyond, plain & ~beyond
+            following = _role(tables, data[at + LANES]) if at + LANES < stop else np.int64(SPACE)
+            after_space = space >> ONE | np.uint64(following & SPACE != 0) << _HIGH
+            after_plain = plain >> ONE | np.uint64(following & _PLAIN != 0) << _HIGH
+            before_space, before_plain = space << ONE | space_before, plain << ONE | plain_before
+            space_before, plain_before = space >> _HIGH, plain >> _HIGH
+            alone = mark & ~beyond & ((before_space & (after_space | after_plain)) | (before_plain & after_space))
+            inner = plain | (bound & before_plain & after_plain)
+            last = dot & ~beyond & before_plain & after_space
+            inner |= last
+            while last:
+                bit = lowest(last)
+                if _ends_a_word(text, start, at + bit, tables):
+                    alone |= ONE << np.uint64(bit)
+                last &= last - ONE
+            odd = ~(space | inner | alone)
+            if space == 0:  # the run may be longer than MOST_BYTES
+                odd |= ONE
+            odd &= ~below(done - at)
+            word = ~space & ~alone
+            fresh = alone | (word & ~(word << ONE | word_before))
+            gone = ~before_space & (space | fresh)
+            word_before = word >> _HIGH
+            begins[block] |= fresh & ~below(done - at)
+            mark_gone(ends, block, gone & ~below(done - at + 1))
+            while odd:
+                bit = lowest(odd)
+                first, done = run_start(data, space, at, bit, start), run_stop(data, space, at, bit, stop)
+                clear_marks(begins, ends, base, first, done)
+                _mark_tokens(text, first, done, tables, places, begins, ends, base)
+                odd &= ~below(done - at)
+        if space_before == 0 and done < stop:
+            ends[(stop - 1 - base) // LANES] |= ONE << np.uint64((stop - 1 - base) % LANES)

@@ -29,15 +29,10 @@ import pyarrow.compute as pc
 from tamis.batch import Column
 from tamis.errors import ParameterError, TamisError
 from tamis.kernels import language_model as kernel
-from tamis.kernels import words as word_kernel
-from tamis.kernels.unicode_tables import KINDS, POINTS
+from tamis.kernels.marks import MarkedWords, Words
 
 _KIND = "tamis language model 1"
-_MODES = {
-    "words": word_kernel.UNICODE,
-    "characters": word_kernel.CHARACTERS,
-    "whitespace": word_kernel.WHITESPACE,
-}
+_WAYS: dict[str, Words] = {"words": "unicode", "characters": "characters", "whitespace": "whitespace"}
 _NEVER = -99.0  # log10 p of what is not predicted, as ARPA files write it
 _UNKNOWN = -100.0  # log10 p of an unknown word where a file has none, as KenLM has it
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts where there is too little to estimate them, as KenLM has it
@@ -59,8 +54,8 @@ class Settings:
     def check(self) -> None:
         if not 1 <= self.order <= kernel.LONGEST:
             raise ParameterError(f"`order` must be between 1 and {kernel.LONGEST}, got {self.order}")
-        if self.unit not in _MODES:
-            raise ParameterError(f"`unit` must be one of {', '.join(_MODES)}, got {self.unit!r}")
+        if self.unit not in _WAYS:
+            raise ParameterError(f"`unit` must be one of {', '.join(_WAYS)}, got {self.unit!r}")
         if self.min_count < 1:
             raise ParameterError(f"`min_count` must be positive, got {self.min_count}")
 
@@ -113,10 +108,18 @@ class LanguageModel:
         """(log10 of the probability of each text, how many words and ends of lines it is of)."""
         data, offsets = self.settings.read(column)
         logs, counts = np.zeros(len(column), np.float64), np.zeros(len(column), np.int64)
+        words = MarkedWords.of(data, offsets, _WAYS[self.settings.unit])
         kernel.score_rows(
-            data, offsets, _MODES[self.settings.unit], POINTS, KINDS, word_kernel.PACKS, self.settings.folding,
-            self.settings.order, *self._table, logs, counts,
-        )  # fmt: skip
+            data,
+            offsets,
+            words.begins,
+            words.ends,
+            self.settings.folding,
+            self.settings.order,
+            *self._table,
+            logs,
+            counts,
+        )
         return logs, counts
 
     def perplexity(self, column: Column) -> np.ndarray:
@@ -254,13 +257,13 @@ def train(
     apart = _held_out(texts, holdout)
     taught, tested = texts.filter(pa.array(~apart)), texts.filter(pa.array(apart))
     data, offsets = settings.read(taught)
-    mode, fold = _MODES[settings.unit], settings.folding
+    words, fold = MarkedWords.of(data, offsets, _WAYS[settings.unit]), settings.folding
     none = np.zeros(0, np.uint64), np.zeros(0, np.int32)
-    count = kernel.find_tokens(data, offsets, mode, POINTS, KINDS, word_kernel.PACKS, fold, *none)
+    count = kernel.find_tokens(data, offsets, words.begins, words.ends, fold, *none)
     if not count:
         raise TamisError("there is no word to learn from", hint="is `text_field` the column that holds the text?")
     tokens, places = np.zeros(count, np.uint64), np.zeros(count, np.int32)
-    kernel.find_tokens(data, offsets, mode, POINTS, KINDS, word_kernel.PACKS, fold, tokens, places)
+    kernel.find_tokens(data, offsets, words.begins, words.ends, fold, tokens, places)
     keys, values, sizes = _estimate(tokens, places, settings, progress)
     model = _sorted_model(settings, keys, values)
     logs, counts = model.score(tested)

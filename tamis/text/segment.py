@@ -3,46 +3,26 @@
     text column --buffers--> bytes, offsets --kernel--> facts: arrays with one entry per row, memoised on the batch
 
 `word_stats` and `ngram_stats` depend on how words are told apart; each way has its own function, found by name in
-`WORD_STATS` and `NGRAM_STATS`, so that operators that agree on the way share the result.
+`WORD_STATS` and `NGRAM_STATS`, so that operators that agree on the way share the result. Words are found once for both
+(`WORD_MARKS`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
-from tamis.kernels import words as kernel
 from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_text, measure_trimmed_lines
+from tamis.kernels.marks import WAYS, MarkedWords, Words
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.kernels.unspaced import count_ended_lines
-
-Words: TypeAlias = Literal["auto", "whitespace", "unicode", "tokens", "characters", "dictionary"]
-"""How words are told apart.
-
-auto        by whitespace; in scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan and their
-            kin) each letter with what follows it up to the next letter is a word
-whitespace  by whitespace, as Python's str.split()
-unicode     UAX #29 word boundaries; punctuation alone is not a word
-tokens      punctuation apart from words, much as spaCy's English tokenizer does (see `kernels.tokens`)
-characters  each letter or digit of any script, with what follows it up to the next one
-dictionary  as auto, and the words of Chinese, Japanese and Thai are those of a dictionary; needs `tamis[segment]`
-"""
-
-MODES: dict[str, int] = {
-    "auto": kernel.AUTO,
-    "whitespace": kernel.WHITESPACE,
-    "unicode": kernel.UNICODE,
-    "tokens": kernel.TOKENS,
-    "characters": kernel.CHARACTERS,
-    "dictionary": kernel.WHITESPACE,  # of the text with spaces between the words, see `worded`
-}
+from tamis.kernels.word_stats import WORD_FIELDS, measure_words
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 """The eight words of Rae et al. 2021, appendix A."""
@@ -69,13 +49,23 @@ def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
     return data, offsets
 
 
-def worded(column: Column, words: Words) -> tuple[np.ndarray, np.ndarray, int]:
-    """The bytes and offsets of a column and the mode in which kernels find its words."""
-    if words == "dictionary":
-        from tamis.text.dictionary import respaced  # it builds tables
+class WordMarks:
+    """Find the words of a column: what `WordStats` and `NgramStats` are told from."""
 
-        column = respaced(column)
-    return *buffers(column), MODES[words]
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.__module__ = __name__
+        self.__qualname__ = f"word_marks.{words}"
+
+    def __call__(self, column: Column) -> MarkedWords:
+        if self.words == "dictionary":
+            from tamis.text.dictionary import respaced  # it builds tables
+
+            column = respaced(column)
+        return MarkedWords.of(*buffers(column), self.words)
+
+
+WORD_MARKS: dict[str, WordMarks] = {words: WordMarks(words) for words in WAYS}
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -95,19 +85,19 @@ def word_table(words: Iterable[str]) -> tuple[np.ndarray, int]:
 
 
 class WordStats:
-    """Facts about the words of a column, one array per name in `kernels.words.WORD_FIELDS`."""
+    """Facts about the words of a column, one array per name in `kernels.word_stats.WORD_FIELDS`."""
 
     def __init__(self, words: Words, listed: tuple[str, ...] = STOP_WORDS) -> None:
-        self.words, self.listed = words, listed
+        self.listed, self.needs = listed, WORD_MARKS[words]
         self.__module__ = __name__
         self.__qualname__ = f"word_stats.{words}" + ("" if listed == STOP_WORDS else f".{'|'.join(listed)}")
 
-    def __call__(self, column: Column) -> Facts:
-        data, offsets, mode = worded(column, self.words)
-        out = np.zeros((len(kernel.WORD_FIELDS), len(column)), np.int64)
+    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
+        words = found or self.needs(column)
+        out = np.zeros((len(WORD_FIELDS), len(column)), np.int64)
         keys, longest = word_table(self.listed)
-        kernel.measure_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, keys, longest, out)
-        return dict(zip(kernel.WORD_FIELDS, out, strict=True))
+        measure_words(words.data, words.offsets, POINTS, KINDS, words.begins, words.ends, keys, longest, out)
+        return dict(zip(WORD_FIELDS, out, strict=True))
 
 
 def text_stats(column: Column) -> Facts:
@@ -153,19 +143,19 @@ class NgramStats:
     """Facts about repeated word n-grams, one array of (rows, 9) per name in `kernels.repetition.NGRAM_FIELDS`."""
 
     def __init__(self, words: Words) -> None:
-        self.words = words
+        self.needs = WORD_MARKS[words]
         self.__module__ = __name__
         self.__qualname__ = f"ngram_stats.{words}"
 
-    def __call__(self, column: Column) -> Facts:
-        data, offsets, mode = worded(column, self.words)
+    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
+        words = found or self.needs(column)
         out = np.zeros((len(NGRAM_FIELDS), len(column), NUM_LENGTHS), np.int64)
-        measure_ngrams(data, offsets, mode, POINTS, KINDS, kernel.PACKS, out)
+        measure_ngrams(words.data, words.offsets, words.begins, words.ends, out)
         return dict(zip(NGRAM_FIELDS, out, strict=True))
 
 
-NGRAM_STATS: dict[str, Callable[[Column], Facts]] = {words: NgramStats(words) for words in MODES}  # type: ignore[arg-type]
-WORD_STATS: dict[str, Callable[[Column], Facts]] = {words: WordStats(words) for words in MODES}  # type: ignore[arg-type]
+NGRAM_STATS: dict[str, Callable[[Column], Facts]] = {words: NgramStats(words) for words in WAYS}
+WORD_STATS: dict[str, Callable[[Column], Facts]] = {words: WordStats(words) for words in WAYS}
 word_stats = WORD_STATS["auto"]
 
 
@@ -175,10 +165,6 @@ def split_words(text: str, words: Words = "auto") -> list[str]:
     >>> split_words("the cat's 3.5 lives", "unicode"), split_words("我喜欢 Python。")
     (['the', "cat's", '3.5', 'lives'], ['我', '喜', '欢', 'Python。'])
     """
-    data, offsets, mode = worded(pa.array([text], pa.large_string()), words)
-    none = np.zeros(0, np.int64)
-    count = kernel.find_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, none, none)
-    starts, stops = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    kernel.find_words(data, offsets, mode, POINTS, KINDS, kernel.PACKS, starts, stops)
-    raw = data.tobytes()
-    return [raw[starts[i] : stops[i]].decode() for i in range(count)]
+    found = WORD_MARKS[words](pa.array([text], pa.large_string()))
+    raw = found.data.tobytes()
+    return [raw[start:stop].decode() for start, stop in zip(*found.spans(), strict=True)]

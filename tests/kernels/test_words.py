@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.kernels import unicode_tables as tables
-from tamis.kernels.words import find_breaks
-from tamis.text.segment import MODES, STOP_WORDS, WORD_STATS, buffers, split_words
+from tamis.kernels.boundaries import find_breaks
+from tamis.text.segment import STOP_WORDS, WAYS, WORD_MARKS, WORD_STATS, buffers, split_words
 from tests import naive
 
-WAYS = [mode for mode in MODES if mode != "dictionary"]  # that one is of the text, before kernels see it
+FOUND = [mode for mode in WAYS if mode != "dictionary"]  # that one is of the text, before kernels see it
 
 pieces = [
     *"aAzZ019.,;:!?'’\"-–—~+*^/\\@|#%&()[]{}<>=_$…°€é你", "...", "Mr", "Inc.", "and/or", "n't", "'s", "'ll", "://", "www.", " ",
 ]  # fmt: skip
+LONG = [" " * 64, "a" * 63, "word " * 30, "Mr. Smith, (who) ran. " * 9, "f(x) a_b [1] " * 6, "x" * 5000, "é" * 2100]
+LONG += ["'q" + "a" * 99, "(" + "b" * 3000]
 texts = st.one_of(
     st.lists(st.sampled_from(pieces), max_size=14).map("".join),
     st.text(st.sampled_from(naive.ALPHABET), max_size=60),
@@ -34,20 +36,37 @@ texts = st.one_of(
 )
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", FOUND)
 @pytest.mark.parametrize("text", naive.SAMPLES + naive.ODD)
 def test_words_of_samples_are_those_of_the_slow_answer(text: str, mode: str) -> None:
     assert split_words(text, mode) == naive.words(text, mode)
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", FOUND)
 @settings(deadline=None, max_examples=150)
 @given(texts)
 def test_words_are_those_of_the_slow_answer(mode: str, text: str) -> None:
     assert split_words(text, mode) == naive.words(text, mode)
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", FOUND)
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.lists(st.one_of(texts, st.sampled_from(LONG)), max_size=9).map("".join), max_size=5), st.integers(0, 3)
+)
+def test_words_do_not_depend_on_where_the_rows_lie(mode: str, rows: list[str], skipped: int) -> None:
+    """Kernels look at 64 bytes at a time: rows begin and end anywhere in them, words go over several."""
+    column = pa.array(rows, pa.string())[skipped:]
+    found = WORD_MARKS[mode](column)
+    raw, (starts, stops) = found.data.tobytes(), found.spans()
+    here = [raw[start:stop].decode() for start, stop in zip(starts, stops, strict=True)]
+    assert here == [word for text in rows[skipped:] for word in naive.words(text, mode)]
+    counted = WORD_STATS[mode](column)
+    for row, text in enumerate(rows[skipped:]):
+        assert {name: array[row] for name, array in counted.items()} == naive.word_stats(text, mode, STOP_WORDS)
+
+
+@pytest.mark.parametrize("mode", FOUND)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(texts, max_size=4))
 def test_word_statistics_are_those_of_the_slow_answer(mode: str, rows: list[str]) -> None:
@@ -56,7 +75,7 @@ def test_word_statistics_are_those_of_the_slow_answer(mode: str, rows: list[str]
         assert {name: array[row] for name, array in found.items()} == naive.word_stats(text, mode, STOP_WORDS)
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", FOUND)
 def test_word_statistics_of_samples(mode: str) -> None:
     rows = naive.SAMPLES + naive.ODD
     found = WORD_STATS[mode](pa.array(rows, pa.large_string()))
@@ -172,7 +191,7 @@ def test_broken_utf8_does_not_reach_beyond_its_row() -> None:
     column = pa.Array.from_buffers(
         pa.large_string(), 2, [None, pa.py_buffer(np.array([0, 8, len(raw)], np.int64)), pa.py_buffer(raw)]
     )
-    for mode in WAYS:
+    for mode in FOUND:
         assert WORD_STATS[mode](column)["words"].shape == (2,)
 
 
