@@ -8,7 +8,8 @@ bare     a part that makes no arrays and has no references to them counted; wher
          can take most of the time
 
 An array that is handed on is seven numbers, which costs more than most of the small parts do. Where it matters they get its
-address (`array.ctypes.data`) and see it through `array_at`; whoever has the array keeps it alive.
+address (`array.ctypes.data`) and see it through `array_at`. That is for arrays that Python hands in: one made in a kernel is
+gone after the last line that names it.
 """
 # mypy: disallow-untyped-defs=False
 

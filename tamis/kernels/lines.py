@@ -207,7 +207,7 @@ def _most_lines(data, offsets):
         while at < end:
             place, inside, skip = _window(data, at, end)
             newline_before, either_before = newline >> _LAST << skip, either >> _LAST << skip
-            newline, either = _match_breaks(data, place)
+            newline, either = _match_breaks(data.ctypes.data + place)
             newline, either = newline & inside, either & inside
             filled += ones(newline & ~(newline << _ONE | newline_before))
             gaps += ones(newline & (either << _ONE | either_before))
@@ -239,7 +239,7 @@ def _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys,
             (
                 letter, digit, upper, punctuation, symbol, space, sign, white, bracket, curly, pound,
                 newline, stop, dot, blank, colon, slash, follower, rest, lead,
-            ) = _match(data, place)  # fmt: skip
+            ) = _match(data.ctypes.data + place)  # fmt: skip
             stat[_LETTERS] += ones(letter & inside)
             stat[_DIGITS] += ones(digit & inside)
             stat[_UPPER] += ones(upper & inside)

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tamis.kernels.boundaries import find_unicode_words
-from tamis.kernels.tokens import ROLES, find_tokens
+from tamis.kernels.masks import last_block
+from tamis.kernels.tokens import EDGES, ROLES, find_tokens
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.kernels.words import find_single_words, find_spaced_words, first_block, num_blocks
 
@@ -32,6 +33,7 @@ class MarkedWords:
     """The bytes and offsets of a column and the marks of its words, see `words`."""
 
     data: np.ndarray
+    tail: np.ndarray
     offsets: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
@@ -39,16 +41,18 @@ class MarkedWords:
     @staticmethod
     def of(data: np.ndarray, offsets: np.ndarray, words: Words) -> MarkedWords:
         """Find the words; for "dictionary", of a text that has spaces between them (`text.dictionary`)."""
+        tail = last_block(data, first_block(offsets))
         begins, ends = np.zeros((2, num_blocks(offsets)), np.uint64)
         if words == "unicode":
             find_unicode_words(data, offsets, POINTS, KINDS, begins, ends)
         elif words == "tokens":
-            find_tokens(data, offsets, POINTS, KINDS, ROLES, begins, ends)
+            room = np.empty(EDGES, np.int64)
+            find_tokens(data, tail, offsets, POINTS, KINDS, ROLES, room, begins, ends)
         elif words == "characters":
             find_single_words(data, offsets, POINTS, KINDS, begins, ends)
         else:
-            find_spaced_words(data, offsets, words == "auto", POINTS, KINDS, begins, ends)
-        return MarkedWords(data, offsets, begins, ends)
+            find_spaced_words(data, tail, offsets, words == "auto", POINTS, KINDS, begins, ends)
+        return MarkedWords(data, tail, offsets, begins, ends)
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each word begins and where it ends."""

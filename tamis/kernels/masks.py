@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tamis.kernels.jit import inlined, part
+from tamis.kernels.jit import inlined
 
 LANES = 64
 ONE, ALL = np.uint64(1), np.uint64(2**64 - 1)
@@ -31,23 +31,21 @@ def _ranges(members: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
-    """A function of (data, at) for kernels: one uint64 for each set, bit i set if byte at + i is in it.
+    """A function of an address (`array.ctypes.data` plus a place): a uint64 for each set, bit i set if byte i is in it.
 
-    All 64 bytes must be inside the array.
+    All 64 bytes must be there to be read.
     """
     parts = [_ranges(members) for members in sets]
 
     @intrinsic
-    def match(typingctx, data, at):
+    def match(typingctx, address):
         def generate(context, builder, signature, arguments):
             vector = ir.VectorType(ir.IntType(8), LANES)
 
             def splat(value: int) -> ir.Constant:
                 return ir.Constant(vector, [value] * LANES)
 
-            array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), vector.as_pointer())
-            found = builder.load(pointer, align=1)
+            found = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=1)
             masks = []
             for ranges in parts:
                 hits = None
@@ -58,7 +56,7 @@ def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
                 masks.append(builder.bitcast(hits, ir.IntType(LANES)))
             return context.make_tuple(builder, signature.return_type, masks)
 
-        return types.UniTuple(types.uint64, len(parts))(data, types.int64), generate
+        return types.UniTuple(types.uint64, len(parts))(types.intp), generate
 
     return match  # type: ignore[no-any-return]
 
@@ -103,10 +101,15 @@ def below(count):
     return (ONE << np.uint64(count)) - ONE if count > 0 else np.uint64(0)
 
 
-@part
 def last_block(data, base):
-    """The bytes of the last block of 64 from `base` on, filled up with zeros: what may be read where the array ends."""
+    """The bytes of the last block of 64 from `base` on, filled up with zeros: what is read where the array ends."""
     block = np.zeros(LANES, np.uint8)
-    for at in range(base + (len(data) - base) // LANES * LANES, len(data)):
-        block[(at - base) % LANES] = data[at]
+    rest = data[base + (len(data) - base) // LANES * LANES :]
+    block[: len(rest)] = rest
     return block
+
+
+@inlined
+def block_at(data, tail, at):
+    """The address of the 64 bytes at `at`, which are in `tail` (`last_block`) if the array has fewer."""
+    return data.ctypes.data + at if at + LANES <= len(data) else tail.ctypes.data

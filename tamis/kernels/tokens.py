@@ -24,7 +24,7 @@ import numpy as np
 
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import array_at, bare, inlined, kernel
-from tamis.kernels.masks import LANES, ONE, below, last_block, lowest, matcher
+from tamis.kernels.masks import LANES, ONE, below, block_at, lowest, matcher
 from tamis.kernels.unicode_tables import DIGIT, KINDS, LETTER, LOWER, MARKER, PUNCTUATION, SPACE, SYMBOL, UPPER
 from tamis.kernels.words import (
     SPACES,
@@ -56,6 +56,7 @@ LEFT_INSIDE = ".-/\\@|~^+"
 
 MOST_BYTES = 2048
 """A longer run without a space is one token."""
+EDGES = 2 * MOST_BYTES + 16
 _HIGH = np.uint64(LANES - 1)
 _MARK, _ICON, _INNER, _SCHEME = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 _PLAIN = LETTER | DIGIT
@@ -461,15 +462,13 @@ def _mark_tokens(text, start, stop, tables, places, begins, ends, base):
 
 
 @kernel
-def find_tokens(data, offsets, points, kinds, roles, begins, ends):
+def find_tokens(data, tail, offsets, points, kinds, roles, edges, begins, ends):
     """Mark the tokens of all rows, see `words`.
 
     Runs of letters and digits of ASCII with at most a mark at either end, and marks inside that never break a word, are
-    told 64 bytes at a time; all others are looked at once more, one by one.
+    told 64 bytes at a time; all others are looked at once more, one by one. edges: int64, room for EDGES.
     """
     base = base_of(offsets)
-    tail = last_block(data, base)
-    edges = np.empty(2 * MOST_BYTES + 16, np.int64)
     text, places = data.ctypes.data, edges.ctypes.data
     tables = (points.ctypes.data, kinds.ctypes.data, roles.ctypes.data)
     for row in range(len(offsets) - 1):
@@ -478,7 +477,7 @@ def find_tokens(data, offsets, points, kinds, roles, begins, ends):
         space_before, plain_before, word_before = ONE, np.uint64(0), np.uint64(0)
         for block in range((start - base) // LANES, (stop - base + LANES - 1) // LANES):
             at = base + block * LANES
-            space, plain, mark, bound, dot = _match(data, at) if at + LANES <= len(data) else _match(tail, 0)
+            space, plain, mark, bound, dot = _match(block_at(data, tail, at))
             beyond = outside(at, start, stop)
             space, plain = space | beyond, plain & ~beyond
             following = _role(tables, data[at + LANES]) if at + LANES < stop else np.int64(SPACE)

@@ -1,6 +1,6 @@
 """What the words of a text are made of, told from the marks of `words`.
 
-Kernels take `data`, `offsets`, tables, `begins` and `ends` as there.
+Kernels take `data`, `tail`, `offsets`, tables, `begins` and `ends` as there.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import bare, inlined, kernel, part
-from tamis.kernels.masks import LANES, ONE, below, last_block, matcher
+from tamis.kernels.masks import LANES, ONE, below, block_at, matcher
 from tamis.kernels.spans import hash_lowered, hash_start
 from tamis.kernels.unicode_tables import DIGIT, KINDS, LETTER, MARKER, NUMBER, UPPER
 from tamis.kernels.words import CHUNK, EDGES, base_of, read_words
@@ -39,8 +39,8 @@ def _read_masks(data, tail, at, stop, masks):
     """What the bytes from a block at `at` on to `stop` are; masks uint64[5, _BLOCKS]."""
     block = 0
     while at < stop:
-        masks[0, block], masks[1, block], masks[2, block], masks[3, block], masks[4, block] = (
-            _match(data, at) if at + LANES <= len(data) else _match(tail, 0)
+        masks[0, block], masks[1, block], masks[2, block], masks[3, block], masks[4, block] = _match(
+            block_at(data, tail, at)
         )
         at += LANES
         block += 1
@@ -122,7 +122,7 @@ def _hash_lowered(data, start, stop):
 
 
 @kernel
-def measure_words(data, offsets, points, kinds, begins, ends, keys, longest, out):
+def measure_words(data, tail, offsets, points, kinds, begins, ends, keys, longest, out):
     """Per row, in the order of WORD_FIELDS; out int64[fields, rows].
 
     words          how many                          chars        their characters
@@ -139,7 +139,6 @@ def measure_words(data, offsets, points, kinds, begins, ends, keys, longest, out
     keys: hashes of the listed words in a table (`fill_table`); longest: the most bytes one of them has.
     """
     base = base_of(offsets)
-    tail = last_block(data, base)
     histogram = np.zeros(_HISTOGRAM, np.int64)
     seen = np.zeros(len(keys), np.int64)
     probes = _most_probes(keys)

@@ -10,7 +10,8 @@ marks, whatever the way.
 
 Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables POINTS and
 KINDS of `unicode_tables`, and `begins` and `ends` (uint64, zeros at first, `num_blocks` of them): bit i of block k stands
-for byte first_block(offsets) + 64 k + i. Positions are bytes; lengths called `chars` are code points.
+for byte first_block(offsets) + 64 k + i. Some also take `tail`, see `masks.last_block`. Positions are bytes; lengths called
+`chars` are code points.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import bare, inlined, kernel
-from tamis.kernels.masks import ALL, LANES, ONE, below, highest, last_block, lowest, matcher
+from tamis.kernels.masks import ALL, LANES, ONE, below, block_at, highest, lowest, matcher
 from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, SPACE, UNSPACED
 
 SPACES = [byte for byte in range(128) if KINDS[byte] & SPACE]
@@ -197,14 +198,13 @@ def _mark_each(data, start, stop, singles, points, kinds, begins, ends, base):
 
 
 @kernel
-def find_spaced_words(data, offsets, unspaced, points, kinds, begins, ends):
+def find_spaced_words(data, tail, offsets, unspaced, points, kinds, begins, ends):
     """Words are runs of non-spaces, as str.split() has it; if `unspaced`, each letter of a script without spaces begins one.
 
     Spaces of ASCII are told 64 at a time. Runs with a byte that may belong to another space, or to a script without spaces,
     are looked at once more, character by character.
     """
     base = base_of(offsets)
-    tail = last_block(data, base)
     singles = np.int64(UNSPACED) if unspaced else np.int64(0)
     for row in range(len(offsets) - 1):
         start, stop = offsets[row], offsets[row + 1]
@@ -212,7 +212,7 @@ def find_spaced_words(data, offsets, unspaced, points, kinds, begins, ends):
         going = np.uint64(0)  # whether a word goes on from the block before
         for block in range((start - base) // LANES, (stop - base + LANES - 1) // LANES):
             at = base + block * LANES
-            spaces, odd = _match(data, at) if at + LANES <= len(data) else _match(tail, 0)
+            spaces, odd = _match(block_at(data, tail, at))
             others = outside(at, start, stop)
             spaces |= others
             odd &= ~others

@@ -96,7 +96,9 @@ class WordStats:
         words = found or self.needs(column)
         out = np.zeros((len(WORD_FIELDS), len(column)), np.int64)
         keys, longest = word_table(self.listed)
-        measure_words(words.data, words.offsets, POINTS, KINDS, words.begins, words.ends, keys, longest, out)
+        measure_words(
+            words.data, words.tail, words.offsets, POINTS, KINDS, words.begins, words.ends, keys, longest, out
+        )
         return dict(zip(WORD_FIELDS, out, strict=True))
 
 

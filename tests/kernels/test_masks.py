@@ -15,7 +15,7 @@ _match = matcher(*SETS)
 
 @njit
 def match_at(data, at):  # type: ignore[no-untyped-def]
-    return _match(data, at)
+    return _match(data.ctypes.data + at)
 
 
 @njit
