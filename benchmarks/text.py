@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from text_kernels import documents, prose
+from text_kernels import documents, technical
 
 PACKAGES = {
     "datatrove": ["datatrove[processing,io]==0.10.1", "spacy", "xxhash", "orjson"],
@@ -133,7 +133,7 @@ def make_environments(cache: Path) -> dict[str, Path]:
 def make_corpus(folder: Path, megabytes: int, per_file: int = 5_000_000) -> list[Path]:
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        texts = documents(prose(), megabytes * 1_000_000)
+        texts = documents(technical(), megabytes * 1_000_000)
         number, file, room = 0, None, 0
         for index, text in enumerate(texts):
             if room <= 0:

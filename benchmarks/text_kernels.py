@@ -2,15 +2,17 @@
 
     python benchmarks/text_kernels.py [--megabytes 50] [--repeats 5]
 
-The corpus: licences, copyright files, Perl manual pages and the comments and docstrings of Python's library, a paragraph
-to a line as web extraction leaves them, cut into documents of 0.5 to 10 kB in an order fixed by a seed; and, apart,
-the source files of Python's library as they are. Rates are per second of CPU time and the best of the repeats counts,
-as the machine may be shared.
+Three corpora, cut into documents of 0.5 to 10 kB in an order fixed by a seed: the speeches that come with the package;
+technical text (licences, copyright files, Perl manual pages and the comments and docstrings of Python's library, a paragraph to
+a line as web extraction leaves them); and the source files of Python's library as they are. Rates are per second of CPU time
+and the best of the repeats counts, as the machine may be shared.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import platform
 import random
 import re
@@ -24,6 +26,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+import tamis
 from tamis.batch import Batch
 from tamis.operator import Filter
 from tamis.text.code import PythonCommentToCode
@@ -69,8 +72,13 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def prose() -> list[str]:
-    """Texts of people, a paragraph to a line."""
+def speeches() -> list[str]:
+    with gzip.open(Path(tamis.__file__).parent / "recipes" / "speeches.jsonl.gz", "rt") as file:
+        return ["\n".join(json.loads(line)["text"] for line in file)]
+
+
+def technical() -> list[str]:
+    """Texts about programs, a paragraph to a line."""
     texts = [read(path) for path in sorted(Path("/usr/share/common-licenses").glob("*")) if path.is_file()]
     texts += [read(path) for path in sorted(Path("/usr/share/doc").glob("*/copyright"))[:300]]
     texts += [read(path) for path in sorted(Path("/usr/share/perl").rglob("*.pod"))[:500]]
@@ -139,16 +147,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     corpora = {
-        "prose": batches(documents(prose(), options.megabytes * 1_000_000)),
+        "speeches": batches(documents(speeches(), options.megabytes * 1_000_000)),
+        "technical text": batches(documents(technical(), options.megabytes * 1_000_000)),
         "source code": batches(documents(sources(), options.megabytes * 1_000_000)),
     }
     work: dict[str, Callable[[pa.Array], object]] = {
         "characters, lines, sentences, paragraphs": text_stats,
-        "words, auto": WORD_STATS["auto"],
-        "words, unicode": WORD_STATS["unicode"],
-        "words, characters": WORD_STATS["characters"],
-        "2- to 10-grams, auto": NGRAM_STATS["auto"],
-        "2- to 10-grams, unicode": NGRAM_STATS["unicode"],
+        **{f"words, {way}": WORD_STATS[way] for way in ("auto", "unicode", "tokens", "characters")},
+        **{f"2- to 10-grams, {way}": NGRAM_STATS[way] for way in ("auto", "unicode", "tokens")},
         "Gopher repetition": cascade([GopherRepetition()]),
         "Gopher quality": cascade([GopherQuality()]),
         "Gopher quality + repetition + C4 + FineWeb": cascade(CASCADE),
