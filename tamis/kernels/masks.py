@@ -62,6 +62,22 @@ def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
 
 
 @intrinsic
+def folded_matches(typingctx, address, byte):
+    """A bit for each of the 64 bytes at an address that is `byte`, or is it with bit 5 set: A-Z are read as a-z."""
+
+    def generate(context, builder, signature, arguments):
+        vector = ir.VectorType(ir.IntType(8), LANES)
+        found = builder.load(builder.inttoptr(arguments[0], vector.as_pointer()), align=1)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[1], ir.Constant(ir.IntType(32), 0))
+        indices = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        wanted = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), indices)
+        folded = builder.or_(found, ir.Constant(vector, [32] * LANES))
+        return builder.bitcast(builder.icmp_unsigned("==", folded, wanted), ir.IntType(LANES))
+
+    return types.uint64(types.intp, types.uint8), generate
+
+
+@intrinsic
 def ones(typingctx, bits):
     """How many bits of a uint64 are set, as int64."""
 

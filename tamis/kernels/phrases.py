@@ -2,6 +2,9 @@
 
 The automaton reads a byte at a time, with A-Z read as a-z; bytes that stand in no phrase share one class, which keeps
 its table small. Phrases are matched as bytes: those with letters outside ASCII want a text in lower case.
+
+If the phrases are few, eight bytes of each, the rarest, are looked for first, 64 places at a time: hardly a row has any, and
+only those that do are read by the automaton.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -13,22 +16,35 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tamis.errors import ParameterError
 from tamis.kernels.characters import decode, flags_of
+from tamis.kernels.hashing import load64
 from tamis.kernels.jit import kernel, part
+from tamis.kernels.masks import LANES, ONE, folded_matches, lowest
+from tamis.kernels.spans import lower8
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE, UNSPACED
+
+_FREQUENT = b" etaoinshrdlcumwfgypbvkjxqz"
+"""The letters of English, most frequent first; all other bytes are taken to be rarer."""
+_MOST_WINDOWS = 16
 
 
 class Automaton(NamedTuple):
     classes: np.ndarray
     """uint8[256]: the class of each byte."""
     moves: np.ndarray
-    """int32[states * classes]: where each state goes on each class."""
+    """int32[states * classes]: where each state goes on each class: its first place here, twice, and 1 if a phrase ends there.
+
+    So the next place is one addition away: what a byte costs is the wait for this table.
+    """
     phrase: np.ndarray
     """int32[states]: the phrase that ends in a state, or -1."""
     shorter: np.ndarray
     """int32[states]: the state of the longest shorter phrase that ends there too, or 0."""
     sizes: np.ndarray
     """int64[phrases]: their bytes."""
+    windows: np.ndarray
+    """See `rare_windows`."""
 
 
 def build_automaton(phrases: Sequence[str]) -> Automaton:
@@ -69,7 +85,50 @@ def build_automaton(phrases: Sequence[str]) -> Automaton:
             shorter[child] = back if phrase[back] >= 0 else shorter[back]
             queue.append(child)
     sizes = np.array([len(text) for text in texts], np.int64)
-    return Automaton(classes, moves.ravel(), np.array(phrase, np.int32), shorter, sizes)
+    ends = (np.array(phrase) >= 0) | (shorter > 0)
+    steps = (moves * np.int64(2 * width) + ends[moves]).ravel()
+    if steps.max() >= 1 << 31:
+        raise ParameterError("so many phrases do not fit into one automaton", hint="split the list over several steps")
+    return Automaton(classes, steps.astype(np.int32), np.array(phrase, np.int32), shorter, sizes, rare_windows(phrases))
+
+
+def rare_windows(phrases: Sequence[str]) -> np.ndarray:
+    """uint64[n, 3]: up to eight bytes of each phrase in lower case, the bits they fill, and which two to look at first.
+
+    Empty if that is of no use.
+    """
+    texts = [phrase.lower().encode() for phrase in phrases if phrase]
+    if not 0 < len(texts) <= _MOST_WINDOWS or any(len(text) < 4 or not text.isascii() for text in texts):
+        return np.zeros((0, 3), np.uint64)
+    rarity = {byte: rank for rank, byte in enumerate(_FREQUENT)}
+    windows = set()
+    for text in texts:
+        ranks = [rarity.get(byte, len(_FREQUENT)) for byte in text]
+        size = min(len(text), 8)
+        at = max(range(len(text) - size + 1), key=lambda at: sum(ranks[at : at + size]))
+        first = max(range(size - 1), key=lambda first: ranks[at + first] + ranks[at + first + 1])
+        windows.add((int.from_bytes(text[at : at + size], "little"), (1 << 8 * size) - 1, first))
+    return np.array(sorted(windows), np.uint64)
+
+
+@part
+def _may_have_any(data, start, end, windows):
+    """Whether a row has the rarest bytes of a phrase, upper and lower case alike."""
+    text = data.ctypes.data
+    for at in range(start, end, LANES):
+        if at + LANES + 8 > len(data):
+            return True
+        for index in range(len(windows)):
+            window, filled, first = windows[index, 0], windows[index, 1], windows[index, 2]
+            pair = window >> (np.uint64(8) * first)
+            bits = folded_matches(text + at, np.uint8(pair) | np.uint8(32))
+            bits &= folded_matches(text + at + 1, np.uint8(pair >> np.uint64(8)) | np.uint8(32))
+            while bits:
+                place = at + lowest(bits) - np.int64(first)
+                if place >= start and lower8(load64(data, place)) & filled == window:
+                    return True
+                bits &= bits - ONE
+    return False
 
 
 @part
@@ -90,8 +149,8 @@ def _is_whole(data, start, stop, row_start, row_end, points, kinds):
 
 
 @kernel
-def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, whole, points, kinds, out):
-    """Per row; out int64[3, rows].
+def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, windows, whole, points, kinds, out):
+    """Per row; out int64[3, rows], zeros at first.
 
     0  matches of any phrase, of all those that end at one place (whole words only if `whole`)
     1  paragraphs, parted by empty lines, with a match
@@ -100,17 +159,23 @@ def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, whole, 
     width = len(moves) // len(phrase)
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
-        state, line_start = 0, start
+        if len(windows) and not _may_have_any(data, start, end, windows):
+            continue
+        place, line_start = 0, start
         matches = paragraphs = special = 0
         matched = False
         for at in range(start, end):
             byte = data[at]
-            state = np.int64(moves[state * width + classes[byte]])
+            move = np.int64(moves[np.uint64(place + classes[byte])])
+            place = move >> 1
             if byte == 10:
                 if at == line_start or (at == line_start + 1 and data[line_start] == 13):
                     paragraphs += matched
                     matched = False
                 line_start = at + 1
+            if not move & 1:
+                continue
+            state = place // width
             ending = state if phrase[state] >= 0 else np.int64(shorter[state])
             while ending:
                 index = phrase[ending]

@@ -42,6 +42,25 @@ def test_matches_are_those_of_the_slow_answer(rows: list[str], listed: list[str]
         assert found[2, row] == occurrences(text, listed[0], whole=whole)
 
 
+long_rows = st.lists(
+    st.sampled_from(
+        ["Privacy Policy", "privacy", " policy", "use of Cookies", "TERMS of use", "x" * 61, " filler ", "\n\n", "é"]
+    ),
+    max_size=14,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(long_rows, max_size=4), st.booleans())
+def test_a_few_long_phrases_are_found_wherever_they_stand(rows: list[str], whole: bool) -> None:
+    """These are looked for by their rarest bytes first, 64 places at a time."""
+    listed = ["privacy policy", "cookies", "terms of use", "filler x"]
+    found = count([*rows, " " * 80], listed, whole=whole)  # with room behind, so that no row is let through unseen
+    for row, text in enumerate(rows):
+        assert found[0, row] == sum(occurrences(text, phrase, whole=whole) for phrase in listed)
+        assert found[2, row] == occurrences(text, listed[0], whole=whole)
+
+
 def test_paragraphs_with_a_match_are_counted_once() -> None:
     assert count(["x x\nx\n\ny\n\n\nX\r\n\r\nx", ""], ["x"], whole=False)[1].tolist() == [3, 0]
 
