@@ -13,7 +13,6 @@ about their likeness.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +39,14 @@ from tamis.dedup.shuffle import (
     room,
     tells_limits,
 )
+from tamis.dedup.texts import byte_buffers
 from tamis.kernels import groups as kernel
-from tamis.kernels.minhash import BINS
+from tamis.kernels import sets as packing
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
 NEAR = 0.15
 """Rows that stayed although they are this close below the threshold are worth a look."""
-
-MARGIN = 1.0
-"""Standard deviations by which an estimate must exceed the threshold. If similarities are spread evenly around it, 99.2 % of
-the removals of long documents are right then, and more of short ones."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +59,14 @@ class Comparison:
     none: bool
     across: bool
 
-    def margins(self) -> np.ndarray:
-        """By how much an estimate from so many bins must exceed the threshold, for 0 to all bins.
-
-        The variance is that of Li, Owen and Zhang 2012, theorem 3: few n-grams in many bins are nearly all looked at, and
-        leave less to chance than as many draws would.
-        """
-        if self.verify != "signature":
-            return np.zeros(BINS + 1)
-        used = np.arange(2, BINS + 1)  # one bin is one n-gram, and leaves nothing to chance
-        with np.errstate(divide="ignore"):
-            rest = 1 / (np.log1p(-used / BINS) / math.log1p(-1 / BINS) - 1)  # 1 / (n-grams that fill so many bins - 1)
-        variance = self.threshold * (1 - self.threshold) * np.maximum(0.0, (1 + rest) / used - rest)
-        margins = np.minimum(MARGIN * np.sqrt(variance), 1 - self.threshold)  # what seems the same is alike enough
-        return np.concatenate([np.zeros(2), margins])
-
     @property
     def row_bytes(self) -> int:
         """Memory per candidate while it is compared, less its set of n-grams."""
-        return 64 + 8 * self.num_bands + 14 * self.num_bands + (0 if self.verify == "jaccard" else BINS)
+        return 64 + 8 * self.num_bands + 14 * self.num_bands
 
     def schema(self) -> pa.Schema:
-        what = {"shingles": pa.large_list(pa.uint32())} if self.verify == "jaccard" else {"sketch": pa.binary(BINS)}
+        whole = self.verify == "jaccard"
+        what = {"shingles": pa.large_list(pa.uint32())} if whole else {"signature": pa.large_binary()}
         return pa.schema(
             {
                 "component": pa.int64(),
@@ -222,7 +204,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
 
 # ----------------------------------------------------------------------------------------------------------- comparing
 
-_COLLECTED = ["keys", "count", "order", "source", "sketch", "shingles"]
+_COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
 
 
 @tells_limits
@@ -267,7 +249,7 @@ def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Pat
     if how.verify == "jaccard":
         columns["shingles"] = _as_sets(contiguous(facts.column("shingles")))
     else:
-        columns["sketch"] = facts.column("sketch")
+        columns["signature"] = facts.column("signature")
     writer.write(pa.table(columns), bucket_of_component(component[chosen], writer.num_buckets))
     return len(chosen)
 
@@ -284,7 +266,7 @@ def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
     values = numbers(shingles.flatten())
     offsets = numbers(shingles.offsets).astype(np.int64)
     out, spans = np.empty(len(values), np.uint32), np.empty(len(offsets), np.int64)
-    kernel.sort_sets(values, offsets - offsets[0], out, spans)
+    packing.sort_sets(values, offsets - offsets[0], out, spans)
     return pa.LargeListArray.from_arrays(pa.array(spans), pa.array(out[: spans[-1]]))
 
 
@@ -301,13 +283,6 @@ def verify(
     table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
     component, row, source, ours = component[order], row[order], source[order], ours[order]
     keys = as_matrix(table.column("keys"), np.uint64)
-    sketches, sets, spans = np.empty((0, 1), np.uint8), np.empty(0, np.uint32), np.zeros(1, np.int64)
-    if how.verify == "jaccard":
-        lists = contiguous(table.column("shingles"))
-        sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
-    else:
-        sketches = as_matrix(table.column("sketch"), np.uint8)
-    mode = {"jaccard": kernel.SETS, "signature": kernel.SIGNATURE, "none": kernel.CHAINED}[how.verify]
     ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
     largest = _largest(component)
     slots = kernel.num_slots(largest, how.num_bands)
@@ -316,10 +291,21 @@ def verify(
     def array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return room(shape, dtype, path.parent, share)
 
+    bits = np.full(len(row), packing.WHOLE, np.int8)
+    if how.verify == "jaccard":
+        lists = contiguous(table.column("shingles"))
+        sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
+    else:
+        packed, ends = byte_buffers(contiguous(table.column("signature")))
+        spans = array((len(row) + 1,), np.int64)
+        packing.packed_sizes(packed, ends, spans)
+        sets = array((int(spans[-1]),), np.uint32)
+        packing.unpack_sets(packed, ends, spans, sets, bits)
+        sets.flags.writeable = False  # one specialisation of the kernel
     twins, near = array((len(row),), np.int64), array((len(row),), np.int64)
     likeness, near_likeness = array((len(row),), np.float64), array((len(row),), np.float64)
     kernel.choose(
-        component, ranks, keys, ~ours, mode, sketches, sets, spans, how.margins(), how.threshold,
+        component, ranks, keys, ~ours, how.verify == "none", sets, spans, bits, how.threshold,
         max(0.0, how.threshold - NEAR), array((len(row),), np.int64), array((len(row), how.num_bands), np.int32),
         array((slots,), np.int32 if slots < 2**31 else np.int64), twins, likeness, near, near_likeness,
     )  # fmt: skip

@@ -26,10 +26,11 @@ def text_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
         column = column.cast(pa.large_string())
     elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise OperatorError(f"`{name}` holds {kind}, not text", hint="name a column of text, column=...")
-    return _buffers(column)
+    return byte_buffers(column)
 
 
-def _buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
+def byte_buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a column that is text or bytes already."""
     if column.null_count:
         column = column.fill_null(
             b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else ""
@@ -54,10 +55,10 @@ def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
             hint="name a column of text or numbers, column=...",
         )
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _buffers(column)
+        return byte_buffers(column)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _buffers(column)
-    return _buffers(column.cast(pa.large_string()))
+        return byte_buffers(column)
+    return byte_buffers(column.cast(pa.large_string()))
 
 
 @dataclass(frozen=True)

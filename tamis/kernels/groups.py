@@ -9,15 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from tamis.kernels.sets import likeness as likeness_of
+
 MAX_COMPARED = 256
 """Kept rows that one row is compared with at most. It only matters where hundreds of rows meet in a band and are yet unlike
 each other (pages of one template); there it bounds the time, and may keep a row too many, never drop one too many."""
-
-SIGNATURE, SETS, CHAINED = 0, 1, 2
-"""How alike two rows are: by their sketches, by their sets of n-grams; or all of a component count as alike."""
-
-_ACCIDENTAL = 1 / 254
-"""Bins of different minima that agree by chance, per bin in which they do not: a minimum is one of 255 values."""
 
 
 @njit(nogil=True, cache=True)
@@ -106,49 +102,6 @@ def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
 
 
 @njit(nogil=True, cache=True)
-def compare_sketches(left, right):
-    """(estimate of the Jaccard similarity, bins that are used by either): Li, Owen and Zhang 2012, section 3.
-
-    A bin that both leave empty says nothing; one that only one of them uses is a difference.
-    """
-    equal, unequal, used = 0, 0, 0
-    for index in range(len(left)):
-        a, b = left[index], right[index]
-        used += np.int64(a | b != 0)
-        both = np.int64(a != 0) & np.int64(b != 0)
-        same = np.int64(a == b)
-        equal += both & same
-        unequal += both & (1 - same)
-    return max(0.0, (equal - unequal * _ACCIDENTAL) / max(used, 1)), used
-
-
-@njit(nogil=True, cache=True)
-def overlap(values, first, last, other, end):
-    """How many values two sorted spans of an array of distinct values share."""
-    shared = np.int64(0)
-    while first < last and other < end:
-        a, b = values[first], values[other]
-        shared += np.int64(a == b)
-        first += np.int64(a <= b)
-        other += np.int64(b <= a)
-    return shared
-
-
-@njit(nogil=True, cache=True)
-def _compare(how, a, b, sketches, sets, spans, margins, least):
-    """(how alike rows a and b are, how alike they are for certain enough); -1 if less than `least` without looking closely."""
-    if how == SETS:
-        size_a, size_b = spans[a + 1] - spans[a], spans[b + 1] - spans[b]
-        if min(size_a, size_b) < least * max(size_a, size_b) - 1e-9:
-            return -1.0, -1.0  # even if one held the other they could not be alike enough
-        shared = overlap(sets, spans[a], spans[a + 1], spans[b], spans[b + 1])
-        alike = shared / (size_a + size_b - shared)
-        return alike, alike
-    alike, used = compare_sketches(sketches[a], sketches[b])
-    return alike, alike - margins[used]
-
-
-@njit(nogil=True, cache=True)
 def _slot(heads, mask, keys, first, key):
     """Where the chain of a key begins, or the free place where it would."""
     bands = keys.shape[1]
@@ -165,7 +118,7 @@ def num_slots(rows, bands):
 
 @njit(nogil=True, cache=True)
 def choose(
-    components, ranks, keys, fixed, how, sketches, sets, spans, margins, threshold, floor,
+    components, ranks, keys, fixed, chained, sets, spans, bits, threshold, floor,
     seen, following, table, twins, likeness, near, near_likeness,
 ):  # fmt: skip
     """Decide who stays, going through the rows of each component in the order of the keep policy.
@@ -177,8 +130,8 @@ def choose(
     ranks       int64[rows]          equal, and adjacent, where rows must not be compared: only other sources count
     keys        uint64[rows, bands]  rows meet where a key is equal
     fixed       bool[rows]           rows that stay whatever they are like
-    sketches, sets and spans         what `how` compares
-    margins     float64[bins + 1]    by how much an estimate from so many bins must exceed the threshold
+    chained                          all rows of a component count as alike; they go in favour of the first
+    sets, spans and bits             what is compared, see `sets.likeness`
     seen        int64[rows], following int32[rows, bands], table int[num_slots of the largest component]: room to work in
     twins       int64[rows]          out: in whose favour, or -1 for rows that stay
     likeness    float64[rows]        out: how alike the twin is
@@ -199,12 +152,12 @@ def choose(
         waiting = first  # rows from here on are not in the chains yet
         for row in range(first, last):
             seen[row] = -1
-            if how == CHAINED:
+            if chained:
                 twins[row] = near[row] = -1
                 likeness[row] = near_likeness[row] = 0.0
                 if ranks[row] != ranks[first] and not fixed[row]:
                     twins[row] = first
-                    likeness[row] = compare_sketches(sketches[row], sketches[first])[0]
+                    likeness[row] = likeness_of(row, first, sets, spans, bits, 0.0)
                 continue
             if ranks[row] != ranks[waiting]:
                 for kept in range(waiting, row):
@@ -215,7 +168,7 @@ def choose(
                             following[kept, band] = first + before // bands if before >= 0 else -1
                             heads[slot] = (kept - first) * bands + band
                 waiting = row
-            best, best_alike, best_sure = np.int64(-1), -1.0, -1.0
+            best, best_alike = np.int64(-1), -1.0
             if not fixed[row]:
                 compared, crowded = 0, True
                 # A few of each band first, so that one crowded band cannot use up what a row may be compared with.
@@ -232,30 +185,14 @@ def choose(
                             if seen[other] != row:
                                 seen[other] = row
                                 compared += 1
-                                alike, sure = _compare(
-                                    how, row, other, sketches, sets, spans, margins, min(threshold, floor)
-                                )
-                                if sure > best_sure or (sure == best_sure and other < best):
-                                    best, best_alike, best_sure = other, alike, sure
+                                alike = likeness_of(row, other, sets, spans, bits, min(threshold, floor))
+                                if alike > best_alike or (alike == best_alike and other < best):
+                                    best, best_alike = other, alike
                             other = np.int64(following[other, band])
                         crowded |= other >= 0
-            goes = best >= 0 and best_sure >= threshold - 1e-9
+            goes = best >= 0 and best_alike >= threshold - 1e-9
             twins[row] = best if goes else -1
             likeness[row] = best_alike if goes else 0.0
             near[row] = best if best >= 0 and not goes and best_alike >= floor else -1
             near_likeness[row] = max(best_alike, 0.0)
         first = last
-
-
-@njit(nogil=True, cache=True)
-def sort_sets(values, offsets, out, spans):
-    """Sort the values of each row and leave out repeats; out has room for all of them, spans int64[rows + 1]."""
-    size = np.int64(0)
-    for row in range(len(offsets) - 1):
-        spans[row] = size
-        ordered = np.sort(values[offsets[row] : offsets[row + 1]])
-        for index in range(len(ordered)):
-            if index == 0 or ordered[index] != ordered[index - 1]:
-                out[size] = ordered[index]
-                size += 1
-    spans[len(offsets) - 1] = size

@@ -1,7 +1,7 @@
 // The kernels of minhash.py on a GPU, bit for bit.
 //
 //     shingle    one thread per text: bytes -> words or characters, normalised -> 64-bit hashes -> n-grams x (32 bits)
-//     minimise   one block per text:  x -> the minima of the bands -> band keys; the minima of the bins -> sketch
+//     minimise   one block per text:  x -> the minima of the bands -> band keys
 //     gather     one block per text:  the n-grams of all texts, one behind the other
 //
 // `shingle` reads a text character by character instead of through a buffer. The two only differ in words that are longer than
@@ -19,7 +19,6 @@ typedef long long i64;
 #define NUMBER 255
 #define MOST_NGRAM 64
 #define LONGEST_WORD 4000
-#define BINS 512
 
 enum { LOWERCASE = 1, DIGITS = 2, PUNCTUATED = 4, ACCENTS = 8 };
 
@@ -219,10 +218,9 @@ extern "C" __global__ void shingle(
 
 extern "C" __global__ void minimise(
     const u32* shingles, const i64* places, const i64* counts, const u32* factors, int perms, int bands,
-    u64* keys, u8* sketches, int wants_sketch)
+    u64* keys)
 {
     extern __shared__ u32 minima[];
-    __shared__ u32 bins[BINS];
     i64 row = blockIdx.x, count = counts[row] < 0 ? 1 : counts[row];
     const u32* found = shingles + places[row];
     for (int p = threadIdx.x; p < perms; p += blockDim.x) {
@@ -235,15 +233,6 @@ extern "C" __global__ void minimise(
         for (; i < count; i++) least = min(least, factor * found[i]);
         minima[p] = least;
     }
-    if (wants_sketch) {
-        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) bins[bin] = 0xFFFFFFFFu;
-        __syncthreads();
-        u32 factor = factors[perms];
-        for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
-            u32 value = found[i] * factor;
-            atomicMin(&bins[value >> 23], value & 0x7FFFFFu);
-        }
-    }
     __syncthreads();
     int per_band = perms / bands;
     for (int band = threadIdx.x; band < bands; band += blockDim.x) {
@@ -251,9 +240,6 @@ extern "C" __global__ void minimise(
         for (int i = 0; i < per_band; i++) key = mix64(key ^ minima[band * per_band + i]);
         keys[row * bands + band] = key;
     }
-    if (wants_sketch)
-        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x)
-            sketches[row * BINS + bin] = bins[bin] == 0xFFFFFFFFu ? 0 : (u8)(bins[bin] % 255 + 1);
 }
 
 extern "C" __global__ void gather(const u32* shingles, const i64* places, const i64* spans, u32* out) {

@@ -2,14 +2,11 @@
 
     bytes -> words or characters, normalised -> one 64-bit hash each -> rolling n-gram hash -> 32 bits x
                                                 minimum over the text of a[p] * x mod 2**32, for each p     -> band keys
-                                                minimum of b * x mod 2**32 among those that share 9 bits    -> sketch
 
 Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables of
 `unicode_tables` and the tables of `folding_tables`. Each a[p] is odd, so x -> a[p] * x is a bijection of 32-bit words, and as
 the x are hashes, two texts have the same minimum with the probability of the Jaccard similarity of their n-gram sets.
-Band keys are hashes of several such minima. Estimates come from a sketch of one permutation (Li, Owen and Zhang 2012): its
-upper bits choose one of 512 bins, each bin keeps its minimum, of which one byte is stored (Li and Koenig 2010, b-bit minwise
-hashing), 0 where it is empty. That costs one multiplication per n-gram and tells more than the minima of the bands.
+Band keys are hashes of several such minima. What is compared afterwards are the x themselves, see `sets.py`.
 
 A text of fewer than n words has one n-gram, all of it, that no n-gram of a longer text equals: it is like texts that are
 the same after normalisation, and like no other. A text without a word has no n-gram, and is like nothing.
@@ -46,11 +43,6 @@ CHUNK = 1024
 BUFFER = 4096
 """Bytes normalised at a time; a longer word counts as several."""
 
-BINS = 512
-"""Of a sketch: estimates at 0.8 have a standard deviation of at most sqrt(0.8 * 0.2 / 512) = 0.018."""
-
-_BIN_SHIFT, _WITHIN_BIN = np.uint32(23), np.uint32(2**23 - 1)
-_FIRST_BYTE, _BYTES = np.uint32(1), np.uint32(255)
 _BLOCK = 8  # n-grams per pass over the permutations: enough to hide the loads of the multipliers
 _SEPARATOR, _NUMBER = 0, 255
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the base of the rolling hash
@@ -96,8 +88,8 @@ def folding_tables(options: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def multipliers(count: int, seed: int = 1) -> np.ndarray:
-    """Odd 32-bit numbers, one per permutation: so many for the bands, and one more for the sketch."""
-    words = np.random.Generator(np.random.PCG64(seed)).integers(0, 2**32, count + 1, dtype=np.uint32)
+    """Odd 32-bit numbers, one per permutation."""
+    words = np.random.Generator(np.random.PCG64(seed)).integers(0, 2**32, count, dtype=np.uint32)
     return words | np.uint32(1)
 
 
@@ -318,33 +310,21 @@ def _minimise(found, count, factors, minima):
 
 
 @njit(nogil=True, cache=True)
-def _sketch(found, count, factor, bins):
-    """bins[b] = the least of what falls into bin b."""
-    for index in range(count):
-        value = np.uint32(found[index] * factor)
-        at = value >> _BIN_SHIFT
-        bins[at] = min(bins[at], value & _WITHIN_BIN)
-
-
-@njit(nogil=True, cache=True)
 def sign(
     data, offsets, by_characters, n, options, ascii_table, folds, points, kinds,
-    factors, num_bands, counts, keys, sketches, shingles, shingle_offsets,
+    factors, num_bands, counts, keys, shingles, shingle_offsets,
 ):  # fmt: skip
     """Sign each row.
 
-    factors    uint32[perms + 1]     from `multipliers`
+    factors    uint32[perms]         from `multipliers`
     counts     int64[rows]           n-grams, repeated ones counted again; negative where the text is shorter than n
     keys       uint64[rows, bands]   a hash of the minima of each band, different for equal minima in other bands
-    sketches   uint8[rows, BINS]     a byte of the minimum of each bin, 0 where it is empty; not written if it has no columns
     shingles   uint32                the n-grams of all rows, one after the other; not written if empty
     shingle_offsets  int64[rows + 1] where those of each row begin
     """
-    factors, binning = factors[:-1], factors[-1]
     perms = len(factors)
     per_band = perms // num_bands
     minima = np.empty(perms, np.uint32)
-    bins = np.empty(sketches.shape[1], np.uint32)
     units = np.empty(CHUNK + n, np.uint64)
     found = np.empty(CHUNK + n + _BLOCK, np.uint32)
     buffer = np.zeros(BUFFER + 32, np.uint8)
@@ -356,7 +336,6 @@ def sign(
     for row in range(len(offsets) - 1):
         shingle_offsets[row] = written
         minima[:] = np.uint32(0xFFFFFFFF)
-        bins[:] = np.uint32(0xFFFFFFFF)
         state[:] = False
         at, end = offsets[row], offsets[row + 1]
         have = np.int64(0)  # units carried over from the chunk before, at most n
@@ -384,8 +363,6 @@ def sign(
                     count += 1
             if count:
                 _minimise(found, count, factors, minima)
-                if len(bins):
-                    _sketch(found, count, binning, bins)
                 total += count
                 if len(shingles):
                     for index in range(count):
@@ -400,8 +377,6 @@ def sign(
         if total == 0 and have > 0:
             found[0] = np.uint32(mix64(rolling ^ _SHORT * np.uint64(have)) >> np.uint64(32))
             _minimise(found, 1, factors, minima)
-            if len(bins):
-                _sketch(found, 1, binning, bins)
             total = np.int64(-1)
             if len(shingles):
                 shingles[written] = found[0]
@@ -412,7 +387,4 @@ def sign(
         for index in range(per_band):  # bands side by side, so that their chains of mixing overlap
             for band in range(num_bands):
                 keys[row, band] = mix64(keys[row, band] ^ np.uint64(minima[band * per_band + index]))
-        for index in range(len(bins)):
-            empty = bins[index] == np.uint32(0xFFFFFFFF)
-            sketches[row, index] = np.uint8(0) if empty else np.uint8(bins[index] % _BYTES + _FIRST_BYTE)
     shingle_offsets[len(offsets) - 1] = written

@@ -96,7 +96,6 @@ def sign(
     num_bands: int,
     counts: np.ndarray,
     keys: np.ndarray,
-    sketches: np.ndarray,
     shingles: np.ndarray,
     shingle_offsets: np.ndarray,
 ) -> None:
@@ -107,14 +106,14 @@ def sign(
         try:
             done = _sign(
                 cupy, data, offsets, by_characters, n, options, factors, num_bands,
-                counts, keys, sketches, shingles, shingle_offsets,
+                counts, keys, shingles, shingle_offsets,
             )  # fmt: skip
         except cupy.cuda.memory.OutOfMemoryError:
             cupy.get_default_memory_pool().free_all_blocks()
     if not done:
         minhash.sign(
             data, offsets, by_characters, n, options, ascii_table, folds, points, kinds,
-            factors, num_bands, counts, keys, sketches, shingles, shingle_offsets,
+            factors, num_bands, counts, keys, shingles, shingle_offsets,
         )  # fmt: skip
 
 
@@ -129,7 +128,6 @@ def _sign(
     num_bands: int,
     counts: np.ndarray,
     keys: np.ndarray,
-    sketches: np.ndarray,
     shingles: np.ndarray,
     shingle_offsets: np.ndarray,
 ) -> bool:
@@ -154,19 +152,15 @@ def _sign(
     )  # fmt: skip
     if int(marked[0]):
         return False
-    perms = len(factors) - 1
+    perms = len(factors)
     made = cupy.empty(keys.shape, np.uint64)
-    drawn = cupy.empty(sketches.shape, np.uint8)
     kernels.get_function("minimise")(
         (rows,), (_THREADS,),
-        (found, places, num, cupy.asarray(factors), np.int32(perms), np.int32(num_bands), made, drawn,
-         np.int32(sketches.shape[1] > 0)),
+        (found, places, num, cupy.asarray(factors), np.int32(perms), np.int32(num_bands), made),
         shared_mem=4 * perms,
     )  # fmt: skip
     num.get(out=counts)
     made.get(out=keys)
-    if sketches.shape[1]:
-        drawn.get(out=sketches)
     np.cumsum(np.abs(counts), out=shingle_offsets[1:])
     shingle_offsets[0] = 0
     if len(shingles):

@@ -77,7 +77,7 @@ def choose(keys, flat, spans, threshold, ranks=None):
     twins = np.zeros(size, np.int64)
     groups.choose(
         np.zeros(size, np.int64), np.arange(size) if ranks is None else np.array(ranks), keys, np.zeros(size, np.bool_),
-        groups.SETS, np.empty((0, 1), np.uint8), flat, spans, np.zeros(1), threshold, 0.0,
+        False, flat, spans, np.full(size, 32, np.int8), threshold, 0.0,
         np.empty(size, np.int64), np.empty((size, bands), np.int32), np.empty(groups.num_slots(size, bands), np.int32),
         twins, np.zeros(size), np.zeros(size, np.int64), np.zeros(size),
     )  # fmt: skip
@@ -100,11 +100,3 @@ def test_rows_of_one_rank_are_not_compared():
     keys = np.ones((4, 1), np.uint64)
     flat, spans = np.ones(4, np.uint32), np.arange(5)
     assert choose(keys, flat, spans, 0.8, ranks=[0, 0, 1, 1]).tolist() == [-1, -1, 0, 0]
-
-
-def test_sketches_are_compared_in_the_bins_that_one_of_them_uses():
-    left, right = np.zeros(512, np.uint8), np.zeros(512, np.uint8)
-    left[:10], right[:8] = 5, 5
-    assert groups.compare_sketches(left, right) == (0.8, 10)
-    assert groups.compare_sketches(right, left) == (0.8, 10)
-    assert groups.compare_sketches(np.zeros(512, np.uint8), np.zeros(512, np.uint8)) == (0.0, 0)

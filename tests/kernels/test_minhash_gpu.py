@@ -38,18 +38,17 @@ def some_texts(seed, count=400):
     return texts
 
 
-def signed(sign, texts, *, characters, n, options, bands=14, per_band=8, sets=True, sketch=True):
+def signed(sign, texts, *, characters, n, options, bands=14, per_band=8, sets=True):
     data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
     rows = len(texts)
     counts, keys = np.zeros(rows, np.int64), np.zeros((rows, bands), np.uint64)
-    sketches = np.zeros((rows, minhash.BINS if sketch else 0), np.uint8)
     shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2 if sets else 0, np.uint32)
     spans = np.zeros(rows + 1, np.int64)
     sign(
         data, offsets, characters, n, options, *folding_tables(options), POINTS, KINDS,
-        multipliers(bands * per_band), bands, counts, keys, sketches, shingles, spans,
+        multipliers(bands * per_band), bands, counts, keys, shingles, spans,
     )  # fmt: skip
-    return counts, keys, sketches, shingles, spans
+    return counts, keys, shingles, spans
 
 
 @needs_gpu

@@ -1,0 +1,109 @@
+"""Sets of n-grams, whole and packed, against Python's own."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tamis.kernels import sets
+
+
+def packed(rows):
+    """(bytes, where those of each row begin)"""
+    values = np.array([value for row in rows for value in row], np.uint32)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    out, spans = np.empty(sets.packed_room(len(values), len(rows)), np.uint8), np.empty(len(rows) + 1, np.int64)
+    sets.pack_sets(values, offsets, out, spans)
+    assert spans[-1] <= len(out)
+    return out[: spans[-1]], spans
+
+
+def unpacked(rows):
+    """(places of all rows, where those of each row begin, bits of each)"""
+    data, ends = packed(rows)
+    spans, bits = np.empty(len(ends), np.int64), np.empty(len(rows), np.int8)
+    sets.packed_sizes(data, ends, spans)
+    places = np.empty(spans[-1], np.uint32)
+    sets.unpack_sets(data, ends, spans, places, bits)
+    return places, spans, bits
+
+
+def whole(rows):
+    ordered = [sorted(set(row)) for row in rows]
+    spans = np.concatenate([[0], np.cumsum([len(row) for row in ordered])]).astype(np.int64)
+    values = np.array([value for row in ordered for value in row], np.uint32)
+    return values, spans, np.full(len(rows), sets.WHOLE, np.int8)
+
+
+VALUES = st.one_of(st.integers(0, 2**32 - 1), st.integers(0, 20), st.integers(2**32 - 20, 2**32 - 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(VALUES, max_size=60), max_size=6))
+def test_what_is_packed_are_the_upper_bits_of_the_different_ngrams(rows):
+    places, spans, bits = unpacked(rows)
+    for number, row in enumerate(rows):
+        different = {max(value, 1) for value in row}
+        size = len(different)
+        assert bits[number] == sets.SPARE + (math.ceil(math.log2(size)) if size else 0)
+        expected = sorted(value >> (32 - int(bits[number])) for value in different)
+        assert places[spans[number] : spans[number + 1]].tolist() == expected
+
+
+def test_a_text_too_long_for_the_table_is_packed_the_same():
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2**32, 1_100_000, dtype=np.uint32)
+    values = np.concatenate([values, values[:1000], np.zeros(1, np.uint32)])
+    places, _, bits = unpacked([values])
+    expected = np.unique(np.maximum(values, 1)) >> np.uint32(32 - bits[0])
+    assert np.array_equal(places, expected)
+
+
+def test_a_packed_ngram_takes_a_byte():
+    rng = random.Random(1)
+    for size in (33, 64, 65, 1000, 5000):
+        data, _ = packed([[rng.randrange(2**32) for _ in range(size)]])
+        assert len(data) <= 1.04 * size
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(VALUES, min_size=1), st.sets(VALUES, min_size=1), st.sampled_from([0.0, 0.5, 0.8]))
+def test_whole_sets_are_as_alike_as_they_are(left, right, least):
+    true = len(left & right) / len(left | right)
+    found = sets.likeness(0, 1, *whole([left, right]), least)
+    assert found == (pytest.approx(true) if min(len(left), len(right)) >= least * max(len(left), len(right)) else -1)
+
+
+def pair(rng, size, similarity):
+    """Two sets of about this size and similarity, and what it is."""
+    shared = round(2 * size * similarity / (1 + similarity))
+    left, right = ({rng.randrange(2**32) for _ in range(size - shared)} for _ in range(2))
+    both = {rng.randrange(2**32) for _ in range(shared)}
+    left, right = left | both, right | both | {rng.randrange(2**32) for _ in range(rng.randrange(1 + size // 20))}
+    return left, right, len(left & right) / len(left | right)
+
+
+@pytest.mark.parametrize("similarity", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("size", [30, 120, 400, 3000])
+def test_packed_sets_tell_the_similarity_without_bias(size, similarity):
+    rng = random.Random(size)
+    errors = []
+    for _ in range(200):
+        left, right, true = pair(rng, size, similarity)
+        errors.append(sets.likeness(0, 1, *unpacked([left, right]), 0.0) - true)
+    # Pairs of n-grams that neither text shares fall on one place with a chance of 1 in 32 n at most.
+    alone = (1 - similarity) / (1 + similarity)
+    deviation = math.sqrt(alone**2 / 32 / size) * (1 + similarity) ** 2 / 2
+    assert np.std(errors) <= 1.2 * deviation + 0.25 / size
+    assert abs(np.mean(errors)) <= 5 * deviation / math.sqrt(len(errors)) + 0.25 / size
+
+
+def test_the_same_and_nothing_in_common():
+    rng = random.Random(2)
+    left, right = ({rng.randrange(2**32) for _ in range(500)} for _ in range(2))
+    same = unpacked([left, left, right])
+    assert sets.likeness(0, 1, *same, 0.8) == 1.0
+    assert sets.likeness(0, 2, *same, 0.0) < 0.02
