@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
@@ -97,8 +100,92 @@ OnlyFindOption: TypeAlias = Annotated[
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The options that every kind of deduplication has, and what is done with them."""
+
+    keep: KeepOption = Keep.first
+    by: ByOption = None
+    prefer: PreferOption = None
+    prefer_column: PreferColumnOption = None
+    across_sources: AcrossOption = False
+    against: AgainstOption = None
+    update: UpdateOption = False
+    filetype: FormatOption = None
+    blocksize: BlocksizeOption = None
+    memory: MemoryOption = None
+    workers: WorkersOption = None
+    executor: ExecutorOption = "local"
+    rejects: RejectsOption = False
+    fresh: FreshOption = False
+    only_find: OnlyFindOption = False
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+    def run(self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow) -> None:
+        """Run a workflow to which all else was given."""
+        from tamis.console import failed_text, summary_text
+        from tamis.progress import Progress
+
+        workers = self.workers
+        if workers is not None and workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
+            raise ParameterError(f"--workers must be a positive number or auto, got {workers!r}")
+        count: Any = int(workers) if workers is not None and workers != "auto" else "auto"
+        workflow = replace(
+            workflow,
+            input_filetype=self.filetype.value if self.filetype else None,
+            input_blocksize=self.blocksize,
+            perform_removal=not self.only_find,
+            keep=self.keep.value,
+            by=self.by,
+            prefer=self.prefer or None,
+            prefer_column=self.prefer_column,
+            across_sources=self.across_sources,
+            against=self.against,
+            update=self.update,
+        )
+        shows: Any = "nothing" if self.quiet else "lines" if self.executor == "inline" else "auto"
+        with Progress(shows=shows) as progress:
+            try:
+                report = workflow.run(
+                    memory=self.memory,
+                    workers=count,
+                    executor=cast("Any", self.executor),
+                    rejects=self.rejects,
+                    fresh=self.fresh,
+                    on_event=progress,
+                )
+            except Interrupted as error:
+                progress.stop()
+                talk(str(error))
+                raise typer.Exit(INTERRUPTED) from None
+        if self.as_json:
+            give_json(report.as_dict())
+        if not self.quiet and not self.as_json:
+            talk(summary_text(report))
+        elif report.failed:
+            talk(failed_text(report))
+
+
+def with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has the options of `Shared` behind its own, and is handed them as `shared`."""
+    own = [each for name, each in inspect.signature(command, eval_str=True).parameters.items() if name != "shared"]
+    more = inspect.signature(Shared, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        shared = Shared(**{name: given.pop(name) for name in more})
+        command(**given, shared=shared)
+
+    parameters = [*own, *more.values()]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapped
+
+
 @app.command()
 @explains_errors
+@with_shared
 def exact(
     input_path: Input,
     output_path: Output,
@@ -108,53 +195,29 @@ def exact(
     ignore_whitespace: Annotated[bool, typer.Option("--ignore-whitespace", help="So are one space and two.")] = False,
     unicode: Annotated[Unicode | None, typer.Option(help="Compare in this Unicode normal form.")] = None,
     max_removed: Annotated[float, typer.Option(help="Drop documents that would lose more than this share.")] = 0.5,
-    keep: KeepOption = Keep.first,
-    by: ByOption = None,
-    prefer: PreferOption = None,
-    prefer_column: PreferColumnOption = None,
-    across_sources: AcrossOption = False,
-    against: AgainstOption = None,
-    update: UpdateOption = False,
-    filetype: FormatOption = None,
-    blocksize: BlocksizeOption = None,
-    memory: MemoryOption = None,
-    workers: WorkersOption = None,
-    executor: ExecutorOption = "local",
-    rejects: RejectsOption = False,
-    fresh: FreshOption = False,
-    only_find: OnlyFindOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Remove rows whose text, or other column, is the same."""
-    with launched(executor == "local"):
+    with launched(shared.executor == "local"):
         from tamis.workflows import ExactDeduplicationWorkflow
 
         workflow = ExactDeduplicationWorkflow(
             input_path,
             output_path,
-            filetype.value if filetype else None,
-            input_blocksize=blocksize,
             text_field=column,
-            perform_removal=not only_find,
-            keep=keep.value,
-            by=by,
-            prefer=prefer or None,
-            prefer_column=prefer_column,
-            across_sources=across_sources,
-            against=against,
-            update=update,
             ignore_case=ignore_case,
             ignore_whitespace=ignore_whitespace,
             unicode=unicode.value if unicode else None,
             unit=unit.value,
             max_removed=max_removed,
         )
-        _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
+        shared.run(workflow)
 
 
 @app.command()
 @explains_errors
+@with_shared
 def fuzzy(
     input_path: Input,
     output_path: Output,
@@ -167,45 +230,20 @@ def fuzzy(
     num_hashes: Annotated[int | None, typer.Option(help="Hashes in all, divided as suits the threshold best.")] = None,
     word_ngrams: Annotated[int | None, typer.Option(help="Words per n-gram.")] = None,
     char_ngrams: Annotated[int | None, typer.Option(help="Characters per n-gram, instead of words.")] = None,
-    keep: KeepOption = Keep.first,
-    by: ByOption = None,
-    prefer: PreferOption = None,
-    prefer_column: PreferColumnOption = None,
-    across_sources: AcrossOption = False,
-    against: AgainstOption = None,
-    update: UpdateOption = False,
     reuse: Annotated[
         str | None, typer.Option(metavar="OUT", help="Use the hashes of this earlier output of the same input.")
     ] = None,
-    filetype: FormatOption = None,
-    blocksize: BlocksizeOption = None,
-    memory: MemoryOption = None,
-    workers: WorkersOption = None,
-    executor: ExecutorOption = "local",
-    rejects: RejectsOption = False,
-    fresh: FreshOption = False,
-    only_find: OnlyFindOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Remove documents that are nearly the same as one that stays."""
-    with launched(executor == "local"):
+    with launched(shared.executor == "local"):
         from tamis.workflows import FuzzyDeduplicationWorkflow
 
         workflow = FuzzyDeduplicationWorkflow(
             input_path,
             output_path,
-            filetype.value if filetype else None,
-            input_blocksize=blocksize,
             text_field=column,
-            perform_removal=not only_find,
-            keep=keep.value,
-            by=by,
-            prefer=prefer or None,
-            prefer_column=prefer_column,
-            across_sources=across_sources,
-            against=against,
-            update=update,
             settings=settings.value,
             threshold=threshold,
             verify=verify.value,
@@ -216,7 +254,7 @@ def fuzzy(
             num_hashes=num_hashes,
             reuse=reuse,
         )
-        _run(workflow, memory, workers, executor, rejects, fresh, as_json, quiet)
+        shared.run(workflow)
 
 
 @app.command()
@@ -250,44 +288,6 @@ def explain(
         give_json(overview)
     else:
         give(_overview(overview))
-
-
-def _run(
-    workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow,
-    memory: str | None,
-    workers: str | None,
-    executor: str,
-    rejects: bool,
-    fresh: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    from tamis.console import failed_text, summary_text
-    from tamis.progress import Progress
-
-    if workers is not None and workers != "auto" and (not workers.isdecimal() or int(workers) < 1):
-        raise ParameterError(f"--workers must be a positive number or auto, got {workers!r}")
-    count: Any = int(workers) if workers is not None and workers != "auto" else "auto"
-    with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
-        try:
-            report = workflow.run(
-                memory=memory,
-                workers=count,
-                executor=cast("Any", executor),
-                rejects=rejects,
-                fresh=fresh,
-                on_event=progress,
-            )
-        except Interrupted as error:
-            progress.stop()
-            talk(str(error))
-            raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        give_json(report.as_dict())
-    if not quiet and not as_json:
-        talk(summary_text(report))
-    elif report.failed:
-        talk(failed_text(report))
 
 
 # ------------------------------------------------------------------------------------------------------------ in sentences
