@@ -27,6 +27,7 @@ from tamis.dedup.shuffle import (
     ShuffleWriter,
     bucket_count,
     bucket_of,
+    chunk_rows,
     halving,
     in_workers,
     numbers,
@@ -173,7 +174,7 @@ class ExactDedup(Gather):
         check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
         scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
-        chunk = max(1000, usable // HELD_BYTES)
+        chunk = chunk_rows(HELD_BYTES, usable)
         in_workers(
             work,
             f"digests by range, {num_buckets}",

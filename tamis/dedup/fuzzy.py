@@ -25,7 +25,7 @@ from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
 from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
-from tamis.dedup.shuffle import Files, as_matrix, bucket_count, from_matrix, halving, in_workers
+from tamis.dedup.shuffle import Files, as_matrix, bucket_count, chunk_rows, from_matrix, halving, in_workers
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu, sets
@@ -315,7 +315,7 @@ class FuzzyDedup(Gather):
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
         num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, usable)
         scattered = Files(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
-        chunk = max(1000, usable // (bands * 32))
+        chunk = chunk_rows(bands * 32, usable)
         totals = in_workers(
             work,
             f"bands by range, {num_ranges}",
@@ -344,7 +344,7 @@ class FuzzyDedup(Gather):
         per_row = how.row_bytes + 8 * summary["shingles"] // max(1, summary["texts"])
         num_buckets = bucket_count(found["candidates"] * per_row * 2, usable)
         check_disk(work, found["candidates"] * per_row, "comparing near-duplicates")
-        chunk = max(100, usable // (4 * per_row))
+        chunk = chunk_rows(4 * per_row, usable, least=100)
         folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
         collected = Files(folder, "part-", rows.num_partitions)
         in_workers(

@@ -32,6 +32,7 @@ from tamis.dedup.shuffle import (
     Files,
     ShuffleWriter,
     Unfinished,
+    bucket_count,
     gather_bucket,
     in_workers,
     link,
@@ -94,7 +95,7 @@ class Homes:
     def of(rows: RowNumbers, index: Index | None, usable: int) -> Homes:
         """As many groups as make each fit if every row had a twin, and a few more for the workers."""
         homes = rows.num_partitions + (len(index.parts) if index is not None else 0)
-        return Homes(rows, index, max(1, min(homes, max(8, rows.total * 150 // usable))))
+        return Homes(rows, index, max(1, min(homes, max(8, bucket_count(rows.total * 150, usable)))))
 
     @property
     def starts(self) -> np.ndarray:

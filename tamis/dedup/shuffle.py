@@ -39,6 +39,12 @@ WORKER_FIXED_BYTES = 250_000_000
 LEAST_BYTES = 16_000_000
 """A part that is not divided further."""
 
+PART_BYTES = 64_000_000
+"""What a call plans to hold where it may hold more: larger parts are no faster, and the peak would grow with the data."""
+
+MANY_PARTS = 1024
+"""From here on parts grow, as far as the budget goes, and not their number: each one looks into the file of every partition."""
+
 OVERFLOW = "overflow"
 """The result of a call that ran out of memory."""
 
@@ -287,8 +293,14 @@ def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def bucket_count(num_bytes: int, usable: int) -> int:
-    """How many ranges of keys to make so that each fits."""
-    return min(65536, max(1, -(-num_bytes // usable)))
+    """How many parts to make of what takes so many bytes: small ones as long as they are not too many, and each one fits."""
+    part = min(usable, max(PART_BYTES, num_bytes // MANY_PARTS))
+    return min(65536, max(1, -(-num_bytes // part)))
+
+
+def chunk_rows(row_bytes: int, usable: int, least: int = 1000) -> int:
+    """How many rows, each of so many bytes while it is handled, to take at a time."""
+    return max(least, min(usable, PART_BYTES) // row_bytes)
 
 
 def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from tamis.dedup.shuffle import (
     ShuffleWriter,
     bucket_count,
     bucket_of,
+    chunk_rows,
     in_workers,
     numbers,
     pieces,
@@ -97,7 +98,7 @@ def resolve(
     total = sum(counts)
     check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
     num_buckets = bucket_count((total + (index.total if index else 0)) * HELD_BYTES, usable)
-    chunk = max(100, usable // (RECORD_BYTES * 4 * max(1, total // max(1, rows.total))))
+    chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), usable, least=100)
     scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
     in_workers(
         work,
