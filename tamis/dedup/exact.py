@@ -18,7 +18,7 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.dedup import units
 from tamis.dedup.equal import Equals, read_digests
-from tamis.dedup.index import Index, add_generation, content_of, own_generation, write_part
+from tamis.dedup.index import Index, Options, add_generation, content_of, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
 from tamis.dedup.settle import Counts, Homes, PairWriter, Settling, check_disk, histogram, publish
@@ -56,7 +56,8 @@ class ExactDedup(Gather):
     in the corpus are cut out of the text, the first occurrence stays, and a document that would lose more than
     `max_removed` of its text is dropped; units of fewer than `min_unit_bytes` are left alone.
 
-    `against` names an index of rows seen before, which stay; `update` adds the rows kept now. Why each row went is in
+    `against` names an index of rows seen before, which stay; `update` adds the rows kept now. It may be in an object store,
+    which `storage_options` say how to reach, and is then copied beside the run. Why each row went is in
     `_tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
 
     >>> from tamis import Pipeline, Rows
@@ -78,6 +79,9 @@ class ExactDedup(Gather):
     min_unit_bytes: int = 20
     against: str | None = None
     update: bool = False
+    storage_options: Mapping[str, Any] | None = None
+
+    incidental = frozenset({"storage_options"})
 
     def check(self) -> None:
         self._policy.check()
@@ -121,7 +125,7 @@ class ExactDedup(Gather):
         return () if self.unit == "document" else self._columns
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update)
+        return super().identity() | index_identity(self.against, self.update, self.storage_options)
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk that a run over so many rows and bytes of text takes while it runs."""
@@ -135,7 +139,8 @@ class ExactDedup(Gather):
             return None
         settings: dict[str, Any] = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
         settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
-        return Index.open(self.against, "exact", settings, own=own, create=self.update, look=look)
+        options = self.storage_options
+        return Index.open(self.against, "exact", settings, options, own=own, create=self.update, look=look)
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -160,13 +165,13 @@ class ExactDedup(Gather):
         rows = RowNumbers(observed)
         own = own_generation(work) if self.update else ""
         index = self._index(own)
-        index = index.pinned(work.folder) if index is not None else None
+        index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
         index_folder = work.folder / "index" if self.update else None
         settle = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
         halving(lambda usable: settle(self, rows, decide, work, index, index_folder, usable), work.worker_bytes)
         if index_folder is not None and self.against is not None:
             index_folder.mkdir(exist_ok=True)
-            add_generation(self.against, own, index_folder)
+            add_generation(self.against, own, index_folder, self.storage_options)
 
     def _resolve_rows(
         self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None, usable: int
@@ -208,11 +213,11 @@ class ExactDedup(Gather):
         return {name: units.without_units(batch[name], name, payload, self.unit, self.min_unit_bytes)}
 
 
-def index_identity(against: str | None, update: bool) -> dict[str, Any]:
+def index_identity(against: str | None, update: bool, options: Options) -> dict[str, Any]:
     """What an index adds to the identity of a step: its content, unless the step itself is what changes it."""
     if against is None or update:
         return {}
-    return {"index": content_of(against)}
+    return {"index": content_of(against, options)}
 
 
 def summary_of(

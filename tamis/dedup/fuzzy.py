@@ -58,8 +58,9 @@ class FuzzyDedup(Gather):
     letters become lower case and lose accents (Latin, Greek, Cyrillic), numbers are read as 0, punctuation as space, unless
     told otherwise. A document of fewer than n words goes only if another has the same words; one without any word stays.
 
-    `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update` are as in `ExactDedup`. `reuse` names the
-    output of an earlier run over the same input: its hashes are used again, so that only `threshold` may differ.
+    `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update`, `storage_options` are as in `ExactDedup`.
+    `reuse` names the output of an earlier run over the same input: its hashes are used again, so that only `threshold` may
+    differ.
 
     Hashes are the same on a processor and on a GPU. With `device="auto"` n-grams of characters, which take longest, go to a
     GPU where there is one.
@@ -95,11 +96,12 @@ class FuzzyDedup(Gather):
     against: str | None = None
     update: bool = False
     reuse: str | None = None
+    storage_options: Mapping[str, Any] | None = None
     seed: int = 1
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
     version = 3
-    incidental = frozenset({"device"})
+    incidental = frozenset({"device", "storage_options"})
 
     def check(self) -> None:
         self._policy.check()
@@ -208,7 +210,7 @@ class FuzzyDedup(Gather):
         return ("id",)
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update)
+        return super().identity() | index_identity(self.against, self.update, self.storage_options)
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk that a run over so many rows and bytes of text takes while it runs, if a third of the rows are candidates."""
@@ -221,7 +223,8 @@ class FuzzyDedup(Gather):
     def _index(self, own: str = "", *, look: bool = False) -> Index | None:
         if self.against is None:
             return None
-        return Index.open(self.against, "fuzzy", self.hashing(), own=own, create=self.update, look=look)
+        options = self.storage_options
+        return Index.open(self.against, "fuzzy", self.hashing(), options, own=own, create=self.update, look=look)
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -269,7 +272,7 @@ class FuzzyDedup(Gather):
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
-            index = index.pinned(work.folder) if index is not None else None
+            index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
             collected, num_buckets = self._candidates(rows, work, index, summary, usable)
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
@@ -304,7 +307,7 @@ class FuzzyDedup(Gather):
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
         publish(work, summary, {CANDIDATES: collected})
         if index_folder is not None and self.against is not None:
-            add_generation(self.against, own, index_folder)
+            add_generation(self.against, own, index_folder, self.storage_options)
 
     def _candidates(
         self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], usable: int
@@ -398,6 +401,7 @@ class FuzzyDedup(Gather):
         names = ("texts", "short", "shingles", "content", "proposed", "candidates", "components")
         summary |= {name: earlier[name] for name in names} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
+        index = index.for_work(work.folder, self.storage_options) if index is not None else None
         found = (folder / CANDIDATES).glob("*.arrow")
         return index, Files(folder / CANDIDATES, "part-", 0, tuple(sorted(found))), int(earlier["buckets"])
 

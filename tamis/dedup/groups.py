@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tamis.dedup.settle import DETAILS, FOUND, GROUPS, NEAR_MISSES, stage_number
 from tamis.errors import TamisError
+from tamis.store import INTERNAL, Store
 
 _PAIR = (
     "id",
@@ -37,20 +40,25 @@ class Groups:
     >>> Groups.load("clean/").explain("doc-17")                  # doctest: +SKIP
     """
 
-    folder: Path
+    store: Store
     summaries: dict[str, dict[str, Any]]
     """What each deduplicating step of the pipeline found in all, by stage."""
 
     @staticmethod
-    def load(output: str | Path) -> Groups:
-        """The groups of the last deduplication in an output folder."""
-        folder = Path(output) / "_tamis"
-        files = sorted((folder / DETAILS).glob("*/summary.json"), key=lambda file: stage_number(file.parent.name))
-        if not files:
+    def load(output: str | Path, storage_options: Mapping[str, Any] | None = None) -> Groups:
+        """The groups of the last deduplication in an output folder, on a local disk or in an object store."""
+        store = Store(str(output), storage_options)
+        details = f"{INTERNAL}/{DETAILS}"
+        texts = {
+            name: store.read(f"{details}/{name}/summary.json")
+            for name in sorted(store.names(details), key=stage_number)
+        }
+        summaries = {name: json.loads(text) for name, text in texts.items() if text is not None}
+        if not summaries:
             raise TamisError(
                 f"there are no groups of duplicates in {output}", hint="name the output folder of a deduplication"
             )
-        return Groups(folder, {file.parent.name: json.loads(file.read_text()) for file in files})
+        return Groups(store, summaries)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -113,13 +121,15 @@ class Groups:
         return {int(size): count for size, count in self.summary.get("group_sizes", {}).items()}
 
     def _dataset(self, name: str) -> ds.Dataset | None:
-        where = (self.folder / GROUPS).glob("*.parquet")
+        folders = [f"{INTERNAL}/{GROUPS}"]
         if name == NEAR_MISSES:
-            where = (self.folder / DETAILS).glob(f"*/{NEAR_MISSES}/*.parquet")
-        files = sorted(where)
+            folders = [f"{INTERNAL}/{DETAILS}/{stage}/{NEAR_MISSES}" for stage in self.summaries]
+        found = [f"{folder}/{file}" for folder in folders for file in self.store.names(folder)]
+        system, root = fsspec.core.url_to_fs(self.store.root, **self.store.storage_options)
+        files = [f"{root.rstrip('/')}/{file}" for file in found if file.endswith(".parquet")]
         if not files:
             return None
         # Some files of the input may have ids and others not.
-        named = any("id" in pq.read_schema(file).names for file in files)
+        named = any("id" in pq.read_schema(file, filesystem=system).names for file in files)
         schema = pa.schema([spec for spec in FOUND if named or not spec.name.endswith("id")])
-        return ds.dataset([str(file) for file in files], schema=schema)
+        return ds.dataset(files, schema=schema, filesystem=system, format="parquet")

@@ -7,7 +7,8 @@
         entries-000000.arrow          per kept row: its address, its id, and what is needed to compare it
         keys-000000.arrow             key -> entry, in the order of the keys
 
-A generation appears at once, by renaming its folder. Nothing is loaded: keys are mapped and searched by range.
+A generation appears at once, by renaming its folder, or in an object store by its `content`, which is written last. Nothing
+is loaded: keys are mapped and searched by range. What is in an object store is first copied beside the run, and checked.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from tamis.dedup.shuffle import Unfinished, link, numbers
+from tamis.dedup.shuffle import Unfinished, link, make_sure_of_room, numbers
 from tamis.errors import ParameterError, TamisError
-from tamis.operator import Work
+from tamis.operator import Work, digest
 from tamis.parameters import as_text
+from tamis.store import Store
 
 VERSION = 2
 OWN = "index"
 """Where an output folder remembers its generation, under `_tamis/`."""
-_KEYS, _ENTRIES, _CONTENT = "keys-", "entries-", "content"
+Options: TypeAlias = Mapping[str, Any] | None
+"""How an object store is reached."""
+_ABOUT, _KEYS, _ENTRIES, _CONTENT, _UNFINISHED = "index.json", "keys-", "entries-", "content", ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -43,43 +47,69 @@ class Index:
 
     path: str
     generations: tuple[str, ...] = ()
+    copies: str | None = None
+    """Where its files were copied to, if it is in an object store."""
 
     @staticmethod
     def open(
-        path: str, kind: str, settings: Mapping[str, Any], *, own: str = "", create: bool = False, look: bool = False
+        path: str,
+        kind: str,
+        settings: Mapping[str, Any],
+        options: Options = None,
+        *,
+        own: str = "",
+        create: bool = False,
+        look: bool = False,
     ) -> Index:
         """The index at `path`, after making sure that it was made in the same way; only to `look`, none is created."""
-        if "://" in path:
-            raise ParameterError(f"an index lies on a local disk, not at {path}", hint="copy it to a local folder")
-        folder = Path(path)
+        store = Store(path, options)
         described = {"kind": kind, "version": VERSION, "settings": json.loads(json.dumps(as_text(settings)))}
-        about = folder / "index.json"
-        if not about.exists():
+        about = store.read(_ABOUT)
+        if about is None:
             if not create:
                 raise ParameterError(f"there is no index at {path}", hint="update=True makes one from this dataset")
-            if folder.exists() and any(folder.iterdir()):
+            if store.names():
                 raise ParameterError(f"{path} is not empty and not an index", hint="name another folder in against=")
             if look:
                 return Index(path)
-            with Unfinished(about) as temporary:
-                temporary.write_text(json.dumps(described, indent=2))
-        check_settings(path, _described(about), described)
-        found = (child.name for child in folder.iterdir() if child.is_dir() and not child.name.endswith(".unfinished"))
-        return Index(path, tuple(sorted(name for name in found if name != own)))
+            about = json.dumps(described, indent=2).encode()
+            if store.local:
+                with Unfinished(store.path / _ABOUT) as temporary:
+                    temporary.write_bytes(about)
+            else:
+                store.write(_ABOUT, about)
+        check_settings(path, _described(path, about), described)
+        return Index(path, tuple(name for name in _contents(store) if name != own))
 
-    def pinned(self, folder: Path) -> Index:
-        """This index as it was when work in `folder` began: a run that is resumed sees what it saw before."""
-        file = folder / "generations.json"
-        if not file.exists():
-            with Unfinished(file) as temporary:
-                temporary.write_text(json.dumps(self.generations))
-        return Index(self.path, tuple(json.loads(file.read_text())))
+    def for_work(self, folder: Path, options: Options = None, *, pin: bool = False) -> Index:
+        """This index for work in `folder`: with its files on this machine, beside the work if it is in an object store.
+
+        With `pin` it is as it was when the work began: a run that adds to an index is the same run whatever others add
+        meanwhile, and when resumed sees what it saw before. Any other run is another one when the index changes.
+        """
+        names = self.generations
+        if pin:
+            file = folder / "generations.json"
+            if not file.exists():
+                with Unfinished(file) as temporary:
+                    temporary.write_text(json.dumps(names))
+            names = tuple(json.loads(file.read_text()))
+        store = Store(self.path, options)
+        if store.local:
+            return Index(self.path, names)
+        contents = _contents(store)
+        copies = folder / "index-copies" / digest([contents.get(name) for name in names])
+        for name in names:
+            if not (copies / name).exists():
+                _fetch(store, name, contents.get(name), copies / name)
+        return Index(self.path, names, str(copies))
 
     @cached_property
     def _listing(self) -> tuple[list[tuple[Path, int]], int]:
         result, before = [], 0
         for generation in self.generations:
-            for file in sorted((Path(self.path) / generation).glob(f"{_ENTRIES}*.arrow")):
+            folder = Path(self.copies or self.path.removeprefix("file://")) / generation
+            for file in sorted(folder.glob(f"{_ENTRIES}*.arrow")):
                 result.append((file, before))
                 before += pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0).num_rows
         return result, before
@@ -114,12 +144,35 @@ class Index:
         return pa.ipc.open_file(pa.memory_map(str(self.parts[number][0]))).read_all()
 
 
-def _described(about: Path) -> dict[str, Any]:
+def _contents(store: Store) -> dict[str, str]:
+    """The generations that are complete, and what each holds, in short."""
+    names = [name for name in store.names() if name != _ABOUT and not name.endswith(_UNFINISHED)]
+    found = {name: store.read(f"{name}/{_CONTENT}") for name in names}
+    return {name: content.decode() for name, content in found.items() if content is not None}
+
+
+def _fetch(store: Store, name: str, content: str | None, target: Path) -> None:
+    """Copy a generation from an object store, and make sure that it is all of it."""
+    unfinished = target.with_name(f"{name}{_UNFINISHED}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for file in store.names(name):
+        if file != _CONTENT:
+            make_sure_of_room(unfinished, store.size(f"{name}/{file}") or 0)
+            store.fetch(f"{name}/{file}", unfinished / file)
+    if _content(unfinished) != content:
+        raise TamisError(
+            f"the index {store.root} changed while it was read", hint="run the same command again when that is done"
+        )
+    unfinished.rename(target)
+
+
+def _described(path: str, about: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(about.read_text())
+        found = json.loads(about)
         return {name: found[name] for name in ("kind", "version", "settings")}
     except (ValueError, KeyError, TypeError) as error:
-        raise ParameterError(f"{about} is damaged", hint="make the index again, in another folder") from error
+        raise ParameterError(f"{path}/{_ABOUT} is damaged", hint="make the index again, in another folder") from error
 
 
 def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -177,21 +230,39 @@ def own_generation(work: Work) -> str:
     return name
 
 
-def add_generation(path: str, name: str, folder: Path) -> None:
+def add_generation(path: str, name: str, folder: Path, options: Options = None) -> None:
     """Put the parts in `folder` into the index as one generation, in place of an earlier one of that name."""
-    target = Path(path) / name
-    unfinished = target.with_name(f"{name}.unfinished")
+    store, content = Store(path, options), _content(folder)
+    files = sorted(folder.glob("*.arrow"))
+    if not store.local:
+        store.remove(f"{name}/{_CONTENT}")  # nobody sees the generation from here on, until all of it is there
+        store.remove(name)
+        for file in files:
+            copy = file.with_suffix(".copy")
+            copy.unlink(missing_ok=True)
+            link(file, copy)
+            store.publish(copy, f"{name}/{file.name}")
+        store.write(f"{name}/{_CONTENT}", content.encode())
+        return
+    target = store.path / name
+    unfinished = target.with_name(f"{name}{_UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    content = 0
-    for file in sorted(folder.glob("*.arrow")) if folder.is_dir() else []:
+    for file in files:
         with file.open("rb") as written:
             os.fsync(written.fileno())
         link(file, unfinished / file.name)
-        content = zlib.crc32(f"{file.name} {_checksum(file)}".encode(), content)
-    (unfinished / _CONTENT).write_text(f"{content:08x}")
+    (unfinished / _CONTENT).write_text(content)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
+
+
+def _content(folder: Path) -> str:
+    """A checksum of the parts in a folder."""
+    content = 0
+    for file in sorted(folder.glob("*.arrow")):
+        content = zlib.crc32(f"{file.name} {_checksum(file)}".encode(), content)
+    return f"{content:08x}"
 
 
 def _checksum(file: Path) -> int:
@@ -202,16 +273,15 @@ def _checksum(file: Path) -> int:
     return checksum
 
 
-def content_of(path: str) -> list[str]:
+def content_of(path: str, options: Options = None) -> list[str]:
     """What an index holds, in short: other rows, another list."""
-    files = sorted(Path(path).glob(f"*/{_CONTENT}"))
-    return [f"{file.parent.name} {file.read_text()}" for file in files if file.parent.suffix != ".unfinished"]
+    return [f"{name} {content}" for name, content in _contents(Store(path, options)).items()]
 
 
 def describe(path: str) -> dict[str, Any]:
-    """What an index holds: kind, settings, rows by generation."""
-    about = Path(path) / "index.json"
-    if not about.exists():
+    """What an index on a local disk holds: kind, settings, rows by generation."""
+    store = Store(path)
+    about = store.read(_ABOUT)
+    if about is None:
         raise TamisError(f"there is no index at {path}")
-    names = [entry.split()[0] for entry in content_of(path)]
-    return _described(about) | {"rows": {name: Index(path, (name,)).total for name in names}}
+    return _described(path, about) | {"rows": {name: Index(path, (name,)).total for name in _contents(store)}}

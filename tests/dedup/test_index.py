@@ -7,7 +7,7 @@ import pytest
 from tamis import Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups
 from tamis.dedup.index import describe
-from tamis.errors import ParameterError
+from tamis.errors import ParameterError, TamisError
 from tamis.sinks.tables import JsonlWriter
 
 
@@ -61,6 +61,18 @@ def test_near_duplicates_of_the_index_go_and_dissimilar_ones_stay(tmp_path):
     report = run([near, far, far], FuzzyDedup(against=index), tmp_path / "two")
     assert (report.kept, sum(report.dropped.values())) == (1, 2)
     assert report.dropped[f"in the index {index}"] == 1
+
+
+def test_a_run_broken_off_before_the_index_changed_sees_what_it_says_now(tmp_path, monkeypatch):
+    index = str(tmp_path / "index")
+    run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
+    step = ExactDedup(against=index)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactDedup, "_resolve_rows", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(texts(range(6)), step, tmp_path / "two")
+    run(texts(range(3, 5)), ExactDedup(against=index, update=True), tmp_path / "three")
+    assert run(texts(range(6)), step, tmp_path / "two").kept == 1
 
 
 def test_paragraphs_seen_before_are_cut(tmp_path):
@@ -137,11 +149,68 @@ def test_an_index_of_another_version_or_a_damaged_one_is_refused(tmp_path):
         ExactDedup(against=str(index)).check()
 
 
-def test_an_index_in_an_object_store_is_refused_with_a_way_out(tmp_path, s3_server):
-    for make in STEPS:
-        with pytest.raises(ParameterError, match="lies on a local disk") as raised:
-            run(texts(range(3)), make(against=f"{s3_server.url}/index", update=True), tmp_path / "one")
-        assert "copy it to a local folder" in str(raised.value)
+@pytest.mark.parametrize("make", STEPS)
+def test_an_index_in_an_object_store(tmp_path, s3_server, make):
+    index, options = f"{s3_server.url}/index", {"storage_options": s3_server.storage_options}
+    for _ in range(2):  # a repeated run replaces its own generation
+        first = run(texts(range(10)), make(against=index, update=True, **options), tmp_path / "one")
+        assert first.kept == 10
+    assert run(texts(range(5, 15)), make(against=index, update=True, **options), tmp_path / "two").kept == 5
+    third = run(texts(range(12, 18)), make(against=index, **options), tmp_path / "three")
+    assert third.dropped == {f"in the index {index}": 3}
+    row = Groups.load(tmp_path / "three").explain("d13")[0]
+    assert (row["kept_id"], row["index"], row["similarity"]) == ("d13", index, 1.0)
+    assert not list((tmp_path / "three").rglob("index-copies"))
+    report = (tmp_path / "three" / "_tamis" / "manifest.json").read_text()
+    assert s3_server.storage_options["endpoint_url"] not in report
+
+
+def test_an_index_in_an_object_store_changes_as_a_whole(tmp_path, s3_server):
+    import s3fs
+
+    index, options = f"{s3_server.url}/index", {"storage_options": s3_server.storage_options}
+    step = ExactDedup(against=index, **options)
+    with pytest.raises(ParameterError, match="there is no index"):
+        step.check()
+    run(texts(range(4)), step.changed(update=True), tmp_path / "one")
+    before = step.identity()
+    system = s3fs.S3FileSystem(**s3_server.storage_options, use_listings_cache=False)
+    (content,) = system.glob(f"{index}/*/content")
+    (entries, *_) = system.glob(f"{index}/*/entries-*")
+    part, checksum = system.cat_file(entries), system.cat_file(content)
+
+    system.pipe_file(entries, part[:-1] + b"x")
+    with pytest.raises(TamisError, match="changed while it was read"):
+        run(texts(range(6)), step, tmp_path / "two")
+    system.pipe_file(entries, part)
+    system.rm_file(content)  # as it is while a generation is being written
+    assert run(texts(range(6)), step, tmp_path / "two").kept == 6
+    system.pipe_file(content, checksum)
+    assert step.identity() == before
+    assert run(texts(range(6)), step, tmp_path / "two").kept == 2
+
+
+def test_groups_in_an_object_store_can_be_questioned(tmp_path, s3_server):
+    rows = texts([0, 1, 2, 1, 1], size=100)
+    rows[3]["text"] += " and more"
+    out = {"remote": f"{s3_server.url}/out", "local": str(tmp_path / "out")}
+    found = {}
+    for name, path in out.items():
+        options = s3_server.storage_options if name == "remote" else None
+        sink = JsonlWriter(path, storage_options=options)
+        Pipeline(Rows(rows), FuzzyDedup(), sink).run(executor="inline")
+        groups = Groups.load(path, options)
+        found[name] = [
+            groups.summary["dropped"],
+            groups.table(),
+            groups.explain("d1"),
+            groups.closest(),
+            groups.largest(),
+        ]
+    assert found["remote"] == found["local"]
+    assert found["remote"][0] == 2
+    with pytest.raises(TamisError, match="no groups of duplicates"):
+        Groups.load(f"{s3_server.url}/elsewhere", s3_server.storage_options)
 
 
 def test_data_in_an_object_store_is_deduplicated_against_a_local_index(tmp_path, s3_server):
