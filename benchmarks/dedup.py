@@ -206,7 +206,7 @@ def quality(args: argparse.Namespace) -> None:
     vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
     rows, truth = [], []
     for number in range(args.pairs):
-        words = rng.choices(vocabulary, k=rng.randint(60, 400))
+        words = rng.choices(vocabulary, k=rng.randint(*args.words))
         other = list(words)
         for _ in range(rng.randint(0, max(1, len(words) // 14))):
             other[rng.randrange(len(other))] = rng.choice(vocabulary)
@@ -279,6 +279,7 @@ def main() -> None:
     command = commands.add_parser("quality")
     command.add_argument("--pairs", type=int, default=4000)
     command.add_argument("--threshold", type=float, default=0.8)
+    command.add_argument("--words", type=int, nargs=2, default=(60, 400), help="the shortest and the longest document")
     command.set_defaults(run=quality)
     commands.add_parser("device").set_defaults(run=device)
     args = parser.parse_args()

@@ -344,9 +344,11 @@ class FuzzyDedup(Gather):
         summary["content"] %= 2**64
         summary |= {"proposed": sum(met), **found}
         how = self._comparison
-        per_row = how.row_bytes + 8 * summary["shingles"] // max(1, summary["texts"])
+        ngrams = summary["shingles"] // max(1, summary["texts"])
+        per_row = how.row_bytes + 8 * ngrams
         num_buckets = bucket_count(found["candidates"] * per_row * 2, usable)
-        check_disk(work, found["candidates"] * per_row, "comparing near-duplicates")
+        on_disk = how.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
+        check_disk(work, found["candidates"] * on_disk, "comparing near-duplicates")
         chunk = chunk_rows(4 * per_row, usable, least=100)
         folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
         collected = Files(folder, "part-", rows.num_partitions)

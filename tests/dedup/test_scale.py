@@ -18,7 +18,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, shuffle
 from tamis.dedup.candidates import edges_of
 from tamis.dedup.equal import Equals
-from tamis.dedup.shuffle import ShuffleWriter, pieces, room
+from tamis.dedup.shuffle import ShuffleWriter, bucket_count, pieces, room
 from tamis.errors import BudgetError, DiskFull
 from tamis.memory.spill import ObservedFacts
 
@@ -159,6 +159,15 @@ def test_room_on_disk_is_like_room_in_memory(tmp_path):
         array[:] = 7
         assert int(array.sum()) == 21_000
     assert not list(tmp_path.iterdir())
+
+
+def test_parts_do_not_grow_with_the_data_until_they_are_many():
+    usable = 300_000_000
+    for size in (10**7, 10**8, 10**9, 10**10):
+        assert size / bucket_count(size, usable) <= shuffle.PART_BYTES
+    assert bucket_count(10**11, usable) <= shuffle.MANY_PARTS + 1
+    assert 10**12 / bucket_count(10**12, usable) <= usable
+    assert 10**9 / bucket_count(10**9, 20_000_000) <= 20_000_000
 
 
 # ----------------------------------------------------------------------------------------------------------- full disks
