@@ -65,17 +65,40 @@ class Compiling:
         # What is not kept on disk has to be compiled by every process anew, and is somebody else's.
         if self.happened or not dispatcher.py_func.__module__.startswith("tamis."):
             return
-        lock = os.open(
-            Path(tempfile.gettempdir()) / f"tamis-compiling-{os.getuid()}.lock", os.O_CREAT | os.O_RDWR, 0o600
-        )
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another worker compiles, most likely the same
+        lock = _open_lock()
+        if lock is not None and not _take(lock):
             os.close(lock)
-            raise KernelsCompiled from None
+            raise KernelsCompiled  # another worker has compiled, most likely the same
         self._lock = lock
         self.happened = True
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         self._announce()
+
+
+def _open_lock() -> int | None:
+    """The file workers of this user take turns over; None where there can be none, and turns are then not taken.
+
+    The folder belongs to everybody, so what others put there under this name is neither followed nor waited for.
+    """
+    path = Path(tempfile.gettempdir()) / f"tamis-compiling-{os.getuid()}.lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError:
+        return None
+    if os.fstat(lock).st_uid == os.getuid():
+        return lock
+    os.close(lock)
+    return None
+
+
+def _take(lock: int) -> bool:
+    """Whether the lock was free, or there is none to be had; if another held it, returns when that one let go."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True

@@ -16,7 +16,7 @@ import struct
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +40,9 @@ MAX_DEATHS = 40
 
 MAX_CALL_DEATHS = 3
 """Deaths over one call of `map` before the run gives up."""
+
+MAX_COMPILED = 200
+"""Times one partition or call may be handed out again because kernels were compiled; there are fewer kernels than that."""
 
 PROGRESS_EVERY_S = 0.25
 
@@ -135,6 +138,7 @@ class LocalExecutor:
         payload = dumps(stage)
         pending = deque(tasks)
         history: dict[int, _History] = {}
+        compiled: Counter[int] = Counter()
         leaks = LeakDetector(stage.name)
         while pending or self._busy():
             if self.stop.level == 2 or (self.stop.level == 1 and not self._busy()):
@@ -159,6 +163,7 @@ class LocalExecutor:
                     assert worker.task is not None
                     pending.appendleft(worker.task)
                     self._let_go(worker)
+                    _count_compiled(compiled, worker.task.partition.index, worker.task.partition.pieces[0].path)
                 elif message[0] == "overflow":
                     task, worker.task = worker.task, None
                     assert task is not None
@@ -192,6 +197,7 @@ class LocalExecutor:
     ) -> None:
         pending = deque(range(len(items)))
         deaths: dict[int, int] = {}
+        compiled: Counter[int] = Counter()
         while pending or running:
             if self.stop.level == 2 or (self.stop.level == 1 and not running):
                 return
@@ -224,6 +230,7 @@ class LocalExecutor:
                     assert number is not None
                     pending.appendleft(number)
                     self._let_go(worker)
+                    _count_compiled(compiled, number, function.__name__)
                 else:
                     assert number is not None
                     done(number, message[1])
@@ -326,6 +333,16 @@ def next_attempt(task: Task, last: tuple[int, int, int] | None, now: tuple[int, 
     if rows == 1:
         return replace(task, poison={**task.poison, first: how})
     return replace(task, careful=(first, first + rows))
+
+
+def _count_compiled(times: Counter[int], number: int, what: str) -> None:
+    """Note that work was handed back because kernels were compiled for it, and give up if that does not come to an end."""
+    times[number] += 1
+    if times[number] > MAX_COMPILED:
+        raise WorkerError(
+            f"kernels were compiled {times[number]} times for {what}, and each time not found on disk afterwards",
+            hint="can the folder of compiled kernels be written, and is there room? NUMBA_CACHE_DIR names another one",
+        )
 
 
 def _step_name(stage: Stage, step: int) -> str:

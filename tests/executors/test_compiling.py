@@ -1,12 +1,18 @@
 """Kernels that are not on disk yet: compiled outside the cap, and no worker dies of it."""
 
+import fcntl
 import json
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tamis.executors.compiling import Compiling, KernelsCompiled
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = """
@@ -40,3 +46,53 @@ def test_compiling_stays_inside_a_small_budget_and_the_next_run_finds_the_kernel
     assert done.returncode == 0, done.stderr
     assert "compiling" not in done.stderr
     assert compiled == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kernels").rglob("*.nbc")}
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    """Where the lock file is, in a temporary folder of this test's own; the cap of this process stays as it is."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    return tmp_path / f"tamis-compiling-{os.getuid()}.lock"
+
+
+def begin(announced):
+    compiling = Compiling(lambda: announced.append(True))
+    compiling._begin(SimpleNamespace(py_func=begin_in_tamis))
+    return compiling
+
+
+def begin_in_tamis():
+    """Stands for a kernel of ours."""
+
+
+begin_in_tamis.__module__ = "tamis.kernels.anything"
+
+
+def test_one_worker_compiles_at_a_time(lock):
+    announced = []
+    compiling = begin(announced)
+    assert announced == [True]
+    with lock.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    compiling.release()
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(KernelsCompiled):
+        compiling.look()
+
+
+def test_a_link_under_the_name_of_the_lock_is_not_followed_and_work_goes_on(lock, tmp_path):
+    lock.symlink_to(tmp_path / "elsewhere")
+    announced = []
+    begin(announced).release()
+    assert announced == [True]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.parent.rename(path.parent.with_name("gone"))])
+def test_where_there_can_be_no_lock_file_work_goes_on(lock, make):
+    make(lock)
+    announced = []
+    begin(announced).release()
+    assert announced == [True]

@@ -3,24 +3,43 @@
 import io
 import os
 import sys
-import time
 
 import pyarrow as pa
 import pytest
 
-from tamis.errors import TamisError, is_shortage
+from tamis import Pipeline, Rows
+from tamis.errors import TamisError, WorkerError, is_shortage
 from tamis.events import Events
+from tamis.executors import local
+from tamis.executors.compiling import KernelsCompiled
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.memory import process
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
+from tamis.operator import Map, operator
 
 
-def slow_or_broken(number):
+def held_or_broken(number, begun, released):
+    """Number 0 says that it has begun and waits to be released; number 1 breaks once that has begun."""
     if number == 1:
+        begun.open("rb").read(1)
         raise TamisError("as planned")
-    time.sleep(0.5)
+    if number == 0:
+        begun.write_bytes(b".")
+        released.open("rb").read(1)
     return number
+
+
+def always_compiling(number):
+    raise KernelsCompiled
+
+
+@operator(reads="n", writes="m")
+class CompilesForTests(Map):
+    """Never finds its kernels on disk."""
+
+    def apply(self, batch):
+        raise KernelsCompiled
 
 
 def threads(_):
@@ -49,12 +68,39 @@ def executor():
         yield found
 
 
-def test_what_was_begun_before_an_error_is_no_answer_to_the_next_call(executor):
+@pytest.fixture
+def fifos(tmp_path):
+    """Two named pipes, held open at both ends so that nobody waits for the other to open one."""
+    paths = [tmp_path / "begun", tmp_path / "released"]
+    for path in paths:
+        os.mkfifo(path)
+    held = [os.open(path, os.O_RDWR) for path in paths]
+    yield paths
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def test_what_was_begun_before_an_error_is_no_answer_to_the_next_call(executor, fifos):
+    assert executor.governor.workers == 2
     with pytest.raises(TamisError, match="as planned"):
-        executor.map(slow_or_broken, [(0,), (1,)], lambda number, result: None)
+        executor.map(held_or_broken, [(0, *fifos), (1, *fifos)], lambda number, result: None)
+    fifos[1].write_bytes(b".")
     found = {}
-    executor.map(slow_or_broken, [(10,), (11,), (12,)], found.__setitem__)
+    executor.map(held_or_broken, [(10, *fifos), (11, *fifos), (12, *fifos)], found.__setitem__)
     assert found == {0: 10, 1: 11, 2: 12}
+
+
+def test_a_call_that_compiles_without_end_is_given_up(executor, monkeypatch):
+    monkeypatch.setattr(local, "MAX_COMPILED", 3)
+    with pytest.raises(WorkerError, match="compiled 4 times for always_compiling") as raised:
+        executor.map(always_compiling, [(0,)], lambda number, result: None)
+    assert "NUMBA_CACHE_DIR" in raised.value.hint
+
+
+def test_a_partition_that_compiles_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(local, "MAX_COMPILED", 3)
+    with pytest.raises(WorkerError, match="kernels were compiled 4 times for"):
+        Pipeline(Rows([{"n": 1}]), CompilesForTests()).collect(workers=1)
 
 
 def test_a_worker_has_one_thread(executor):
