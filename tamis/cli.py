@@ -357,11 +357,14 @@ def profile(
 @app.command()
 @explains_errors
 def memory(
-    pid: Annotated[int | None, typer.Argument(metavar="PID", help="A process; its whole tree is shown.")] = None,
+    pid: Annotated[
+        int | None,
+        typer.Argument(metavar="PID", help="A process, shown with its whole tree; without it, the largest processes."),
+    ] = None,
     watch: Annotated[float | None, typer.Option(metavar="SECONDS", help="Show it again and again.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What a process tree, this machine and its GPUs hold."""
+    """What this machine, its GPUs and its largest processes or one process tree hold."""
     from tamis.memory.commands import show_memory
 
     show_memory(pid, as_json=as_json, watch_s=watch, give=give)
