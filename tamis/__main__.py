@@ -1,8 +1,17 @@
-"""`python -m tamis`, the same as `tamis`."""
+"""The entry of the command `tamis`, and of `python -m tamis`."""
 
 import sys
 
-from tamis.cli import main
+
+def main() -> int:
+    """Run the command line and return its exit code; whoever interrupts the imports sees no traceback either."""
+    try:
+        from tamis.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

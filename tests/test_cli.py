@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,18 @@ def test_failed_rows_are_told_with_their_place_and_most_frequent_errors(here, te
     assert tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2].startswith("2 rows failed")
 
 
+def test_who_interrupts_the_imports_sees_no_traceback(tmp_path):
+    """The entry that pyproject.toml names, with a parser whose import is interrupted."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    root = Path(__file__).parent.parent
+    entry = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]["tamis"]
+    module, _, function = entry.partition(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_interrupted_run_tells_how_to_go_on(here, tell, monkeypatch):
     from tamis.errors import Interrupted
     from tamis.pipeline import Pipeline
@@ -201,6 +214,7 @@ def test_an_interrupted_run_tells_how_to_go_on(here, tell, monkeypatch):
 
 SLOW = """
 import sys
+import tomllib
 from tamis.operator import Map, operator
 
 @operator(reads="text", writes="seen")
