@@ -238,7 +238,8 @@ class LocalExecutor:
     def _look_for_leak(self, worker: _Worker, leaks: LeakDetector) -> None:
         """After each shard, when a worker has given back what it can: if what it holds keeps rising, replace it."""
         worker.shards += 1
-        leak = leaks.add(worker.number, worker.shards, private_bytes(worker.pid), time.monotonic())
+        held, limit = private_bytes(worker.pid), self.governor.worker_bytes
+        leak = leaks.add(worker.number, worker.shards, held, time.monotonic(), limit)
         if leak is not None:
             self.emit(
                 LeakFound(leak.stage, leak.worker, leak.bytes_per_shard, leak.bytes_per_s, leak.since, leak.confidence)

@@ -5,9 +5,12 @@ left is what it cannot let go of. A rise counts as a leak when all of these hold
 
     it is no chance        Mann-Kendall test, its variance widened because neighbours are alike (Yue and Wang 2004)
     it is large            Theil-Sen slope times span, against the baseline and against the noise around the line
-    it is steady           each quarter stands above the one before: a step or two is a cache that was loaded
-    it does not level off  the later half rises about as fast as the earlier: an allocator that settles does not
+    it is steady           each quarter stands above the one before, of many moments each eighth: a step or two is a cache
+                           that was loaded
+    it does not level off  the later half rises as fast as the earlier, and a recent part as fast as what came before it, as
+                           far as the noise lets one see: caches and pools that fill do not
     it is new              higher than anything seen before: the tooth of a saw is not
+    it cannot wait         where the limit is known and far, more moments are awaited: what fills up has then shown it
 """
 
 from __future__ import annotations
@@ -29,6 +32,24 @@ MAX_CORRELATION = 0.95
 
 CLEAN = 0.08
 """Noise below this part of the growth is no noise, and its correlation says nothing."""
+
+FLATTER = 0.1
+"""A slope that falls by less than this part is the same slope."""
+
+FLATTEST = 0.3
+"""A slope that falls by more is another one, however large the noise."""
+
+DOUBT = 2.5
+"""Standard errors by which a slope may fall before it is said to."""
+
+MIN_BEFORE = 8
+"""Moments before a stretch that make a slope to compare with."""
+
+FINER = 32
+"""Moments from which on eighths are looked at and not only quarters: several caches in turn can fill all quarters."""
+
+MEDIAN_ERROR = 1.25
+"""The standard error of a median, in those of a mean."""
 
 LOOKS = 12
 """A series is looked at again when it has grown by one part in so many."""
@@ -103,7 +124,9 @@ class Trend:
     confidence: float
     """That the series rises: one minus the one-sided p-value of the Mann-Kendall test."""
     steady: bool
-    """Every quarter of it stands well above the one before, and the later half rises about as fast as the earlier."""
+    """Every part of it stands well above the one before, and the later half rises about as fast as the earlier."""
+    jitter: float
+    """Spread of single values, whatever the shape of the curve they lie on."""
 
 
 def fit_trend(moments: Sequence[float], values: Sequence[float]) -> Trend | None:
@@ -117,13 +140,15 @@ def fit_trend(moments: Sequence[float], values: Sequence[float]) -> Trend | None
     noise = MAD_TO_SIGMA * float(np.median(np.abs(residual)))
     growth = slope * float(x[-1] - x[0])
     factor = 1.0 if noise <= CLEAN * abs(growth) else _redundancy(residual)
+    jitter = _jitter(y)
     return Trend(
         slope=slope,
         level=float(slope * x[-1] + middle),
         growth=growth,
         noise=noise,
         confidence=_mann_kendall(y, factor),
-        steady=growth > 0 and _is_steady(x, y, slope),
+        steady=growth > 0 and _is_steady(x, y, slope, jitter),
+        jitter=jitter,
     )
 
 
@@ -159,17 +184,43 @@ def _redundancy(residual: np.ndarray) -> float:
     return (1 + correlation) / (1 - correlation)
 
 
-def _is_steady(x: np.ndarray, y: np.ndarray, slope: float) -> bool:
-    if len(x) < 8:
+def _jitter(y: np.ndarray) -> float:
+    """Spread of the values around any smooth curve, from the differences of neighbours, as a standard deviation."""
+    steps = np.diff(y)
+    return MAD_TO_SIGMA * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
+
+
+def _is_steady(x: np.ndarray, y: np.ndarray, slope: float, jitter: float) -> bool:
+    if len(x) < 8 or not _climbs(x, y, slope, 0.0, 4):
         return False
-    quarters = np.array_split(np.arange(len(x)), 4)
-    centres = np.array([np.median(x[quarter]) for quarter in quarters])
-    heights = np.array([np.median(y[quarter]) for quarter in quarters])
-    if (np.diff(heights) < 0.3 * slope * np.diff(centres)).any():
+    if len(x) >= FINER and not _climbs(x, y, slope, jitter, 8):
         return False
     half = len(x) // 2
     early, late = _theil_sen(x[:half], y[:half]), _theil_sen(x[half:], y[half:])
-    return late >= 0.7 * max(early, slope)
+    return not _falls(max(early, slope), x[:half], late, x[half:], jitter)
+
+
+def _climbs(x: np.ndarray, y: np.ndarray, slope: float, jitter: float, count: int) -> bool:
+    """Whether each of so many parts stands above the one before, by a good part of what the slope says, less noise."""
+    parts = np.array_split(np.arange(len(x)), count)
+    centres = np.array([np.median(x[part]) for part in parts])
+    heights = np.array([np.median(y[part]) for part in parts])
+    spread = MEDIAN_ERROR * jitter * math.sqrt(2 * count / len(x))
+    return not (np.diff(heights) < 0.3 * slope * np.diff(centres) - 2 * spread).any()
+
+
+def _falls(early: float, early_x: np.ndarray, late: float, late_x: np.ndarray, jitter: float) -> bool:
+    """Whether a slope is less than it was before, as far as noise lets one see.
+
+    An exponential that levels off with a time constant of T moments loses 1 - exp(-n / 2T) of its slope from one half of n
+    moments to the other: 0.45 of it in 24 moments if T is 20.
+    """
+    spans = [float(((x - x.mean()) ** 2).sum()) for x in (early_x, late_x)]
+    if not all(spans):
+        return False  # a single moment has no slope
+    error = jitter * math.sqrt(sum(1 / span for span in spans))
+    doubt = DOUBT * error / early if early > 0 else 0.0
+    return late < (1 - min(FLATTEST, max(FLATTER, doubt))) * early
 
 
 # ---------------------------------------------------------------------------------------------------------------- leaks
@@ -217,8 +268,10 @@ class LeakDetector:
     """Looks at what each worker still holds after each shard, and says once when a worker leaks.
 
     Of a thousand series of 200 noisy moments, fewer than ten raise an alarm; a leak of 1 % of the baseline per shard,
-    under noise of up to 1 %, is found within 30 shards. Growth that takes dozens of shards to level off cannot be told
-    from a leak before it does, and is reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
+    under noise of up to 1 %, is found within 30 shards. Where `limit_bytes` is given, an alarm waits until 40 moments show
+    the rise, as long as twice the shards it has yet to wait are left to the limit; what fills up over 20 or 30 shards then
+    seldom raises one. Growth that takes a hundred shards to level off cannot be told from a leak before it does, and
+    is reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
 
     >>> detector = LeakDetector("stage 1")
     >>> for shard in range(40):
@@ -235,6 +288,7 @@ class LeakDetector:
         *,
         warmup: int = 5,
         min_points: int = 16,
+        patient_points: int = 40,
         min_growth: float = 0.1,
         min_growth_bytes: int = 4_000_000,
         noise_ratio: float = 4.0,
@@ -243,15 +297,20 @@ class LeakDetector:
     ) -> None:
         """`warmup` moments are ignored: imports, compilation and pools fill then. `min_growth` is of the baseline."""
         self.stage = stage
-        self.warmup, self.min_points, self.keep = warmup, min_points, keep
+        self.warmup, self.min_points, self.patient_points, self.keep = warmup, min_points, patient_points, keep
         self.min_growth, self.min_growth_bytes = min_growth, min_growth_bytes
         self.noise_ratio, self.min_confidence = noise_ratio, min_confidence
         self.leaks: dict[int, Leak] = {}
         """The leaking workers, by number, with the newest estimate."""
         self._series: dict[int, _Series] = {}
 
-    def add(self, worker: int, moment: int, num_bytes: int, at_s: float | None = None) -> Leak | None:
-        """Note what `worker` holds after its shard `moment`; the leak when this is the moment it becomes certain."""
+    def add(
+        self, worker: int, moment: int, num_bytes: int, at_s: float | None = None, limit_bytes: int | None = None
+    ) -> Leak | None:
+        """Note what `worker` holds after its shard `moment`; the leak when this is the moment it becomes certain.
+
+        `limit_bytes` is what it may hold: as long as that is far, there is time to be sure.
+        """
         series = self._series.setdefault(worker, _Series(Thinned(self.keep)))
         series.seen += 1
         if series.seen <= self.warmup:
@@ -259,7 +318,7 @@ class LeakDetector:
         series.points.append((moment, float(num_bytes), at_s))
         if series.seen % max(1, len(series.points) // LOOKS):
             return None  # every look is a chance for a false alarm, and a long series changes slowly
-        leak = self._judge(worker, series.points)
+        leak = self._judge(worker, series.points, limit_bytes)
         if leak is None:
             return None
         known = worker in self.leaks
@@ -271,17 +330,19 @@ class LeakDetector:
         self.leaks.pop(worker, None)
         self._series.pop(worker, None)
 
-    def _judge(self, worker: int, series: Thinned[_Point]) -> Leak | None:
+    def _judge(self, worker: int, series: Thinned[_Point], limit_bytes: int | None) -> Leak | None:
         """The leak over the longest stretch that shows one: the whole history, then ever shorter ends of it."""
-        leak = self._judge_stretch(worker, series.even, [])
+        leak = self._judge_stretch(worker, series.even, [], limit_bytes)
         old, recent = series.old, series.recent
         length = len(recent) if old else len(recent) // 2
         while leak is None and length >= self.min_points:
-            leak = self._judge_stretch(worker, recent[-length:], old + recent[:-length])
+            leak = self._judge_stretch(worker, recent[-length:], old + recent[:-length], limit_bytes)
             length //= 2
         return leak
 
-    def _judge_stretch(self, worker: int, points: list[_Point], before: list[_Point]) -> Leak | None:
+    def _judge_stretch(
+        self, worker: int, points: list[_Point], before: list[_Point], limit_bytes: int | None
+    ) -> Leak | None:
         if len(points) < self.min_points:
             return None
         moments, values = [point[0] for point in points], [point[1] for point in points]
@@ -297,12 +358,13 @@ class LeakDetector:
             or trend.confidence < self.min_confidence
             or not trend.steady
             or trend.level < _usual_high([point[1] for point in before])
+            or _rose_faster(before[-len(points) :], moments, trend)
         ):
             return None
         times = [point[2] for point in points]
         known = [time for time in times if time is not None]
         span = known[-1] - known[0] if len(known) == len(times) else 0.0
-        return Leak(
+        leak = Leak(
             stage=self.stage,
             worker=worker,
             bytes_per_shard=trend.slope,
@@ -311,6 +373,19 @@ class LeakDetector:
             confidence=trend.confidence,
             now_bytes=int(trend.level),
         )
+        wait = self.patient_points - len(points)
+        if limit_bytes is not None and wait > 0 and leak.shards_until(limit_bytes) >= 2 * wait:
+            return None  # time enough to see whether it levels off
+        return leak
+
+
+def _rose_faster(before: list[_Point], moments: list[int], trend: Trend) -> bool:
+    """Whether the stretch before was steeper: then this is the end of a curve that levels off."""
+    if len(before) < MIN_BEFORE:
+        return False
+    x = np.array([point[0] for point in before], np.float64)
+    slope = _theil_sen(x, np.array([point[1] for point in before]))
+    return _falls(slope, x, trend.slope, np.array(moments, np.float64), trend.jitter)
 
 
 def _usual_high(values: list[float]) -> float:

@@ -9,11 +9,11 @@ from tamis.memory.leaks import LeakDetector, Thinned, fit_trend
 BASE = 200e6
 
 
-def first_alarm(values, **settings):
+def first_alarm(values, limit_bytes=None, **settings):
     """The moment at which a series raises the alarm, or None."""
     detector = LeakDetector(**settings)
     for moment, value in enumerate(values):
-        if detector.add(0, moment, int(value)):
+        if detector.add(0, moment, int(value), limit_bytes=limit_bytes):
             return moment
     return None
 
@@ -145,6 +145,103 @@ def test_a_leak_says_where_how_fast_since_when_and_how_long_it_can_last():
     assert leak.shards_until(0) == 0
     assert detector.add(4, 100, 400_000_000) is None, "it is said once"
     assert detector.leaks[4].worker == 4
+
+
+# ------------------------------------------------------------------------------------- with a limit that is known
+
+FAR = int(10 * BASE)
+
+
+def moments(make, count=60, limit_bytes=FAR):
+    """When each of so many series raises the alarm, None where it does not."""
+    return [first_alarm(make(np.random.default_rng(seed)), limit_bytes) for seed in range(count)]
+
+
+def noise_of(rng, n):
+    """Noise of a size and kind of its own: normal, or with tails as heavy as Student's t of two degrees of freedom."""
+    sigma = rng.uniform(0.0005, 0.01)
+    return sigma * (rng.normal(0, 1, n) if rng.random() < 0.7 else rng.standard_t(2, n))
+
+
+def filling(rng, shape):
+    """What a cache or pool adds to the baseline as it fills."""
+    t, rise = np.arange(100), np.exp(rng.uniform(np.log(0.1), np.log(3)))
+    return BASE * (1 + rise * shape(t) + noise_of(rng, 100))
+
+
+@pytest.mark.parametrize(("shards", "most"), [(3, 0), (8, 0), (14, 1), (20, 2), (30, 6)])
+def test_what_levels_off_exponentially_is_no_leak(shards, most):
+    found = moments(lambda rng: filling(rng, lambda t: 1 - np.exp(-t / shards)))
+    assert sum(moment is not None for moment in found) <= most
+
+
+@pytest.mark.parametrize("shards", [10, 18, 25, 30])
+def test_what_fills_evenly_and_then_stays_is_no_leak(shards):
+    def make(rng):
+        # Slow enough that the limit would not be near if it went on.
+        return BASE * (1 + rng.uniform(0.1, 1.5) * np.minimum(np.arange(100) / shards, 1) + noise_of(rng, 100))
+
+    assert sum(moment is not None for moment in moments(make)) <= 1
+
+
+def test_several_caches_that_fill_one_after_the_other_seldom_look_like_a_leak():
+    def make(rng):
+        t, values = np.arange(100), 1 + noise_of(rng, 100)
+        for start, tau, rise in zip(rng.uniform(0, 60, 3), rng.uniform(2, 8, 3), rng.uniform(0.1, 0.5, 3), strict=True):
+            values = values + rise * (1 - np.exp(-np.maximum(0, t - start) / tau))
+        return BASE * values
+
+    assert sum(moment is not None for moment in moments(make)) <= 6
+
+
+@pytest.mark.parametrize("limit", [None, FAR])
+def test_heavy_tails_on_a_sawtooth_are_no_leak(limit):
+    def make(rng):
+        period = rng.integers(4, 40)
+        teeth = (np.arange(100) + rng.integers(period)) % period / period
+        return BASE * (1 + rng.uniform(0, 0.08) * teeth + 0.01 * np.abs(rng.standard_t(2, 100)))
+
+    assert sum(moment is not None for moment in moments(make, limit_bytes=limit)) <= 1
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.01, 0.03, 0.1])
+def test_a_steady_leak_far_from_the_limit_is_found_within_fifty_shards(rate):
+    found = moments(lambda rng: BASE * (1 + rate * np.arange(100) + rng.normal(0, rng.uniform(0, 0.01), 100)))
+    assert None not in found
+    assert np.median(found) <= 46
+    assert np.quantile(found, 0.95) <= 50
+
+
+def test_a_leak_is_found_with_room_to_spare_however_near_the_limit():
+    def make(rng):
+        rate = np.exp(rng.uniform(np.log(0.005), np.log(0.2)))
+        shards = rng.integers(36, 120)
+        series = BASE * (1 + rate * np.arange(shards) + rng.normal(0, min(0.01, rate / 2), shards))
+        return series, int(BASE * (1 + rate * shards))
+
+    for seed in range(100):
+        series, limit = make(np.random.default_rng(seed))
+        found = first_alarm(series, limit)
+        if limit < 1.3 * BASE and found is None:
+            continue  # too small to be told from noise
+        assert found is not None, seed
+        assert len(series) - found >= 6, seed
+
+
+def test_the_nearer_the_limit_the_sooner_the_alarm():
+    leak = BASE * (1 + 0.02 * np.arange(100))
+    assert first_alarm(leak, int(2 * BASE)) == first_alarm(leak) == 20
+    assert first_alarm(leak, FAR) == 44
+
+
+def test_a_leak_behind_a_warm_up_is_found():
+    def make(rng):
+        t = np.arange(100)
+        return BASE * (1 + 2 * (1 - np.exp(-t / 3)) + 0.03 * t + rng.normal(0, 0.01, 100))
+
+    found = moments(make, limit_bytes=None)
+    assert None not in found
+    assert max(found) <= 80
 
 
 def test_without_times_no_time_is_foretold():
