@@ -7,7 +7,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from tamis.models import language_model
     from tamis.models.linear import Settings, Trained
+
+
+MIN_WORKING_BYTES = 16_000_000
+"""What counting n-grams holds at the least."""
 
 
 @dataclass(frozen=True)
@@ -193,20 +198,56 @@ def learn_language(
     settings: language_model.Settings | None = None,
     holdout: float = 0.1,
     max_rows: int | None = None,
+    memory: int | str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LanguageLesson:
     """Train a language model on the texts of files and write it to `output`.
 
-    Holds all texts in memory, and about 40 bytes for each word and length of n-gram; `max_rows` takes the first so many.
+    Texts are read piece by piece and n-grams counted on disk (about 10 bytes for each byte of text, in the folder for temporary
+    files). What it holds is the model, about 64 bytes for each n-gram of it, and a few hundred megabytes at most, within
+    `memory`, of which nothing that is learned depends; a model too large for it is an error. `max_rows` takes the first so
+    many texts.
     """
     from pathlib import Path
 
-    from tamis.models.language_model import train
+    from tamis.memory.budget import CALLER_BYTES, make_budget
+    from tamis.models.language_model import WORKING_BYTES, train
 
-    texts = _read_texts(inputs, text_field, max_rows)
-    trained = train(texts, settings=settings, holdout=holdout, progress=progress)
+    # The process, with Tamis and its kernels loaded, is taken for what it usually is: its caller may hold much more.
+    room = make_budget(memory=memory, workers=1).total_bytes - CALLER_BYTES
+    working = max(MIN_WORKING_BYTES, min(WORKING_BYTES, room // 3))
+    with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+        texts = _stream_texts(inputs, text_field, max_rows, memory, folder)
+        trained = train(
+            texts, settings=settings, holdout=holdout, working_bytes=working, room_bytes=room, progress=progress
+        )
     trained.model.save(output)
     return LanguageLesson(trained, output, Path(output).stat().st_size)
+
+
+def _stream_texts(
+    paths: Sequence[str], text_field: str, limit: int | None, memory: int | str | None, folder: str
+) -> Iterator[pa.Array]:
+    """The texts of files of any format there is a reader for, batch by batch, by way of Arrow files in a folder."""
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from tamis.pipeline import Pipeline
+    from tamis.sinks.tables import ArrowWriter
+    from tamis.sources.tables import reader_for
+
+    reader = reader_for(list(paths), fields=[text_field], limit=limit)
+    Pipeline(reader, ArrowWriter(folder)).run(executor="inline", on_error="isolate", memory=memory)
+    for file in sorted(Path(folder).glob("*.arrow")):
+        with pa.OSFile(str(file)) as source, pa.ipc.open_file(source) as found:
+            if text_field not in found.schema.names:
+                continue
+            for number in range(found.num_record_batches):
+                column = found.get_batch(number).column(text_field).cast(pa.large_string())
+                yield column.filter(pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
+        file.unlink()
 
 
 def train_language_model(
@@ -223,6 +264,7 @@ def train_language_model(
     ] = 1,
     max_rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="The first N texts.")] = None,
     holdout: Annotated[float, typer.Option(metavar="X", help="Share of the texts to test on.")] = 0.1,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What the run may hold in all, e.g. 8GB.")] = None,
 ) -> None:
     """Train an n-gram language model and print its perplexity on texts it has not seen."""
     from tamis.models.language_model import Settings
@@ -232,7 +274,14 @@ def train_language_model(
 
     settings = Settings(order, unit, fold, min_count)  # type: ignore[arg-type]
     lesson = learn_language(
-        inputs, output, text_field=text_field, settings=settings, holdout=holdout, max_rows=max_rows, progress=tell
+        inputs,
+        output,
+        text_field=text_field,
+        settings=settings,
+        holdout=holdout,
+        max_rows=max_rows,
+        memory=memory,
+        progress=tell,
     )
     typer.echo(str(lesson))
 

@@ -1,6 +1,7 @@
 r"""Small n-gram language models: how surprised is a reader of other texts by this one?
 
     texts --words of each line--> n-grams, counted --modified Kneser-Ney--> log p and backoff of each n-gram --> one file
+                                  (ngrams.py, on disk)
 
 The model is the interpolated, modified Kneser-Ney model of Chen and Goodman (1998), the one that KenLM estimates (Heafield et
 al. 2013) and by whose perplexity CCNet sorts web text (Wenzek et al. 2020). It is kept as backoff models are in ARPA files, for
@@ -17,7 +18,8 @@ import gzip
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,14 +29,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Column
-from tamis.errors import ParameterError, TamisError
+from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.kernels import language_model as kernel
 from tamis.kernels.marks import MarkedWords, Words
+from tamis.models.ngrams import Runs, count_tokens
+from tamis.parameters import format_bytes
 
 _KIND = "tamis language model 1"
 _WAYS: dict[str, Words] = {"words": "unicode", "characters": "characters", "whitespace": "whitespace"}
 _NEVER = -99.0  # log10 p of what is not predicted, as ARPA files write it
 _UNKNOWN = -100.0  # log10 p of an unknown word where a file has none, as KenLM has it
+WORKING_BYTES = 128_000_000
+"""What counting may hold; more makes it little faster."""
+BYTES_PER_NGRAM = 64
+"""What a model takes while it is made, and as a table to look n-grams up in."""
+_COPIES = 4  # of what is held of one length, while it is merged
+_PER_BYTE = 128  # bytes held per byte of text that is being counted, if each is a token
+_SMALLEST_PIECE = 1 << 16
+_TELL_EVERY = 10_000_000  # words
+_TEXT = pa.schema({"text": pa.large_string()})
+_PLACED = np.dtype([("key", "<u8"), ("count", "<i8"), ("context", "<i8"), ("suffix", "<i8")])
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts where there is too little to estimate them, as KenLM has it
 
 
@@ -217,8 +231,8 @@ def _keys_of(ngrams: list[np.ndarray]) -> np.ndarray:
 
 
 def _sorted_model(settings: Settings, keys: np.ndarray, values: np.ndarray) -> LanguageModel:
-    order = np.argsort(keys)
-    return LanguageModel(settings, keys[order], values[order].astype(np.float32))
+    order = np.argsort(keys, kind="stable")
+    return LanguageModel(settings, keys[order], values[order].astype(np.float32, copy=False))
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -240,38 +254,41 @@ class Trained:
 
 
 def train(
-    texts: Column,
+    texts: Column | Iterable[Column],
     *,
     settings: Settings | None = None,
     holdout: float = 0.1,
+    working_bytes: int = WORKING_BYTES,
+    room_bytes: int | None = None,
+    folder: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Trained:
-    """Train on a string column and evaluate on the share `holdout` of it, chosen by content and kept apart.
+    """Train on string columns and evaluate on the share `holdout` of the texts, chosen by content and kept apart.
 
-    Holds about 40 bytes for each word and length of n-gram.
+    Texts may come column by column. Holds the model, about 64 bytes for each of its n-grams, and beside it about
+    `working_bytes` and one column of texts; n-grams still being counted and texts held out are on disk, in a temporary folder
+    in `folder`, about 10 bytes for each byte of text. What is learned depends on none of these, nor on how the texts are cut
+    into columns. If `room_bytes` are too few for the model, an error says so before it is made.
     """
     settings = settings or Settings()
     settings.check()
     if not 0 <= holdout < 1:
         raise ParameterError(f"`holdout` must be at least 0 and below 1, got {holdout}")
-    apart = _held_out(texts, holdout)
-    taught, tested = texts.filter(pa.array(~apart)), texts.filter(pa.array(apart))
-    data, offsets = settings.read(taught)
-    words, fold = MarkedWords.of(data, offsets, _WAYS[settings.unit]), settings.folding
-    none = np.zeros(0, np.uint64), np.zeros(0, np.int32)
-    count = kernel.find_tokens(data, offsets, words.begins, words.ends, fold, *none)
-    if not count:
-        raise TamisError("there is no word to learn from", hint="is `text_field` the column that holds the text?")
-    tokens, places = np.zeros(count, np.uint64), np.zeros(count, np.int32)
-    kernel.find_tokens(data, offsets, words.begins, words.ends, fold, tokens, places)
-    keys, values, sizes = _estimate(tokens, places, settings, progress)
-    model = _sorted_model(settings, keys, values)
-    logs, counts = model.score(tested)
+    columns = [texts] if isinstance(texts, pa.Array | pa.ChunkedArray) else texts
+    with tempfile.TemporaryDirectory(prefix="tamis-", dir=folder) as work:
+        counted = _Counted.of(columns, settings, holdout, Path(work), working_bytes, progress)
+        if not counted.tokens:
+            raise TamisError("there is no word to learn from", hint="is `text_field` the column that holds the text?")
+        keys, values, sizes = _estimate(counted, settings, room_bytes, progress)
+        model = _sorted_model(settings, keys, values)
+        del keys, values
+        scored = [model.score(column) for column in counted.tested()]
+    logs, counts = (np.concatenate(found) for found in zip(*scored, strict=True)) if scored else (np.zeros(0),) * 2
     each = 10.0 ** np.minimum(-logs[counts > 0] / counts[counts > 0], 300.0)
     return Trained(
         model=model,
-        texts=len(taught),
-        words=int((places > 0).sum() - (tokens == kernel.END).sum()),
+        texts=counted.texts,
+        words=counted.words,
         vocabulary=sizes[0] - 2,
         ngrams=tuple(sizes),
         tested=len(each),
@@ -288,95 +305,266 @@ def _held_out(texts: Column, holdout: float) -> np.ndarray:
 
 
 @dataclass
+class _Counted:
+    """N-grams of all texts to learn from, and the texts to test on, in files."""
+
+    runs: list[Runs]
+    held_out: Path
+    work: Path
+    working_bytes: int
+    texts: int = 0
+    tokens: int = 0
+    words: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        columns: Iterable[Column],
+        settings: Settings,
+        holdout: float,
+        work: Path,
+        working_bytes: int,
+        progress: Callable[[str], None] | None,
+    ) -> _Counted:
+        room = working_bytes // (settings.order + _COPIES)
+        runs = [Runs(work / f"{length}-grams", room) for length in range(1, settings.order + 1)]
+        counted = cls(runs, work / "held-out.arrow", work, working_bytes)
+        told = 0
+        with pa.OSFile(str(counted.held_out), "wb") as file, pa.ipc.new_file(file, _TEXT) as tested:
+            for column in columns:
+                for piece in _pieces(column, max(_SMALLEST_PIECE, working_bytes // _PER_BYTE)):
+                    apart = _held_out(piece, holdout)
+                    if apart.any():
+                        tested.write_batch(pa.record_batch([piece.filter(pa.array(apart))], schema=_TEXT))
+                    counted._count(piece.filter(pa.array(~apart)) if apart.any() else piece, settings)
+                if progress is not None and counted.words >= told + _TELL_EVERY:
+                    told = counted.words
+                    progress(f"counted {counted.words:,} words")
+        return counted
+
+    def _count(self, texts: Column, settings: Settings) -> None:
+        data, offsets = settings.read(texts)
+        words, fold = MarkedWords.of(data, offsets, _WAYS[settings.unit]), settings.folding
+        none = np.zeros(0, np.uint64), np.zeros(0, np.int32)
+        count = kernel.find_tokens(data, offsets, words.begins, words.ends, fold, *none)
+        tokens, places = np.zeros(count, np.uint64), np.zeros(count, np.int32)
+        kernel.find_tokens(data, offsets, words.begins, words.ends, fold, tokens, places)
+        for runs, found in zip(self.runs, count_tokens(tokens, places, settings.order), strict=True):
+            runs.add(found)
+        self.texts += len(texts)
+        self.tokens += count
+        self.words += int((places > 0).sum() - (tokens == kernel.END).sum())
+
+    def tested(self) -> Iterator[Column]:
+        with pa.OSFile(str(self.held_out)) as file, pa.ipc.open_file(file) as found:
+            for number in range(found.num_record_batches):
+                yield found.get_batch(number).column(0)
+
+
+def _pieces(column: Column, num_bytes: int) -> Iterator[pa.Array]:
+    """A column in arrays of about so many bytes, or of one text that is longer."""
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        texts = chunk.cast(pa.large_string())
+        offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :] if len(texts) else np.zeros(1, np.int64)
+        at = 0
+        while at < len(texts):
+            stop = int(np.searchsorted(offsets[: len(texts) + 1], offsets[at] + num_bytes, side="right")) - 1
+            stop = min(max(stop, at + 1), len(texts))
+            yield texts.slice(at, stop - at)
+            at = stop
+
+
+@dataclass
 class _Grams:
-    """The different n-grams of one length: their keys (ascending), and a place in the text where each ends."""
+    """The different n-grams of one length, in the order of their keys."""
 
     keys: np.ndarray
-    ends: np.ndarray
     counts: np.ndarray
+    begins: np.ndarray
+    context: np.ndarray
+    """Where the n-gram without its last word is among the shorter ones, and without its first."""
+    suffix: np.ndarray
+
+    @staticmethod
+    def of(records: np.ndarray, shorter: np.ndarray) -> _Grams:
+        """Of records, with the keys of all n-grams one shorter."""
+        none = np.zeros(0, np.int64)
+        parts = (
+            [np.searchsorted(shorter, records[name]) for name in ("context", "suffix")] if len(shorter) else [none] * 2
+        )
+        return _Grams(np.ascontiguousarray(records["key"]), records["count"].copy(), records["begins"].copy(), *parts)
 
 
 def _estimate(
-    tokens: np.ndarray, places: np.ndarray, settings: Settings, progress: Callable[[str], None] | None
+    counted: _Counted, settings: Settings, room_bytes: int | None, progress: Callable[[str], None] | None
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Keys and values (log10 p, log10 backoff) of all n-grams, and how many there are of each length.
 
     p(w | c) = (a(c w) - D) / a(c) + g(c) p(w | c without its first word), where a counts occurrences of the longest n-grams
     and of those that begin a line, and for the others the different words that stand before them; g(c) is what makes the
     probabilities after c add up to one, and the backoff of c.
+
+    The shorter n-grams are all in the model, and so in memory. The longest are most, and many of them may be left out: they
+    pass part by part, once to see how many there are, once for the masses of their contexts, once for their probabilities.
+    Sums of fractions are taken in the order of the keys, so that they do not depend on the parts.
     """
+    order = settings.order
     lengths: list[_Grams] = []
-    for length in range(1, settings.order + 1):
+    for length in range(1, max(2, order)):
         if progress is not None:
-            progress(f"counting n-grams of {length}")
-        keys = _all_keys(tokens, places, length)
-        inside = np.flatnonzero(keys) if length > 1 else np.arange(len(keys))
-        unique, first, counts = np.unique(keys[inside], return_index=True, return_counts=True)
-        lengths.append(_Grams(unique, inside[first], counts))
+            progress(f"merging n-grams of {length}")
+        shorter = lengths[-1].keys if lengths else np.zeros(0, np.uint64)
+        lengths.append(_joined([_Grams.of(records, shorter) for records in counted.runs[length - 1]]))
+    adjusted = [np.where(grams.begins, grams.counts, 0) for grams in lengths]
+    for grams, longer, counts in zip(lengths, lengths[1:], adjusted, strict=False):
+        counts += np.where(grams.begins, 0, np.bincount(longer.suffix, minlength=len(grams.keys)))
+    longest: _Longest | None = None
+    if order == 1:
+        adjusted[0] = lengths[0].counts
+    else:
+        if progress is not None:
+            progress(f"merging n-grams of {order}")
+        longest = _Longest.of(counted, lengths[-1], settings.min_count)
+        adjusted[-1] += np.where(lengths[-1].begins, 0, longest.before)
+    _check_room(sum(len(grams.keys) for grams in lengths) + (longest.kept if longest else 0), room_bytes)
     logs: list[np.ndarray] = []
-    backoffs = [np.zeros(len(grams.keys)) for grams in lengths]
+    backoffs: list[np.ndarray] = []
     lower = np.zeros(0)  # p of the n-grams one shorter
     unknown = 0.0
-    for length, grams in enumerate(lengths, 1):
-        counts = _adjusted(lengths, length, places, tokens).astype(np.float64)
-        predicted = tokens[grams.ends] != kernel.BEGIN
+    for length, (grams, integers) in enumerate(zip(lengths, adjusted, strict=True), 1):
+        counts = integers.astype(np.float64)
+        predicted = ~grams.begins if length == 1 else np.ones(len(counts), np.bool_)
         discounts = np.zeros(len(counts))
-        discounts[predicted] = _discount(counts[predicted])
-        kept = predicted & (grams.counts >= (settings.min_count if 1 < length == settings.order else 1))
-        share = np.where(kept, np.maximum(counts - discounts, 0.0), 0.0)
+        discounts[predicted] = _discounts(_times(integers[predicted]))[np.minimum(integers[predicted], 3)]
+        share = np.where(predicted, np.maximum(counts - discounts, 0.0), 0.0)
         if length == 1:
             total = counts[predicted].sum()
             rest = 1 - share.sum() / total
             unknown = rest / (predicted.sum() + 1)
             chances = share / total + unknown
         else:
-            shorter = lengths[length - 2]
-            parts = _all_keys(tokens, places, length - 1)
-            context = np.searchsorted(shorter.keys, parts[grams.ends - 1])
-            suffix = np.searchsorted(shorter.keys, parts[grams.ends])
-            totals = np.bincount(context, counts, len(shorter.keys))
-            masses = np.bincount(context, share, len(shorter.keys))
-            seen = totals > 0
-            rests = np.ones(len(totals))
-            rests[seen] = np.maximum(1 - masses[seen] / totals[seen], 1e-9)
-            backoffs[length - 2] = np.log10(rests)
-            chances = share / totals[context] + rests[context] * lower[suffix]
+            size = len(lengths[length - 2].keys)
+            totals = np.bincount(grams.context, counts, size)
+            rests = _rests(np.bincount(grams.context, share, size), totals)
+            backoffs.append(np.log10(rests).astype(np.float32))
+            chances = share / totals[grams.context] + rests[grams.context] * lower[grams.suffix]
         lower = chances
         with np.errstate(divide="ignore"):
-            logs.append(np.where(kept, np.log10(chances), _NEVER if length == 1 else np.nan))
-    keys = np.concatenate([grams.keys for grams in lengths])
-    values = np.stack([np.concatenate(logs), np.concatenate(backoffs)], axis=1)
-    there = ~np.isnan(values[:, 0])
-    mark = _keys_of([np.array([kernel.UNKNOWN])])
-    sizes = [int((~np.isnan(each)).sum()) for each in logs]
+            logs.append(np.where(predicted, np.log10(chances), _NEVER).astype(np.float32))
+    keys = [grams.keys for grams in lengths]
+    if longest is not None:
+        del lengths, adjusted
+        found, rests = longest.finish(lower)
+        backoffs.append(np.log10(rests).astype(np.float32))
+        keys.append(found[0])
+        logs.append(found[1])
+    backoffs.append(np.zeros(len(keys[-1]), np.float32))
+    sizes = [len(each) for each in keys]
+    last = np.array([np.log10(unknown)]).astype(np.float32)
     return (
-        np.concatenate([keys[there], mark]),
-        np.concatenate([values[there], [[np.log10(unknown), 0.0]]]),
+        np.concatenate([*keys, _keys_of([np.array([kernel.UNKNOWN])])]),
+        np.stack([np.concatenate([*logs, last]), np.concatenate([*backoffs, np.zeros(1, np.float32)])], axis=1),
         sizes,
     )
 
 
-def _all_keys(tokens: np.ndarray, places: np.ndarray, length: int) -> np.ndarray:
-    """The key of the n-gram of a length that ends at each token, 0 where there is none."""
-    keys = np.zeros(len(tokens), np.uint64)
-    kernel.make_keys(tokens, places, length, keys)
-    return keys
+def _joined(parts: list[_Grams]) -> _Grams:
+    fields = zip(*([part.keys, part.counts, part.begins, part.context, part.suffix] for part in parts), strict=True)
+    return _Grams(*(np.concatenate(field) for field in fields))
 
 
-def _adjusted(lengths: list[_Grams], length: int, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """How often each n-gram of a length counts; see `_estimate`."""
-    grams = lengths[length - 1]
-    if length == len(lengths):
-        return grams.counts
-    longer = lengths[length]
-    suffix = np.searchsorted(grams.keys, _all_keys(tokens, places, length)[longer.ends])
-    before = np.bincount(suffix, minlength=len(grams.keys))
-    return np.where(places[grams.ends] == length - 1, grams.counts, before)
+def _check_room(ngrams: int, room_bytes: int | None) -> None:
+    need = BYTES_PER_NGRAM * ngrams
+    if room_bytes is not None and need > room_bytes:
+        raise BudgetError(
+            f"a model of {ngrams:,} n-grams takes about {format_bytes(need)} to make and to use, and "
+            f"{format_bytes(room_bytes)} of memory are left for it",
+            hint="give it more --memory, leave out rare n-grams with --min-count 2, or lower --order or --max-rows",
+        )
 
 
-def _discount(counts: np.ndarray) -> np.ndarray:
-    """What is taken off each count (Chen and Goodman 1998, equation 26)."""
-    times = [int((counts == number).sum()) for number in (1, 2, 3, 4)]
+@dataclass
+class _Longest:
+    """The longest n-grams, in a file of (key, count, context, suffix), the last two as places among those one shorter."""
+
+    path: Path
+    rows: int
+    at_once: int
+    min_count: int
+    kept: int
+    """How many of them the model has."""
+    before: np.ndarray
+    """Of each n-gram one shorter: the different words that stand before it, and how often it is followed by a word."""
+    totals: np.ndarray
+    times: np.ndarray
+
+    @classmethod
+    def of(cls, counted: _Counted, shorter: _Grams, min_count: int) -> _Longest:
+        size = len(shorter.keys)
+        before, totals, times = np.zeros(size, np.int64), np.zeros(size, np.float64), np.zeros(5, np.int64)
+        path, rows, kept = counted.work / "longest", 0, 0
+        with path.open("wb") as file:
+            for records in counted.runs[-1]:
+                grams = _Grams.of(records, shorter.keys)
+                np.add.at(before, grams.suffix, 1)
+                np.add.at(totals, grams.context, grams.counts.astype(np.float64))
+                times += _times(grams.counts)
+                kept += int((grams.counts >= min_count).sum())
+                rows += len(records)
+                out = np.zeros(len(records), _PLACED)
+                out["key"], out["count"] = grams.keys, grams.counts
+                out["context"], out["suffix"] = grams.context, grams.suffix
+                out.tofile(file)
+        at_once = max(1, counted.working_bytes // (2 * _COPIES * _PLACED.itemsize))
+        return cls(path, rows, at_once, min_count, kept, before, totals, times)
+
+    def finish(self, lower: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """(Keys and log10 p of the n-grams kept, what is left of the probability after each n-gram one shorter)."""
+        discounts = _discounts(self.times)
+        masses = np.zeros(len(lower), np.float64)
+        for part in self._parts():
+            np.add.at(masses, part["context"], self._shares(part["count"], discounts))
+        rests = _rests(masses, self.totals)
+        keys, logs = np.zeros(self.kept, np.uint64), np.zeros(self.kept, np.float32)
+        at = 0
+        for part in self._parts():
+            part = part[part["count"] >= self.min_count]
+            context = part["context"]
+            chances = self._shares(part["count"], discounts) / self.totals[context]
+            chances += rests[context] * lower[part["suffix"]]
+            keys[at : at + len(part)] = part["key"]
+            with np.errstate(divide="ignore"):
+                logs[at : at + len(part)] = np.log10(chances)
+            at += len(part)
+        return (keys, logs), rests
+
+    def _parts(self) -> Iterator[np.ndarray]:
+        with self.path.open("rb") as file:
+            for first in range(0, self.rows, self.at_once):
+                yield np.fromfile(file, _PLACED, min(self.at_once, self.rows - first))
+
+    def _shares(self, counts: np.ndarray, discounts: np.ndarray) -> np.ndarray:
+        share = np.maximum(counts.astype(np.float64) - discounts[np.minimum(counts, 3)], 0.0)
+        return np.where(counts >= self.min_count, share, 0.0)
+
+
+def _rests(masses: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """What is left for words that never followed, one where none ever did."""
+    seen = totals > 0
+    rests = np.ones(len(totals))
+    rests[seen] = np.maximum(1 - masses[seen] / totals[seen], 1e-9)
+    return rests
+
+
+def _times(counts: np.ndarray) -> np.ndarray:
+    """How many of the counts are 1, 2, 3, 4, and something else."""
+    found = np.bincount(np.where(counts > 4, 0, counts), minlength=5)
+    return np.concatenate([found[1:], found[:1]])
+
+
+def _discounts(counted: np.ndarray) -> np.ndarray:
+    """What is taken off counts of 0, 1, 2, and of 3 and more (Chen and Goodman 1998, equation 26)."""
+    times = [int(each) for each in counted[:4]]
     found = _FALLBACK
     if all(times):
         share = times[0] / (times[0] + 2 * times[1])
@@ -387,7 +575,7 @@ def _discount(counts: np.ndarray) -> np.ndarray:
         )
         if not all(0 < discount <= number for number, discount in enumerate(found, 1)):
             found = _FALLBACK
-    return np.array((0.0, *found))[np.minimum(counts, 3).astype(np.int64)]
+    return np.array((0.0, *found))
 
 
 # ----------------------------------------------------------------------------------------------------------- ARPA files

@@ -54,3 +54,10 @@ def test_train_language_model_prints_perplexities_and_writes_the_model(run, fold
     assert "n-grams     8, " in said  # meadow number 0 00 and more, begin and end of a line; digits are read as 0
     assert "on the texts held out" in said
     assert (folders / "m.lm").stat().st_size > 100
+
+
+def test_the_language_model_does_not_depend_on_memory(run, folders):
+    command = ["train-language-model", "--input", folders / "good.jsonl", "--text-field", "body"]
+    run(*command, "-o", folders / "a.lm")
+    run(*command, "-o", folders / "b.lm", "--memory", "512MB")
+    assert (folders / "a.lm").read_bytes() == (folders / "b.lm").read_bytes()

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
-from tamis.errors import ParameterError, TamisError
+from tamis.errors import BudgetError, ParameterError, TamisError
+from tamis.models import language_model
 from tamis.models.commands import learn_language
 from tamis.models.language_model import LanguageModel, Settings, open_language_model, train
+from tamis.models.ngrams import NGRAM, Runs
 from tamis.text.classify import Perplexity
 from tests.naive import SAMPLES, words
 
@@ -178,6 +180,53 @@ def test_the_same_texts_give_the_same_file(tmp_path) -> None:
         again.score(pa.array(TEXTS))[0].tolist()
         == train(pa.array(TEXTS), holdout=0).model.score(pa.array(TEXTS))[0].tolist()
     )
+
+
+MANY = [f"{text} {number % 7} times, {'and' * (number % 3)} {number // 5}" for number in range(60) for text in TEXTS]
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(order=1), Settings(order=2, min_count=2), Settings(order=5)])
+def test_neither_pieces_nor_memory_change_what_is_learned(tmp_path, monkeypatch, settings: Settings) -> None:
+    monkeypatch.setattr(language_model, "_SMALLEST_PIECE", 500)  # or there would be one piece
+    texts = pa.array([*MANY, None, "", "...", "Ünter\n\n99 Linden"])
+    whole = train(texts, settings=settings)
+    whole.model.save(tmp_path / "whole")
+    marks = [getattr(whole, name) for name in MARKS]
+    for rows, working_bytes in [(1, 1_000), (7, 20_000), (50, 200_000), (1000, 2_000)]:
+        pieces = (texts.slice(at, rows) for at in range(0, len(texts), rows))
+        again = train(pieces, settings=settings, working_bytes=working_bytes, folder=tmp_path)
+        again.model.save(tmp_path / "again")
+        assert (tmp_path / "whole").read_bytes() == (tmp_path / "again").read_bytes()
+        assert [getattr(again, name) for name in MARKS] == marks
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "whole"], "nothing is left behind"
+
+
+MARKS = ["texts", "words", "vocabulary", "ngrams", "tested", "perplexity", "percentiles"]
+
+
+@given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12), st.integers(1, 2_000))
+def test_runs_on_disk_are_those_in_memory(tmp_path_factory, pieces: list[list[int]], room: int) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    runs, expected = Runs(folder / "runs", room), Counter()
+    first: dict[int, int] = {}
+    for number, piece in enumerate(pieces):
+        counts = Counter(piece)
+        records = np.zeros(len(counts), NGRAM)
+        records["key"] = [key << 58 | 1 for key in sorted(counts)]
+        records["count"] = [counts[key] for key in sorted(counts)]
+        records["context"] = number
+        expected.update(counts)
+        first = {**dict.fromkeys(counts, number), **first}
+        runs.add(records)
+    found = [record for part in runs for record in part.tolist()]
+    assert [(key >> 58, count) for key, count, *_ in found] == sorted(expected.items())
+    assert {key >> 58: context for key, _, _, context, _ in found} == first, "of the same the first is kept"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    with pytest.raises(BudgetError, match="n-grams takes about") as raised:
+        train(pa.array(MANY), room_bytes=1_000)
+    assert "--min-count 2" in raised.value.hint
 
 
 # ----------------------------------------------------------------------------------------------------------- ARPA files
