@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure, bytes_of
-from tamis.errors import DiskFull, OperatorError, TamisError, is_shortage
+from tamis.errors import DiskFull, MissingExtra, OperatorError, TamisError, is_shortage
 from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
 from tamis.executors.steps import Applied, apply_step, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
@@ -432,8 +432,8 @@ class _PartitionRun:
         """`apply(batch)`; if that fails, each half apart, down to the single row that is to blame."""
         try:
             applied = apply(batch)
-        except OperatorError:
-            raise
+        except (OperatorError, MissingExtra):
+            raise  # it is no row's fault
         except Exception as error:
             if self.stage.on_error == "raise" or _disk_full(error):
                 raise

@@ -9,7 +9,9 @@ everywhere. Han characters are Japanese where kana make up a twentieth of the le
 Tibetan syllables and Ethiopic words end at the mark that their scripts put there. Lao, Khmer, Burmese and their kin have
 no dictionary here: each letter is a word, as in "auto".
 
-The packages come with `tamis[segment]`. Their dictionaries are compiled tables and a list of words; nothing is unpickled.
+The packages come with `tamis[segment]`, and are needed from the first row on that has letters of theirs: where one is
+missing then, the run stops and says so, for it is not the row that is at fault. Their dictionaries are compiled tables and a
+list of words; nothing is unpickled. Rjieba holds 36 MB in each worker that has met Chinese, SudachiPy 35 MB, nlpO3 64 MB.
 All three are deterministic: rjieba takes the most probable path (and a hidden Markov model for names), SudachiPy the
 cheapest path through its lattice (short units, mode A), nlpO3 the path of fewest words (newmm).
 """
@@ -113,12 +115,6 @@ def thai() -> Cutter:
     require("newmm_tokenizer", extra="segment", purpose=_PURPOSE.format("Thai"))
     module.load_dict(str(files("newmm_tokenizer") / "words_th.txt"), "tamis")
     return lambda text: module.segment(text, "tamis", safe=True)
-
-
-def check_dictionaries() -> None:
-    """Raise before data moves if a package is missing."""
-    for name in ("rjieba", "sudachipy", "sudachidict_small", "nlpo3", "newmm_tokenizer"):
-        require(name, extra="segment", purpose='words="dictionary"')
 
 
 def _is_japanese(text: str) -> bool:

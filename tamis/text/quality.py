@@ -30,12 +30,6 @@ class WordFilter(Filter):
 
     words: Words | None
 
-    def check(self) -> None:
-        if self.words == "dictionary":
-            from tamis.text.dictionary import check_dictionaries
-
-            check_dictionaries()
-
 
 @operator(reads="text", writes="words")
 class WordCount(WordFilter):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -106,8 +108,28 @@ def test_other_scripts_are_as_in_auto(text: str) -> None:
     assert split_words(text, "dictionary") == split_words(text, "auto")
 
 
-def test_a_missing_package_is_told_before_data_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "rjieba", None)  # what Python does where it is not installed
-    with pytest.raises(MissingExtra, match="needs the package `rjieba`") as raised:
-        Pipeline(Rows([{"text": "a"}]), WordCount(words="dictionary")).check()
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them installed, and none in use yet."""
+    for name in ("rjieba", "sudachipy", "nlpo3"):
+        monkeypatch.setitem(sys.modules, name, None)  # what Python does where it is not there
+    for cutter in (dictionary.chinese, dictionary.japanese, dictionary.thai):
+        cutter.cache_clear()
+
+
+@pytest.mark.usefixtures("without_packages")
+def test_rows_of_other_scripts_need_no_package() -> None:
+    rows = [{"text": text} for text in ("deux mots", "два слова", "두 단어", "ላም ሄደች", "ລາວ")]
+    found = Pipeline(Rows(rows), WordCount(words="dictionary", min_words=2)).run(executor="inline")
+    assert (found.kept, found.failed) == (5, 0)
+
+
+@pytest.mark.usefixtures("without_packages")
+@pytest.mark.parametrize(
+    ("text", "package"), [("我来到北京", "rjieba"), ("東京は日本の首都です", "sudachipy"), ("ภาษาไทย", "nlpo3")]
+)
+def test_a_row_that_needs_a_missing_package_stops_the_run_and_is_not_blamed(text: str, package: str) -> None:
+    pipeline = Pipeline(Rows([{"text": "deux mots"}, {"text": text}]), WordCount(words="dictionary", min_words=1))
+    with pytest.raises(MissingExtra, match=f"needs the package `{package}`") as raised:
+        pipeline.run(executor="inline", on_error="isolate")
     assert raised.value.hint == "pip install 'tamis[segment]'"
