@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory.governor import Governor
+from tamis.memory.gpu import GpuShare
 
 
 class InlineExecutor:
@@ -24,6 +25,8 @@ class InlineExecutor:
         self.emit, self.stop = emit, stop
         self.paused = False
         self.on_tick: Callable[[], None] = lambda: None
+        self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
+        """There is nobody but this process, which the monitor asks itself."""
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}

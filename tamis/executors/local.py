@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
@@ -31,6 +31,7 @@ from tamis.executors.forkserver import take_server
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
+from tamis.memory.gpu import GpuShare, own_shares
 from tamis.memory.leaks import LeakDetector
 from tamis.memory.monitor import private_bytes
 from tamis.parameters import format_bytes
@@ -92,6 +93,8 @@ class LocalExecutor:
         self.paused = False
         """No new partition is handed out while others are in progress."""
         self.on_tick: Callable[[], None] = lambda: None
+        self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
+        """Told what a worker, by its process id, says of its GPU memory; nothing when it is gone."""
         self._workers: list[_Worker] = []
         self._numbers = iter(range(1_000_000))
         self._told_of_compiling = False
@@ -125,6 +128,7 @@ class LocalExecutor:
     def _let_go(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         worker.connection.close()
+        self.on_gpus(worker.pid, {})
 
     def _tell_of_compiling(self) -> None:
         if not self._told_of_compiling:
@@ -316,9 +320,13 @@ class LocalExecutor:
         for ready in wait(list(by_connection), timeout=0.2):
             worker = by_connection[ready]  # type: ignore[index]
             try:
-                yield worker, pickle.loads(worker.connection.recv_bytes())
+                message = pickle.loads(worker.connection.recv_bytes())
             except (EOFError, ConnectionResetError):
-                yield worker, None
+                message = None
+            if message is not None and message[0] == "gpus":
+                self.on_gpus(worker.pid, message[1])
+            else:
+                yield worker, message
         self.on_tick()
 
 
@@ -370,6 +378,16 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         with suppress(BrokenPipeError):
             connection.send_bytes(pickle.dumps(answer))
 
+    told: dict[int, GpuShare] = {}
+
+    def tell_gpus() -> None:
+        """What this process holds of GPUs, and for what: nobody outside can see that."""
+        nonlocal told
+        shares = own_shares()
+        if shares != told:
+            told = shares
+            say("gpus", shares)
+
     compiling = Compiling(lambda: say("compiling"))
 
     def marker(first_row: int, rows: int, step: int) -> None:
@@ -397,7 +415,7 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
             else:
                 assert runner is not None
                 compiling.look()
-                answer = ("outcome", runner.run(content, _progress_over(connection)))
+                answer = ("outcome", runner.run(content, _progress_over(connection, tell_gpus)))
         except KernelsCompiled:
             say("compiled", None)
             return
@@ -408,16 +426,18 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         compiling.release()
         if kind == "task":
             process.trim()
+        tell_gpus()
         say(*answer)
 
 
-def _progress_over(connection: Connection) -> Callable[[int, int], None]:
+def _progress_over(connection: Connection, tell_gpus: Callable[[], None]) -> Callable[[int, int], None]:
     last = time.monotonic()
 
     def progress(rows: int, num_bytes: int) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_EVERY_S:
             last = time.monotonic()
+            tell_gpus()
             connection.send_bytes(pickle.dumps(("progress", rows, num_bytes)))
 
     return progress

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tamis.events import Events, MemoryAlert, MemorySampled, Note
 from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts, usual_remedy
 from tamis.memory.governor import Governor
+from tamis.memory.gpu import GpuShare
 from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
 from tamis.store import INTERNAL, Store
@@ -24,6 +25,7 @@ class Watched(Protocol):
     """What an executor lets be done to it."""
 
     paused: bool
+    on_gpus: Callable[[int, Mapping[int, GpuShare]], None]
 
     def roles(self) -> dict[int, str]: ...
 
@@ -50,6 +52,7 @@ class Watch:
         self._found: queue.SimpleQueue[Snapshot | Alert | Note] = queue.SimpleQueue()
         before = governor.budget.before_bytes
         self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear, before_bytes=before)
+        executor.on_gpus = self.monitor.hear
         self._stack = ExitStack()
 
     @property

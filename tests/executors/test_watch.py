@@ -12,6 +12,7 @@ import pytest
 
 from tamis import JsonlWriter, Pipeline, Rows
 from tamis.events import LeakFound, MemoryAction, MemoryAlert
+from tamis.memory import gpu, monitor
 from tamis.operator import Map, operator
 
 KEPT = []
@@ -28,6 +29,32 @@ class LeakyForTests(Map):
         if self.leaks:
             KEPT.append(block)
         return {"m": batch["n"]}
+
+
+@operator(reads="n", writes="m")
+class OnGpuForTests(Map):
+    """Holds a million bytes of weights on a GPU, or only says so."""
+
+    real: bool = False
+
+    def setup(self):
+        if self.real:
+            import torch
+
+            with gpu.owner("weights"):
+                torch.zeros(1, device="cuda")  # or no device is open when the account begins
+            with gpu.owner("weights"):
+                KEPT.append(torch.zeros(1_000_000, dtype=torch.uint8, device="cuda"))
+        else:
+            gpu.add_owned("weights", 1_000_000)
+
+    def apply(self, batch):
+        return {"m": batch["n"]}
+
+
+def owners_on_file(folder):
+    table = pq.read_table(folder / "_tamis" / "memory.parquet").to_pylist()
+    return [owner for row in table for each in row["gpus"] for owner in each["owners"]]
 
 
 def run(tmp_path, *, leaks):
@@ -63,6 +90,27 @@ def test_snapshots_name_every_process_and_its_role(tmp_path):
     roles = {row["role"] for row in table}
     assert {"driver", "server"} <= roles
     assert all(row["pid"] for row in table)
+
+
+def test_what_a_worker_holds_on_a_gpu_is_on_file_by_owner(tmp_path, monkeypatch):
+    one = (gpu.GpuMemory(0, "a stand-in", 2_000_000, 10_000_000),)
+    monkeypatch.setattr(monitor, "find_reader", lambda: lambda: one)
+    rows = Rows([{"n": n} for n in range(30)], rows_per_partition=10)
+    Pipeline(rows, OnGpuForTests(), JsonlWriter(tmp_path)).run(workers=1)
+    assert {"owner": "weights", "bytes": 1_000_000} in owners_on_file(tmp_path)
+    assert gpu.own_shares() == {}, "it was a worker that said so"
+
+
+@pytest.mark.gpu
+def test_what_a_worker_holds_on_a_real_gpu_is_on_file_by_owner(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    rows = Rows([{"n": n} for n in range(30)], rows_per_partition=10)
+    Pipeline(rows, OnGpuForTests(real=True), JsonlWriter(tmp_path)).run(workers=1)
+    held = [owner["bytes"] for owner in owners_on_file(tmp_path) if owner["owner"] == "weights"]
+    assert held
+    assert 1_000_000 <= max(held) < 3_000_000
 
 
 def test_alerts_reach_a_webhook_and_a_command(tmp_path):
