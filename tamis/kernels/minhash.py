@@ -23,6 +23,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.digests import mix64
 from tamis.kernels.hashing import load64
 from tamis.kernels.unicode_tables import (
@@ -91,26 +92,6 @@ def multipliers(count: int, seed: int = 1) -> np.ndarray:
     """Odd 32-bit numbers, one per permutation."""
     words = np.random.Generator(np.random.PCG64(seed)).integers(0, 2**32, count, dtype=np.uint32)
     return words | np.uint32(1)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _decode(data, at, end):
-    """(code point, position after it); a byte that does not decode is U+FFFD."""
-    byte = np.int64(data[at])
-    if 0xE0 <= byte < 0xF0 and at + 2 < end:
-        return (byte & 15) << 12 | (np.int64(data[at + 1]) & 63) << 6 | (np.int64(data[at + 2]) & 63), at + 3
-    if 0xC0 <= byte < 0xE0 and at + 1 < end:
-        return (byte & 31) << 6 | (np.int64(data[at + 1]) & 63), at + 2
-    if 0xF0 <= byte < 0xF5 and at + 3 < end:
-        point = (byte & 7) << 18 | (np.int64(data[at + 1]) & 63) << 12
-        point |= (np.int64(data[at + 2]) & 63) << 6 | (np.int64(data[at + 3]) & 63)
-        return min(point, 0x10FFFF), at + 4
-    return np.int64(0xFFFD), at + 1
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _flags(point, points, kinds):
-    return np.int64(kinds[128 + points[4608 + (np.int64(points[256 + (point >> 8)]) << 8 | (point & 255))]])
 
 
 @intrinsic
@@ -200,9 +181,9 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
             size += 1 if read | last else 0
             last = read
             continue
-        point, at = _decode(data, at, end)
+        point, at = decode(data, at, end)
         if not verbatim:
-            flags = _flags(point, points, kinds)
+            flags = flags_of(point, points, kinds)
             if flags & (SPACE | CONTROL) or (options & PUNCTUATED and flags & (PUNCTUATION | SYMBOL)):
                 buffer[size] = _SEPARATOR
                 size += 1 if last else 0
