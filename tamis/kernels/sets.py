@@ -25,8 +25,6 @@ SPARE = 5
 """Bits of a place beyond those that number the n-grams. One more halves the mistakes, and one gap in ten takes two bytes."""
 
 _MOST = 255
-_LARGE = 1 << 20
-"""N-grams from which on a text is sorted in less memory."""
 
 
 def packed_room(num_ngrams: int, rows: int) -> int:
@@ -44,56 +42,40 @@ def bits_of(size):
 
 
 @njit(nogil=True, cache=True)
-def _slots_of(size):
-    """How long the table is that orders so many values: at most two thirds of it are used."""
-    bits = 1
-    while 2 << bits < 3 * size:
-        bits += 1
-    return bits
-
-
-@njit(nogil=True, cache=True)
-def ascending(values, table, out):
+def ascending(values, ends, out):
     """The different values (0 counts as 1) in ascending order, to the front of `out`; how many they are.
 
-    Sorts by linear probing (Gonnet and Munro 1984): values are hashes, so each goes almost to where it belongs at once.
+    Values are hashes: thrown into as many bins as they are, by their upper bits, each lies almost where it belongs.
 
-    table  uint32, all 0, of length 2 ** _slots_of(values) + values + 1; is all 0 again afterwards
+    ends  int32, room for twice as many as there are values, and one more
     """
-    bits = _slots_of(len(values))
+    bits = 1
+    while 1 << bits < len(values):
+        bits += 1
     shift = np.uint32(32 - bits)
+    for number in range((1 << bits) + 1):
+        ends[number] = 0
+    for value in values:
+        ends[np.int64(max(value, np.uint32(1)) >> shift) + 1] += 1
+    for number in range(1 << bits):
+        ends[number + 1] += ends[number]
+    for value in values:
+        value = max(value, np.uint32(1))
+        place = np.int64(value >> shift)
+        out[ends[place]] = value
+        ends[place] += 1
     count = 0
     for index in range(len(values)):
-        value = max(values[index], np.uint32(1))
-        slot = np.int64(value >> shift)
-        while table[slot] != 0 and table[slot] < value:
-            slot += 1
-        if table[slot] == value:
+        value, at = out[index], count
+        while at and out[at - 1] > value:  # few: those of the same bin
+            out[at] = out[at - 1]
+            at -= 1
+        if at and out[at - 1] == value:
+            for back in range(at, count):  # it is there already: what moved on moves back
+                out[back] = out[back + 1]
             continue
+        out[at] = value
         count += 1
-        while value != 0:  # what is larger moves on by one
-            value, table[slot] = table[slot], value
-            slot += 1
-    slot, found = 0, 0
-    while found < count:
-        if table[slot] != 0:
-            out[found] = table[slot]
-            table[slot] = 0
-            found += 1
-        slot += 1
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _sorted_apart(values, out):
-    """The same as `ascending`, without a table."""
-    ordered = np.sort(values)
-    count = 0
-    for index in range(len(ordered)):
-        value = max(ordered[index], np.uint32(1))
-        if count == 0 or value != out[count - 1]:
-            out[count] = value
-            count += 1
     return count
 
 
@@ -107,14 +89,12 @@ def pack_sets(values, offsets, out, spans):
     largest = np.int64(0)
     for row in range(len(offsets) - 1):
         largest = max(largest, offsets[row + 1] - offsets[row])
-    probed = min(largest, _LARGE)
-    ordered = np.empty(largest, np.uint32)
-    table = np.zeros((1 << _slots_of(probed)) + probed + 1, np.uint32)
+    ordered, ends = np.empty(largest + 1, np.uint32), np.empty(2 * largest + 2, np.int32)
     size = np.int64(0)
     for row in range(len(offsets) - 1):
         spans[row] = size
         found = values[offsets[row] : offsets[row + 1]]
-        count = ascending(found, table, ordered) if len(found) <= _LARGE else _sorted_apart(found, ordered)
+        count = ascending(found, ends, ordered)
         shift = np.uint32(WHOLE - bits_of(count))
         before = np.uint32(0)
         for index in range(count):

@@ -53,7 +53,7 @@ def test_what_is_packed_are_the_upper_bits_of_the_different_ngrams(rows):
         assert places[spans[number] : spans[number + 1]].tolist() == expected
 
 
-def test_a_text_too_long_for_the_table_is_packed_the_same():
+def test_a_long_text_is_packed_the_same():
     rng = np.random.default_rng(1)
     values = rng.integers(0, 2**32, 1_100_000, dtype=np.uint32)
     values = np.concatenate([values, values[:1000], np.zeros(1, np.uint32)])
