@@ -139,6 +139,8 @@ class Rule:
     minimum: float | None = None
     maximum: float | None = None
     allowed: tuple[str, ...] | None = None
+    below: float | None = None
+    """A bound that is itself too much, where a source has it so and many rows lie on it."""
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         """(reason, mask of the rows that break it), disjoint, in a fixed order."""
@@ -153,6 +155,8 @@ class Rule:
             result.append((f"{self.score} < {_number(self.minimum)}", _mask(pc.less(values, self.minimum))))
         if self.maximum is not None:
             result.append((f"{self.score} > {_number(self.maximum)}", _mask(pc.greater(values, self.maximum))))
+        if self.below is not None:
+            result.append((f"{self.score} >= {_number(self.below)}", _mask(pc.greater_equal(values, self.below))))
         if self.allowed is not None:
             outside = pc.invert(pc.is_in(values, value_set=pa.array(self.allowed, type=values.type)))
             broken = _mask(outside) & ~_mask(pc.is_null(values))
@@ -171,6 +175,11 @@ def at_least(score: str, minimum: float) -> Rule:
 
 def at_most(score: str, maximum: float) -> Rule:
     return Rule(score, maximum=maximum)
+
+
+def less_than(score: str, bound: float | None) -> Rule:
+    """Keep rows whose score does not reach `bound`."""
+    return Rule(score, below=bound)
 
 
 def one_of(score: str, allowed: Sequence[str]) -> Rule:

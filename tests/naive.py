@@ -424,3 +424,32 @@ def ngram_stats(found: list[str], n: int) -> dict[str, int]:
         "greedy_chars": greedy,
         "later_chars": later,
     }
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Where the sentences of MADLAD-400 begin and end, blank ones left out."""
+    parting = [found.span() for found in re.finditer(r"[.!?]+\s+", text)]
+    starts, stops = [0, *(after for _, after in parting)], [*(before for before, _ in parting), len(text)]
+    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if text[start:stop].strip()]
+
+
+def sentence_stats(
+    text: str, limits: tuple[int, float, int, int, float], phrases: tuple[str, ...] = ()
+) -> dict[str, int]:
+    """Sentences and questionable ones, see `kernels.sentences`; a word is in the sentence that it ends in."""
+    list_words, list_share, min_chars, max_chars, technical_share = limits
+    at, ended = 0, []
+    for part in segments(text):
+        at += len(part)
+        if any(c.isalnum() for c in part):
+            ended.append((at - 1, unicodedata.category(part[0]) in ("Lu", "Lt")))
+    questionable = 0
+    spans = sentence_spans(text)
+    for start, stop in spans:
+        sentence = text[start:stop]
+        capitals = [capital for last, capital in ended if start <= last < stop]
+        listing = len(capitals) >= list_words and sum(capitals) > list_share * len(capitals)
+        length = not min_chars <= len(sentence) <= max_chars
+        technical = sum(c in "0123456789{}+/()>" for c in sentence) > technical_share * len(sentence)
+        questionable += listing or length or technical or any(phrase in sentence for phrase in phrases if phrase)
+    return {"sentences": len(spans), "questionable": questionable}

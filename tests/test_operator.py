@@ -5,7 +5,19 @@ import pyarrow as pa
 import pytest
 
 from tamis.errors import ParameterError, RecipeError
-from tamis.operator import Filter, Function, Rule, as_operator, at_least, at_most, between, one_of, operator, snake_case
+from tamis.operator import (
+    Filter,
+    Function,
+    Rule,
+    as_operator,
+    at_least,
+    at_most,
+    between,
+    less_than,
+    one_of,
+    operator,
+    snake_case,
+)
 from tamis.registry import build_operator, find_operator, registered
 from tamis.text.quality import WordCount
 
@@ -37,6 +49,8 @@ def test_bounds_are_inclusive_and_name_themselves():
     assert reasons(between("words", 3, 5), pa.array([2, 3, 5, 6])) == ["words < 3", None, None, "words > 5"]
     assert reasons(at_least("share", 0.5), pa.array([0.4, 0.5])) == ["share < 0.5", None]
     assert reasons(at_most("share", 0.5), pa.array([0.5, 0.6])) == [None, "share > 0.5"]
+    assert reasons(less_than("share", 0.5), pa.array([0.4, 0.5])) == [None, "share >= 0.5"]
+    assert reasons(less_than("share", None), pa.array([0.4, 1.0])) == [None, None]
 
 
 def test_a_missing_score_is_a_reason_of_its_own():

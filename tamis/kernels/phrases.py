@@ -1,7 +1,8 @@
 """Many phrases looked for at once in each row (Aho and Corasick 1975), and characters looked up in a set.
 
-The automaton reads a byte at a time, with A-Z read as a-z; bytes that stand in no phrase share one class, which keeps
-its table small. Phrases are matched as bytes: those with letters outside ASCII want a text in lower case.
+The automaton reads a byte at a time, with A-Z read as a-z unless it is exact; bytes that stand in no phrase share one
+class, which keeps its table small. Phrases are matched as bytes: those with letters outside ASCII want a text in lower
+case, or an exact automaton.
 
 If the phrases are few, eight bytes of each, the rarest, are looked for first, 64 places at a time: hardly a row has any, and
 only those that do are read by the automaton.
@@ -47,14 +48,14 @@ class Automaton(NamedTuple):
     """See `rare_windows`."""
 
 
-def build_automaton(phrases: Sequence[str]) -> Automaton:
-    """The automaton of some phrases; empty ones are never found, and of equal ones the last."""
-    texts = [phrase.lower().encode() for phrase in phrases]
+def build_automaton(phrases: Sequence[str], *, exact: bool = False) -> Automaton:
+    """The automaton of some phrases, as they are written if `exact`; empty ones are never found, and of equal ones the last."""
+    texts = [(phrase if exact else phrase.lower()).encode() for phrase in phrases]
     used = sorted({byte for text in texts for byte in text})
     classes = np.zeros(256, np.uint8)
     for index, byte in enumerate(used):
         classes[byte] = index + 1
-        if 97 <= byte <= 122:
+        if 97 <= byte <= 122 and not exact:
             classes[byte - 32] = index + 1
     width = len(used) + 1
     children: list[dict[int, int]] = [{}]

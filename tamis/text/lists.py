@@ -38,8 +38,8 @@ BAD_WORDS = (
 
 
 @functools.lru_cache(maxsize=16)
-def automaton(phrases: tuple[str, ...]) -> Automaton:
-    return build_automaton(phrases)
+def automaton(phrases: tuple[str, ...], *, exact: bool = False) -> Automaton:
+    return build_automaton(phrases, exact=exact)
 
 
 class PhraseStats:
@@ -72,6 +72,11 @@ def _stamp(path: str) -> int:
 @functools.lru_cache(maxsize=16)
 def _read_list(path: str, stamp: int) -> tuple[str, ...]:
     return tuple(text for line in read_lines(path) if (text := line.strip()) and not text.startswith("#"))
+
+
+def read_list(path: str | None) -> tuple[str, ...]:
+    """The words or phrases of a file, one a line; without the spaces around, without lines that begin with '#'."""
+    return () if path is None else _read_list(path, _stamp(path))
 
 
 def check_files(owner: str, paths: Iterable[str | None]) -> None:
@@ -137,7 +142,7 @@ class BadWords(Filter):
     def score(self, batch: Batch) -> Scores:
         words: tuple[str, ...] = BAD_WORDS
         if self.listed is not None or self.path is not None:
-            words = (*(self.listed or ()), *(_read_list(self.path, _stamp(self.path)) if self.path is not None else ()))
+            words = (*(self.listed or ()), *read_list(self.path))
         return {"bad_words": batch.facts("text", PhraseStats(words, whole=True))["matches"]}
 
     def rules(self) -> list[Rule]:

@@ -1,4 +1,4 @@
-"""The quality rules of well-known web corpora, several measures each: Gopher, C4, FineWeb.
+"""The quality rules of well-known web corpora, several measures each: Gopher, C4, FineWeb, MADLAD-400.
 
 The same rule is computed differently from project to project. `dialect` names whose sums are meant:
 
@@ -8,21 +8,27 @@ The same rule is computed differently from project to project. `dialect` names w
     redpajama  the quality signals of RedPajama-Data-v2
     paper      the words of the paper, where they decide
 
-Bounds are inclusive, whatever a project does at equality. A missing or empty text scores 0 throughout.
+Bounds are inclusive, whatever a project does at equality; but for the share of MadladSentences, on which many documents
+lie: one sentence of five is a fifth. A missing or empty text scores 0 throughout.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Facts
-from tamis.operator import Filter, Rule, Scores, at_least, between, operator
+from tamis.kernels.marks import MarkedWords
+from tamis.kernels.sentences import measure_sentences
+from tamis.kernels.unicode_tables import KINDS, POINTS
+from tamis.operator import Filter, Rule, Scores, at_least, between, less_than, operator
+from tamis.text.lists import automaton, check_files, identify_files, read_list
 from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedWordStats, RawStats
-from tamis.text.segment import STOP_WORDS, LineStats, Words, WordStats, ratio
+from tamis.text.segment import STOP_WORDS, WORD_MARKS, LineStats, Words, WordStats, ratio
 
 Dialect = Literal["datatrove", "dolma", "dclm", "redpajama", "paper"]
 
@@ -340,4 +346,97 @@ class FineWebQuality(WordFilter):
             between("fineweb_short_lines", None, self.max_short_lines),
             between("fineweb_duplicate_line_chars", None, self.max_duplicate_line_chars),
             between("fineweb_newlines", None, self.max_newlines),
+        ]
+
+
+class SentenceStats:
+    """How many sentences a column's texts have and how many of them are questionable, see `kernels.sentences`.
+
+    limits: as there, in that order.
+    """
+
+    needs = WORD_MARKS["unicode"]
+
+    def __init__(self, limits: tuple[int, float, int, int, float], phrases: tuple[str, ...]) -> None:
+        self.limits, self.phrases = limits, phrases
+        self.__module__ = __name__
+        self.__qualname__ = f"sentence_stats.{limits}.{'|'.join(phrases)}"
+
+    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
+        words = found or self.needs(column)
+        out = np.zeros((2, len(column)), np.int64)
+        looked_for = tuple(automaton(self.phrases, exact=True))
+        measure_sentences(
+            words.data, words.tail, words.offsets, POINTS, KINDS, words.begins, words.ends, self.limits, looked_for, out
+        )
+        return dict(zip(("sentences", "questionable"), out, strict=True))
+
+
+@operator(reads="text", writes=("madlad_sentences", "madlad_questionable"))
+class MadladSentences(Filter):
+    """Drop documents of few sentences, or with many questionable ones (MADLAD-400, Kudugunta et al. 2023, section 2.3).
+
+    sentences     at least `min_sentences`; they are parted by . ! ? followed by a space, and blank ones do not count
+    questionable  questionable ones / sentences; below `max_share`: a document goes as soon as it is reached
+
+    A sentence is questionable for one of the `signals`, all of them unless some are named:
+
+    list_case     at least `list_case_words` words (UAX #29), more than `list_case_share` of which begin with a capital
+    length        fewer than `min_sentence_chars` or more than `max_sentence_chars` characters
+    technical     more than `technical_share` of its characters are among 0-9 { } + / ( ) >
+    phrases       one of `phrases` is in it, or of the lines of the file `path`: as written, capitals too; none by default
+
+    These are rules 2 to 5 of the paper. Its rule 1, a sentence in another language than its document, is not here, nor is
+    its list for rule 5, some of which are regular expressions. Ai2's datamap-rs, where the all_dressed recipe is from,
+    counts bytes instead of characters, and has no share for documents that are too short.
+
+    >>> batch = Batch.from_rows([{"text": "It rained all day long. Nobody went out! f(1) + g(2)"}])
+    >>> {name: round(float(value[0]), 2) for name, value in MadladSentences().score(batch).items()}
+    {'madlad_sentences': 3.0, 'madlad_questionable': 0.67}
+    """
+
+    measuring_parameters = frozenset({"min_sentence_chars", "max_sentence_chars"})
+
+    min_sentences: int | None = 5
+    max_share: float | None = 0.2
+    signals: list[Literal["list_case", "length", "technical", "phrases"]] | None = None
+    list_case_words: int = 12
+    list_case_share: float = 0.5
+    min_sentence_chars: int = 20
+    max_sentence_chars: int = 500
+    technical_share: float = 0.2
+    phrases: list[str] | None = None
+    path: str | None = None
+    column: str = "text"
+
+    def check(self) -> None:
+        check_files(self.name, [self.path])
+
+    def identity(self) -> dict[str, Any]:
+        return identify_files(super().identity(), [self.path])
+
+    def score(self, batch: Batch) -> Scores:
+        found = batch.facts("text", self._stats())
+        return {
+            "madlad_sentences": found["sentences"],
+            "madlad_questionable": ratio(found["questionable"], found["sentences"]),
+        }
+
+    def _stats(self) -> SentenceStats:
+        """A signal that is not wanted gets limits that no sentence reaches."""
+        wanted = ("list_case", "length", "technical", "phrases") if self.signals is None else self.signals
+        lists, length, technical = "list_case" in wanted, "length" in wanted, "technical" in wanted
+        limits = (
+            self.list_case_words if lists else sys.maxsize,
+            float(self.list_case_share),
+            self.min_sentence_chars if length else 0,
+            self.max_sentence_chars if length else sys.maxsize,
+            float(self.technical_share) if technical else 1.0,
+        )
+        return SentenceStats(limits, (*(self.phrases or ()), *read_list(self.path)) if "phrases" in wanted else ())
+
+    def rules(self) -> list[Rule]:
+        return [
+            between("madlad_sentences", self.min_sentences, None),
+            less_than("madlad_questionable", self.max_share),
         ]

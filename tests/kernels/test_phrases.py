@@ -69,6 +69,13 @@ def test_a_phrase_inside_another_is_found_too() -> None:
     assert count(["ushers"], ["he", "she", "hers", "his"], whole=False)[0].tolist() == [3]
 
 
+def test_an_exact_automaton_tells_capitals_apart() -> None:
+    data, offsets = buffers(pa.array(["Ab aB ab É é"]))
+    out = np.zeros((3, 1), np.int64)
+    count_phrases(data, offsets, *build_automaton(["Ab", "ab", "É"], exact=True), False, POINTS, KINDS, out)
+    assert out[0].tolist() == [3]
+
+
 @settings(deadline=None)
 @given(st.text(st.sampled_from(naive.ALPHABET), max_size=40))
 def test_members_are_counted_without_the_space_around(text: str) -> None:
