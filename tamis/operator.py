@@ -332,8 +332,10 @@ class Work(Protocol):
     worker_bytes: int
     """What each call in a worker may hold."""
 
-    def map(self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """`[function(*item) for item in items]` in the workers, results in order.
+    def map(
+        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, fresh: bool = False
+    ) -> list[Any]:
+        """`[function(*item) for item in items]` in the workers, results in order; if `fresh`, in workers that hold nothing yet.
 
         Each result (something JSON can hold; large ones belong in files) is recorded as it comes, so a resumed run asks only
         for what is missing. `function` must leave its files complete, and give the same when called again.

@@ -96,15 +96,16 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
 def in_workers(work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
     """`work.map`, and, once all calls have ended, an error if one of them held too much.
 
-    What ran out of memory is tried once more under a name of its own: an earlier run may have had less.
+    What ran out of memory is tried once more, in fresh workers, and under a name of its own: an earlier run may have had less.
     """
     results = work.map(name, function, items)
     left = [number for number, result in enumerate(results) if result == OVERFLOW]
     if left:
-        again = work.map(f"{name}, within {work.worker_bytes}", function, [items[number] for number in left])
+        items_left = [items[number] for number in left]
+        again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, fresh=True)
         if OVERFLOW in again:
             raise Overflow(
-                "looking for duplicates takes more memory than a worker may hold",
+                f"looking for duplicates takes more memory than a worker may hold ({name})",
                 hint="run the same command again with more --memory or fewer --workers: what is done is kept",
             )
         for number, result in zip(left, again, strict=True):

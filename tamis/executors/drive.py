@@ -66,7 +66,12 @@ class Executor(Protocol):
     def run_stage(self, stage: Stage, tasks: Sequence[Task], done: Callable[[Task, Outcome], None]) -> None: ...
 
     def map(
-        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        done: Callable[[int, Any], None],
+        *,
+        fresh: bool = False,
     ) -> None: ...
 
 
@@ -488,7 +493,9 @@ class _GatherWork:
         self.workers = run.governor.workers
         self.worker_bytes = run.governor.worker_bytes
 
-    def map(self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def map(
+        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, fresh: bool = False
+    ) -> list[Any]:
         ledger, stage = self._run.ledger, self._stage.index
         keys = [digest([self._key, name, number, len(items)]) for number in range(len(items))]
         missing = [number for number, key in enumerate(keys) if (stage, key) not in ledger.steps]
@@ -497,7 +504,7 @@ class _GatherWork:
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
-            self._executor.map(function, [items[number] for number in missing], done)
+            self._executor.map(function, [items[number] for number in missing], done, fresh=fresh)
         if self._run.stop.level:
             raise _Stopped
         return [ledger.steps[stage, key] for key in keys]

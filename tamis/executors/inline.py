@@ -53,7 +53,12 @@ class InlineExecutor:
             runner.close()
 
     def map(
-        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        done: Callable[[int, Any], None],
+        *,
+        fresh: bool = False,
     ) -> None:
         for number, item in enumerate(items):
             if self.stop.level:

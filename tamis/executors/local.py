@@ -179,9 +179,19 @@ class LocalExecutor:
                     raise message[1]
 
     def map(
-        self, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], done: Callable[[int, Any], None]
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        done: Callable[[int, Any], None],
+        *,
+        fresh: bool = False,
     ) -> None:
-        """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends."""
+        """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends.
+
+        With `fresh`, in workers that hold nothing yet: what one has been through leaves its heap in pieces.
+        """
+        for worker in list(self._workers) if fresh else []:
+            self._let_go(worker)
         running: dict[int, int] = {}
         try:
             self._map(function, items, done, running)

@@ -242,7 +242,7 @@ folder, out, step, when = sys.argv[1:]
 plain = drive._GatherWork.map
 calls = [0]
 
-def map(self, name, function, items):
+def map(self, name, function, items, *, fresh=False):
     def counted(*item):
         calls[0] += 1
         if name.startswith(when) and len(items) - 1 <= items.index(item) + 1:

@@ -103,6 +103,17 @@ def test_a_partition_that_compiles_without_end_is_given_up(monkeypatch):
         Pipeline(Rows([{"n": 1}]), CompilesForTests()).collect(workers=1)
 
 
+def own_pid(_number):
+    return os.getpid()
+
+
+def test_calls_go_to_workers_that_hold_nothing_yet_if_that_is_asked_for(executor):
+    found = {}
+    for number, fresh in enumerate([False, False, True]):
+        executor.map(own_pid, [(0,)], lambda _, pid, number=number: found.update({number: pid}), fresh=fresh)
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_worker_has_one_thread(executor):
     found = {}
     executor.map(threads, [(0,)], found.__setitem__)
