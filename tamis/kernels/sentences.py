@@ -92,15 +92,13 @@ def _is_questionable(data, start, stop, before, after, limits, automaton):
 
 @bare
 def _has_phrase(data, at, stop, automaton):
-    classes, moves, phrase, shorter, sizes = automaton
-    if len(sizes) == 0:
-        return False
-    width = len(moves) // len(phrase)
-    state = 0
-    while at < stop:
-        state = np.int64(moves[state * width + classes[data[at]]])
-        if phrase[state] >= 0 or shorter[state] > 0:
+    classes, moves, sizes = automaton[0], automaton[1], automaton[4]
+    place = np.int64(0)
+    while len(sizes) and at < stop:
+        move = np.int64(moves[place + classes[data[at]]])
+        if move & 1:
             return True
+        place = move >> 1
         at += 1
     return False
 
