@@ -166,7 +166,8 @@ def main() -> None:
     write = sys.stdout.write
     write(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, ")
     write(f"numba {numba.__version__}, numpy {np.__version__}, pyarrow {pa.__version__}\n\n")
-    write("| what | " + " | ".join(f"{name}, MB/s" for name in corpora) + " | first call, s |\n|---|---:|---:|---:|\n")
+    write("| what | " + " | ".join(f"{name}, MB/s" for name in corpora) + " | first call, s |\n")
+    write("|---|" + "---:|" * (len(corpora) + 1) + "\n")
     for name, each in work.items():
         rates, first = [], 0.0
         for columns in corpora.values():
