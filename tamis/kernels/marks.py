@@ -22,7 +22,8 @@ whitespace  by whitespace, as Python's str.split()
 unicode     UAX #29 word boundaries; punctuation alone is not a word
 tokens      punctuation apart from words, much as spaCy's English tokenizer does (see `tokens`)
 characters  each letter or digit of any script, with what follows it up to the next one
-dictionary  as auto, and the words of Chinese, Japanese and Thai are those of a dictionary; needs `tamis[segment]`
+dictionary  as auto, and the words of Chinese, Japanese, Thai, Lao, Khmer and Burmese are those of a dictionary; needs
+            `tamis[segment]`
 """
 
 WAYS: tuple[Words, ...] = ("auto", "whitespace", "unicode", "tokens", "characters", "dictionary")

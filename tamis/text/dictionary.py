@@ -1,19 +1,20 @@
-"""Words of Chinese, Japanese and Thai by dictionary, for `words="dictionary"`.
+"""Words of scripts without spaces by dictionary, for `words="dictionary"`.
 
-    text --runs of letters without spaces--> by script: rjieba, SudachiPy, nlpO3 --> the text with a space before each word
+    text --runs of letters without spaces--> by script: rjieba, SudachiPy, nlpO3, ICU --> the text with a space before each word
 
     我来到北京。Hello  -->  我 来到 北京。 Hello
 
 Only spaces are added, so that what counts words by whitespace counts these. Signs stay with the word before them, as
 everywhere. Han characters are Japanese where kana make up a twentieth of the letters of the row, and Chinese elsewhere.
-Tibetan syllables and Ethiopic words end at the mark that their scripts put there. Lao, Khmer, Burmese and their kin have
-no dictionary here: each letter is a word, as in "auto".
+Lao, Khmer and Burmese are ICU's. Tibetan syllables and Ethiopic words end at the mark that their scripts put there. Of the few
+scripts that are left each letter is a word, as in "auto".
 
 The packages come with `tamis[segment]`, and are needed from the first row on that has letters of theirs: where one is
 missing then, the run stops and says so, for it is not the row that is at fault. Their dictionaries are compiled tables and a
-list of words; nothing is unpickled. Rjieba holds 36 MB in each worker that has met Chinese, SudachiPy 35 MB, nlpO3 64 MB.
-All three are deterministic: rjieba takes the most probable path (and a hidden Markov model for names), SudachiPy the
-cheapest path through its lattice (short units, mode A), nlpO3 the path of fewest words (newmm).
+list of words; nothing is unpickled. Rjieba holds 36 MB in each worker that has met Chinese, SudachiPy 35 MB, nlpO3 64 MB,
+ICU 8 MB. All are deterministic: rjieba takes the most probable path (and a hidden Markov model for names), SudachiPy the
+cheapest path through its lattice (short units, mode A), nlpO3 the path of fewest words (newmm), ICU the longest words that
+let what follows be words too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Column
 from tamis.errors import require
-from tamis.kernels.unicode_tables import KINDS, POINTS, UNSPACED
+from tamis.kernels.unicode_tables import KINDS, MARK, POINTS, UNSPACED
 from tamis.kernels.unspaced import TSHEG, WORDSPACE, find_unspaced
 from tamis.text.segment import buffers
 
@@ -53,16 +54,24 @@ def _class(points: Iterable[int]) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
 
 
-def _unspaced() -> list[int]:
+def _having(flags: int) -> list[int]:
     every = np.arange(0x110000)
     classes = POINTS[4608 + (POINTS[256 + (every >> 8)].astype(np.int64) << 8 | every & 255)]
-    return np.flatnonzero(KINDS[128 + classes.astype(np.int64)] & UNSPACED).tolist()
+    return np.flatnonzero(KINDS[128 + classes.astype(np.int64)] & flags).tolist()
 
 
 _THAI, _TIBETAN = range(0x0E00, 0x0E80), range(0x0F00, 0x1000)
 _EASTERN = (range(0x2E80, 0xA000), range(0xF900, 0xFB00), range(0xFF00, 0xFFF0), range(0x16FE0, 0x17000),
             range(0x1AFF0, 0x1B300), range(0x20000, 0x40000))  # fmt: skip
 """Han, kana and bopomofo with their extensions."""
+_SOUTHERN = (
+    range(0x0E80, 0x0F00),
+    range(0x1000, 0x10A0),
+    range(0x1780, 0x1800),
+    range(0xA9E0, 0xAA00),
+    range(0xAA60, 0xAA80),
+)
+"""Lao, Burmese and Khmer with their extensions."""
 
 
 _VARIANTS, _THAI_MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef", "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
@@ -70,13 +79,16 @@ _VARIANTS, _THAI_MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef", "\u0e
 
 
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    letters = _unspaced()
+    letters = _having(UNSPACED)
     thai = [point for point in letters if point in _THAI]
     eastern = [point for point in letters if any(point in each for each in _EASTERN)]
-    others = sorted(set(letters) - set(thai) - set(eastern) - set(_TIBETAN))
+    southern = [point for point in letters if any(point in each for each in _SOUTHERN)]
+    marks = [point for point in _having(MARK) if any(point in each for each in _SOUTHERN)]
+    others = sorted(set(letters) - set(thai) - set(eastern) - set(southern) - set(_TIBETAN))
     runs = (
         rf"(?P<eastern>[{_class(eastern)}][{_class(eastern)}{_VARIANTS}]{{,{_LONGEST}}})"
         rf"|(?P<thai>[{_class(thai)}][{_class(thai)}{_THAI_MARKS}]{{,{_LONGEST}}})"
+        rf"|(?P<southern>[{_class(southern)}][{_class({*southern, *marks})}]{{,{_LONGEST}}})"
         rf"|(?P<mark>[{chr(TSHEG)}{chr(WORDSPACE)}])"
         rf"|(?P<other>[{_class(others)}])"
     )
@@ -117,6 +129,12 @@ def thai() -> Cutter:
     return lambda text: module.segment(text, "tamis", safe=True)
 
 
+@functools.lru_cache(maxsize=1)
+def southern() -> Cutter:
+    module = require("icu4py.breakers", extra="segment", purpose=_PURPOSE.format("Lao, Khmer and Burmese"))
+    return lambda text: list(module.WordBreaker(text, "en"))  # the script chooses the dictionary, not the language
+
+
 def _is_japanese(text: str) -> bool:
     start = text[:_LOOKED_AT]
     kana = sum(map(len, _KANA.findall(start)))
@@ -150,8 +168,10 @@ def respace(text: str) -> str:
             if eastern is None:
                 eastern = japanese() if _is_japanese(text) else chinese()
             words = eastern(run)
+        elif match.lastgroup == "thai":
+            words = thai()(run)
         else:
-            words = thai()(run) if match.lastgroup == "thai" else [run]
+            words = southern()(run) if match.lastgroup == "southern" else [run]
         spaced = _LONE_MARK.sub(r"\1", " ".join(words))
         parts.append(f" {spaced}" if filled else spaced)
         filled = after_run = True

@@ -34,10 +34,14 @@ from tests.naive import ALPHABET, ODD, SAMPLES
         # committee will meet again on day Thursday / for consult about library new
         ("คณะกรรมการจะประชุมอีกครั้ง", ["คณะกรรมการ", "จะ", "ประชุม", "อีกครั้ง"]),
         ("หารือเรื่องห้องสมุดใหม่", ["หารือ", "เรื่อง", "ห้องสมุด", "ใหม่"]),
-        # Tibetan syllables, Ethiopic words, Lao letters
+        # language Lao is language official / language-Khmer is official-language / Myanmar-of official-language speech
+        ("ພາສາລາວເປັນພາສາທາງການ", ["ພາສາ", "ລາວ", "ເປັນ", "ພາສາ", "ທາງການ"]),
+        ("ភាសាខ្មែរគឺជាភាសាផ្លូវការ", ["ភាសាខ្មែរ", "គឺជា", "ភាសាផ្លូវការ"]),
+        ("မြန်မာနိုင်ငံ၏ရုံးသုံးဘာသာစကား။", ["မြန်မာနိုင်ငံ၏", "ရုံးသုံးဘာသာ", "စကား။"]),
+        # Tibetan syllables, Ethiopic words, New Tai Lue letters
         ("བོད་ཡིག", ["བོད་", "ཡིག"]),
         ("የሰው፡ልጅ፡ሁሉ", ["የሰው፡", "ልጅ፡", "ሁሉ"]),
-        ("ລາວ", ["ລ", "າ", "ວ"]),
+        ("ᦅᦎᦠ", ["ᦅ", "ᦎ", "ᦠ"]),
     ],
 )
 def test_words_are_those_of_the_language(text: str, expected: list[str]) -> None:
@@ -87,7 +91,7 @@ def test_columns_in_a_row_are_not_mistaken_for_each_other() -> None:
 
 
 def test_a_very_long_run_without_a_break() -> None:
-    for letter in "好のก":
+    for letter in "好のกລខမ":
         assert 1 <= len(split_words(letter * 30_000, "dictionary")) <= 30_000
 
 
@@ -100,7 +104,7 @@ def test_nothing_but_spaces_is_added(text: str) -> None:
     ]
 
 
-SPACED = [c for c in ALPHABET if not dictionary._RUN.match(c)] + list("ລາວខ្មែរမြန်မာ")
+SPACED = [c for c in ALPHABET if not dictionary._RUN.match(c)] + list("ᦅᦎᦠ")
 
 
 @given(st.text(st.sampled_from(SPACED), max_size=80))
@@ -111,22 +115,23 @@ def test_other_scripts_are_as_in_auto(text: str) -> None:
 @pytest.fixture
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them installed, and none in use yet."""
-    for name in ("rjieba", "sudachipy", "nlpo3"):
+    for name in ("rjieba", "sudachipy", "nlpo3", "icu4py", "icu4py.breakers"):
         monkeypatch.setitem(sys.modules, name, None)  # what Python does where it is not there
-    for cutter in (dictionary.chinese, dictionary.japanese, dictionary.thai):
+    for cutter in (dictionary.chinese, dictionary.japanese, dictionary.thai, dictionary.southern):
         cutter.cache_clear()
 
 
 @pytest.mark.usefixtures("without_packages")
 def test_rows_of_other_scripts_need_no_package() -> None:
-    rows = [{"text": text} for text in ("deux mots", "два слова", "두 단어", "ላም ሄደች", "ລາວ")]
+    rows = [{"text": text} for text in ("deux mots", "два слова", "두 단어", "ላም ሄደች", "ᦅᦎᦠ")]
     found = Pipeline(Rows(rows), WordCount(words="dictionary", min_words=2)).run(executor="inline")
     assert (found.kept, found.failed) == (5, 0)
 
 
 @pytest.mark.usefixtures("without_packages")
 @pytest.mark.parametrize(
-    ("text", "package"), [("我来到北京", "rjieba"), ("東京は日本の首都です", "sudachipy"), ("ภาษาไทย", "nlpo3")]
+    ("text", "package"),
+    [("我来到北京", "rjieba"), ("東京は日本の首都です", "sudachipy"), ("ภาษาไทย", "nlpo3"), ("ລາວ", "icu4py")],
 )
 def test_a_row_that_needs_a_missing_package_stops_the_run_and_is_not_blamed(text: str, package: str) -> None:
     pipeline = Pipeline(Rows([{"text": "deux mots"}, {"text": text}]), WordCount(words="dictionary", min_words=1))
