@@ -40,7 +40,7 @@ LEAST_BYTES = 16_000_000
 """A part that is not divided further."""
 
 PART_BYTES = 64_000_000
-"""What a call plans to hold where it may hold more: larger parts are no faster, and the peak would grow with the data."""
+"""What a call plans to hold where it may hold more: with parts as large as the budget allows, the peak grows with the data."""
 
 MANY_PARTS = 1024
 """From here on parts grow, as far as the budget goes, and not their number: each one looks into the file of every partition."""

@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tamis.models import language_model
+    from tamis.models import language_model, language_training
     from tamis.models.linear import Settings, Trained
 
 
@@ -164,7 +164,7 @@ def train_classifier(
 class LanguageLesson:
     """What came of training a language model on files."""
 
-    trained: language_model.Trained
+    trained: language_training.Trained
     output: str
     size_bytes: int
 
@@ -211,7 +211,7 @@ def learn_language(
     from pathlib import Path
 
     from tamis.memory.budget import CALLER_BYTES, make_budget
-    from tamis.models.language_model import WORKING_BYTES, train
+    from tamis.models.language_training import WORKING_BYTES, train
 
     # The process, with Tamis and its kernels loaded, is taken for what it usually is: its caller may hold much more.
     room = make_budget(memory=memory, workers=1).total_bytes - CALLER_BYTES

@@ -190,10 +190,6 @@ def _begin_word(gap: str) -> str:
     return f"{gap[: first.start()]} {gap[first.start() :]}"
 
 
-_last: list[tuple[tuple[int, int, int], Column, Column]] = []
-"""The column respaced last, kept for the other facts that are asked of it."""
-
-
 def respaced(column: Column) -> Column:
     """A string column with `respace` done to the rows that have letters of such scripts; the others cost little."""
     data, offsets = buffers(column)
@@ -201,10 +197,5 @@ def respaced(column: Column) -> Column:
     find_unspaced(data, offsets, POINTS, KINDS, chosen)
     if not chosen.any():
         return column
-    key = (data.ctypes.data, int(offsets[0]), len(column))
-    if not _last or _last[0][0] != key:
-        texts = column.filter(pa.array(chosen)).to_pylist()
-        changed = pa.array(map(respace, texts), pa.large_string())
-        result = pc.replace_with_mask(column.cast(pa.large_string()), pa.array(chosen), changed)
-        _last[:] = [(key, column, result)]  # holding the column keeps its address from being used again
-    return _last[0][2]
+    changed = pa.array(map(respace, column.filter(pa.array(chosen)).to_pylist()), pa.large_string())
+    return pc.replace_with_mask(column.cast(pa.large_string()), pa.array(chosen), changed)

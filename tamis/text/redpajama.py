@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Column, Facts
+from tamis.kernels.marks import MarkedWords, Words
 from tamis.kernels.redpajama import RAW_FIELDS, hash_exact, measure_raw
 from tamis.kernels.spans import fill_table
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.text.segment import NGRAM_STATS, WORD_STATS, Words, buffers
+from tamis.text.segment import WORD_MARKS, NgramStats, WordStats, buffers
 
 
 def normalized(column: Column) -> Column:
@@ -27,28 +28,28 @@ def normalized(column: Column) -> Column:
     return pc.utf8_normalize(pc.utf8_lower(bare), form="NFD")
 
 
-class NormalizedWordStats:
-    """Facts about the words of the normalised text, as `WordStats`."""
+class NormalizedMarks:
+    """Find the words of the normalised text, as `WordMarks`."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
         self.__module__ = __name__
-        self.__qualname__ = f"normalized_word_stats.{words}"
+        self.__qualname__ = f"normalized_marks.{words}"
 
-    def __call__(self, column: Column) -> Facts:
-        return WORD_STATS[self.words](normalized(column))
+    def __call__(self, column: Column) -> MarkedWords:
+        return WORD_MARKS[self.words](normalized(column))
 
 
-class NormalizedNgramStats:
-    """Facts about the n-grams of the normalised text, as `NgramStats`."""
+class NormalizedStats:
+    """Facts about the words or the n-grams of the normalised text, as those of `stats`, which has the same words."""
 
-    def __init__(self, words: Words) -> None:
-        self.words = words
+    def __init__(self, stats: WordStats | NgramStats) -> None:
+        self.stats, self.needs = stats, NormalizedMarks(stats.needs.words)
         self.__module__ = __name__
-        self.__qualname__ = f"normalized_ngram_stats.{words}"
+        self.__qualname__ = f"normalized.{stats.__qualname__}"
 
-    def __call__(self, column: Column) -> Facts:
-        return NGRAM_STATS[self.words](normalized(column))
+    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
+        return self.stats(column, found or self.needs(column))
 
 
 class RawStats:

@@ -15,8 +15,8 @@ from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
 from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import WordFilter, text_facts, word_facts
-from tamis.text.redpajama import NormalizedNgramStats, NormalizedWordStats
-from tamis.text.segment import NGRAM_STATS, Words, ratio, trimmed_line_stats
+from tamis.text.redpajama import NormalizedStats
+from tamis.text.segment import NGRAM_STATS, WORD_STATS, Words, ratio, trimmed_line_stats
 from tamis.text.web import Dialect
 
 
@@ -247,8 +247,8 @@ class GopherRepetition(WordFilter):
             trimmed = batch.facts("text", trimmed_line_stats)
             text = {**text, **{f"trimmed_{name}": values for name, values in trimmed.items()}}
         if self.dialect == "redpajama":
-            letters = batch.facts("text", NormalizedWordStats(how))["chars"]
-            ngrams = batch.facts("text", NormalizedNgramStats(how))
+            letters = batch.facts("text", NormalizedStats(WORD_STATS[how]))["chars"]
+            ngrams = batch.facts("text", NormalizedStats(NGRAM_STATS[how]))
         else:
             letters = word_facts(batch, how)["chars"]
             ngrams = batch.facts("text", NGRAM_STATS[how])

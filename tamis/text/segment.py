@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -156,8 +156,8 @@ class NgramStats:
         return dict(zip(NGRAM_FIELDS, out, strict=True))
 
 
-NGRAM_STATS: dict[str, Callable[[Column], Facts]] = {words: NgramStats(words) for words in WAYS}
-WORD_STATS: dict[str, Callable[[Column], Facts]] = {words: WordStats(words) for words in WAYS}
+NGRAM_STATS: dict[str, NgramStats] = {words: NgramStats(words) for words in WAYS}
+WORD_STATS: dict[str, WordStats] = {words: WordStats(words) for words in WAYS}
 word_stats = WORD_STATS["auto"]
 
 

@@ -27,8 +27,8 @@ from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operator import Filter, Rule, Scores, at_least, between, less_than, operator
 from tamis.text.lists import automaton, check_files, identify_files, read_list
 from tamis.text.quality import WordFilter, text_facts, word_facts
-from tamis.text.redpajama import NormalizedWordStats, RawStats
-from tamis.text.segment import STOP_WORDS, WORD_MARKS, LineStats, Words, WordStats, ratio
+from tamis.text.redpajama import NormalizedStats, RawStats
+from tamis.text.segment import STOP_WORDS, WORD_MARKS, WORD_STATS, LineStats, Words, WordStats, ratio
 
 Dialect = Literal["datatrove", "dolma", "dclm", "redpajama", "paper"]
 
@@ -112,7 +112,10 @@ class GopherQuality(WordFilter):
     def _word_facts(self, batch: Batch, how: Words) -> Facts:
         if self.dialect == "redpajama":
             raw = batch.facts("text", RawStats(STOP_WORDS if self.stop_words is None else tuple(self.stop_words)))
-            return {**batch.facts("text", NormalizedWordStats(how)), **{f"raw_{name}": raw[name] for name in raw}}
+            return {
+                **batch.facts("text", NormalizedStats(WORD_STATS[how])),
+                **{f"raw_{name}": raw[name] for name in raw},
+            }
         if self.stop_words is not None:
             return batch.facts("text", WordStats(how, tuple(self.stop_words)))
         return word_facts(batch, how)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.errors import BudgetError, ParameterError, TamisError
-from tamis.models import language_model
+from tamis.models import language_training
 from tamis.models.commands import learn_language
-from tamis.models.language_model import LanguageModel, Settings, open_language_model, train
+from tamis.models.language_model import LanguageModel, Settings, open_language_model
+from tamis.models.language_training import train
 from tamis.models.ngrams import NGRAM, Runs
 from tamis.text.classify import Perplexity
 from tests.naive import SAMPLES, words
@@ -187,7 +188,7 @@ MANY = [f"{text} {number % 7} times, {'and' * (number % 3)} {number // 5}" for n
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(order=1), Settings(order=2, min_count=2), Settings(order=5)])
 def test_neither_pieces_nor_memory_change_what_is_learned(tmp_path, monkeypatch, settings: Settings) -> None:
-    monkeypatch.setattr(language_model, "_SMALLEST_PIECE", 500)  # or there would be one piece
+    monkeypatch.setattr(language_training, "_SMALLEST_PIECE", 500)  # or there would be one piece
     texts = pa.array([*MANY, None, "", "...", "Ünter\n\n99 Linden"])
     whole = train(texts, settings=settings)
     whole.model.save(tmp_path / "whole")
