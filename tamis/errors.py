@@ -111,11 +111,21 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     return f"did you mean `{near[0]}`?" if near else None
 
 
+SHORTAGES = (
+    "Failed to launch worker thread",  # Arrow: a thread needs a stack
+    "can't start new thread",
+    "can't allocate memory",  # torch, on the processor
+    "out of memory",  # torch and CuPy, on a GPU
+    "Failed to allocate memory",  # ONNX Runtime
+    "bad_alloc",
+)
+"""What libraries say that raise errors of other kinds when memory runs out."""
+
+
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error comes of too little memory, as which it does not always announce itself: a thread needs a stack."""
+    """Whether an error comes of too little memory, as which it does not always announce itself."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    text = str(error)
-    return (
-        isinstance(error, MemoryError) or "Failed to launch worker thread" in text or "can't start new thread" in text
-    )
+    if isinstance(error, TamisError):
+        return False  # says what it is
+    return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGES)

@@ -88,7 +88,7 @@ class MemorySampled(Event):
 
 @dataclass(frozen=True)
 class MemoryAction(Event):
-    """Something was done to stay inside the budget: split, shrink, fewer_workers, isolate, recycle, sample."""
+    """Something was done to stay inside the budget: split, shrink, fewer_workers, restart, isolate, recycle, pause, sample."""
 
     kind: str
     text: str

@@ -420,6 +420,10 @@ class Source(Operator):
         """Whether each row is a line of text that a sink could write again as it is."""
         return False
 
+    def would_read(self, path: str) -> bool:
+        """Whether a file of this name would be part of the input, if it were there."""
+        return False
+
     def layout(self, blocksize: int) -> Layout:
         """List, sample and divide the input. `blocksize` is used where the source was given none."""
         raise NotImplementedError
@@ -456,6 +460,11 @@ class Sink(Operator):
     """Modules that are imported late, and that workers should have before their memory is capped."""
     incidental = frozenset({"path", "mode", "storage_options"})
     suffix: ClassVar[str] = ""
+
+    @property
+    def file_suffix(self) -> str:
+        """How the names of its files end, that of a compression included."""
+        return self.suffix
 
     @property
     def folder(self) -> str:

@@ -66,7 +66,8 @@ class Pipeline:
         """What a run would do: stages, partitions, memory, what is read, and why."""
         with ExitStack() as stack:
             store = self._store(stack)
-            return Explanation(make_plan(self.steps, self._budget(memory, workers), store))
+            learned = learned_from(store)
+            return Explanation(make_plan(self.steps, self._budget(memory, workers, learned), store), learned)
 
     def run(
         self,
@@ -103,7 +104,7 @@ class Pipeline:
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
         placed = Pipeline(*_placed(self.steps, device))
         emit = Events([on_event] if callable(on_event) else list(on_event))
-        budget = placed._budget(memory, workers)
+        budget = placed._budget(memory, workers, placed._learned())
         errors = on_error or ("raise" if executor == "inline" else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -145,7 +146,8 @@ class Pipeline:
             report = Pipeline(*steps)._run(
                 stack, budget, "local", rejects=False, fresh=True, on_error="isolate", emit=Events(), profile=True
             )
-        return profile_of(report, budget.driver_bytes)
+        needs = sum(step.resources.memory_bytes for step in self.steps)
+        return profile_of(report, budget.driver_bytes, needs)
 
     def collect(self, **options: Any) -> pa.Table:
         """The rows that come out, as one Arrow table: for small things. Takes the options of `run`."""
@@ -208,10 +210,21 @@ class Pipeline:
             return Store(sink.folder, getattr(sink, "storage_options", None))
         return Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
 
-    def _budget(self, memory: int | str | None, workers: int | Literal["auto"]) -> Budget:
-        needs = sum(step.resources.memory_bytes for step in self.steps)
-        held = held_bytes(os.getpid())
-        return make_budget(memory=memory, workers=workers, operator_bytes=needs, caller_bytes=held)
+    def _learned(self) -> Learned:
+        with ExitStack() as stack:
+            return learned_from(self._store(stack))
+
+    def _budget(
+        self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
+    ) -> Budget:
+        seen = learned.setup if learned is not None else {}
+        return make_budget(
+            memory=memory,
+            workers=workers,
+            operator_bytes=sum(step.resources.memory_bytes for step in self.steps),
+            learned_bytes=sum(max(step.resources.memory_bytes, seen.get(step.name, 0)) for step in self.steps),
+            caller_bytes=held_bytes(os.getpid()),
+        )
 
 
 def _placed(steps: Sequence[Operator], device: str) -> Sequence[Operator]:

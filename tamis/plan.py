@@ -16,10 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 import tamis
-from tamis.errors import ColumnError, ParameterError, TamisError
+from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
 from tamis.executors.worker import Stage
 from tamis.memory.budget import Budget, usable_cpus
+from tamis.memory.governor import Learned
 from tamis.memory.spill import SpilledRows
 from tamis.operator import ALL, Filter, Function, Gather, Layout, Operator, Sink, Source, digest
 from tamis.parameters import as_text, format_bytes
@@ -172,6 +173,11 @@ def make_plan(
         except TamisError as error:
             error.message = f"step {number}, `{step.name}`: {error.message}"
             raise
+    if shape.sink is not None and shape.source.would_read(f"{store.root}/part-000000{shape.sink.file_suffix}"):
+        raise SinkError(
+            f"the output {store.root} lies within the input: the next run would read what this one wrote",
+            hint="write to a folder beside the input, or to one whose name begins with _",
+        )
     chosen = blocksize or budget.blocksize
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
@@ -184,6 +190,9 @@ def make_plan(
         shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines, profile=profile, scores=scores
     )
     identity = [step.identity() for step in steps]
+    reasons = {**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)}
+    if any(isinstance(stage.end, Gather) for stage in stages):
+        reasons["spill"] = _spill_reason(stages)
     return Plan(
         stages=tuple(stages),
         layout=layout,
@@ -192,7 +201,7 @@ def make_plan(
         store=store,
         identity=identity,
         recipe=[{step.name: _written(step)} for step in steps],
-        reasons={**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)},
+        reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
     )
 
@@ -281,6 +290,12 @@ def _columns_reason(columns: tuple[str, ...] | None, keep_lines: bool) -> str:
     return f"only {', '.join(columns) or 'the number of rows'}: nothing else is asked for"
 
 
+def _spill_reason(stages: Sequence[Stage]) -> str:
+    if any(stage.spills_rows for stage in stages):
+        return "rows, and what was observed of them, wait on disk and are taken up in parts that fit a worker"
+    return "what was observed of rows waits on disk and is taken up in parts that fit a worker; the rows are read again"
+
+
 def order_hints(operators: Sequence[Operator]) -> list[str]:
     """Where a cheap filter stands behind a dear step that it does not depend on."""
     hints = []
@@ -297,9 +312,9 @@ def order_hints(operators: Sequence[Operator]) -> list[str]:
 class Explanation:
     """A plan in words and as data: stages, partitions, memory, and what will be read."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, learned: Learned | None = None) -> None:
         self._plan = plan
-        self.estimate = estimate(plan.stages, plan.layout, plan.budget)
+        self.estimate = estimate(plan.stages, plan.layout, plan.budget, learned)
 
     def as_dict(self) -> dict[str, Any]:
         plan = self._plan

@@ -210,11 +210,10 @@ def sentences(event: Event) -> list[str]:
     match event:
         case RunStarted():
             return [_start(event), *event.notes]
+        case MemoryAction(kind="restart") | LeakFound():
+            return []  # said by the event of the death, and by the alert
         case MemoryAction() | MemoryAlert():
             return [event.text]
-        case LeakFound():
-            rate = format_bytes(event.bytes_per_shard)
-            return [f"worker {event.worker} seems to leak in {event.stage}: {rate} per shard"]
         case Note():
             return [event.text]
         case Stopping():

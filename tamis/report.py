@@ -35,11 +35,14 @@ class OperatorAccount:
     dropped: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
     """The most it held on top of what was there, when profiled."""
+    setup_bytes: int = 0
+    """What it took before its first batch."""
 
     def add(self, other: OperatorAccount) -> None:
         for name in ("rows_in", "rows_out", "seconds", "num_bytes", "created", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.setup_bytes = max(self.setup_bytes, other.setup_bytes)
         for reason, count in other.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
@@ -193,6 +196,7 @@ def _operator_row(op: OperatorAccount, busy: float) -> dict[str, Any]:
         "mb_per_s": round(rate, 1) if rate is not None else None,
         "num_bytes": op.num_bytes,
         "peak_bytes": op.peak_bytes,
+        "setup_bytes": op.setup_bytes,
     }
 
 

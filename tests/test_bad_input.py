@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -218,6 +219,42 @@ def limit_file_size(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     return limit
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "refused"),
+    [
+        ("in", "in/out", True),
+        ("in", "in/a/b/out", True),
+        ("in/", "in", True),
+        ("in/**", "in/out", True),
+        ("in/*/*.jsonl", "in/out", True),
+        ("./in", "other/../in/out", True),
+        ("in/*.jsonl", "in/out", False),
+        ("in/a.jsonl", "in/out", False),
+        ("in", "in/_out", False),
+        ("in", "in2", False),
+    ],
+)
+def test_an_output_that_the_next_run_would_read_is_refused(tmp_path, monkeypatch, source, output, refused):
+    monkeypatch.chdir(tmp_path)
+    Path("in/sub").mkdir(parents=True)
+    for name in ("in/a.jsonl", "in/sub/b.jsonl"):
+        Path(name).write_text('{"text": "abc"}\n')
+    steps = Pipeline(JsonlReader(source), JsonlWriter(output))
+    if refused:
+        with pytest.raises(SinkError, match="lies within the input"):
+            steps.run(executor="inline")
+    else:
+        first = steps.run(executor="inline")
+        assert steps.run(executor="inline").read == first.read
+
+
+def test_an_output_of_another_format_may_lie_in_the_input(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
+    for _ in range(2):
+        report = Pipeline(JsonlReader(tmp_path), ParquetWriter(tmp_path / "out")).run(executor="inline")
+        assert report.read == 1
 
 
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(tmp_path):

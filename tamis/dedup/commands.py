@@ -17,7 +17,7 @@ from tamis.executors.forkserver import launched
 if TYPE_CHECKING:
     from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="dedup",
     help="Remove duplicates, exact or nearly so, and say why each row went.",
     no_args_is_help=True,

@@ -36,7 +36,10 @@ R = TypeVar("R")
 WORKER_FIXED_BYTES = 250_000_000
 """Interpreter, Arrow and kernels: what a worker holds before it begins."""
 
-LEAST_BYTES = 16_000_000
+FIRST_BYTES = 16_000_000
+"""What a call plans to hold at first, however little there is: what a worker holds before it begins varies."""
+
+LEAST_BYTES = 2_000_000
 """A part that is not divided further."""
 
 PART_BYTES = 64_000_000
@@ -54,7 +57,7 @@ RESERVE_BYTES = 100_000
 
 def usable_bytes(worker_bytes: int) -> int:
     """What one call may plan to hold, leaving as much again for what sorting and Arrow take on the way."""
-    return max(LEAST_BYTES, (worker_bytes - WORKER_FIXED_BYTES) // 2)
+    return max(FIRST_BYTES, (worker_bytes - WORKER_FIXED_BYTES) // 2)
 
 
 class Overflow(BudgetError):

@@ -45,6 +45,7 @@ from tamis.executors.watch import Watch
 from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
+from tamis.memory.budget import usable_memory
 from tamis.memory.governor import Governor
 from tamis.operator import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
@@ -279,6 +280,8 @@ class Run:
             assert task.allowance is not None
             account = outcome.account
             self.governor.finished(account.peak_memory_bytes, task.allowance.batch_bytes, account.splits)
+            for op in account.operators:
+                self.governor.learned.note_setup(op.name, op.setup_bytes)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
 
         tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
@@ -449,6 +452,7 @@ class Run:
 
     def announce(self, left: list[list[tuple[str, Partition]]]) -> None:
         if any(left):
+            self._look_at_the_machine()
             self._look_at_the_disk()
         total = len(self.partitions) * len(self.plan.stages)
         todo = sum(map(len, left))
@@ -464,12 +468,20 @@ class Run:
             )
         )
 
+    def _look_at_the_machine(self) -> None:
+        """Say so beforehand if there is less memory than was asked for: then the budget is nothing one could rely on."""
+        budget, usable = self.plan.budget.total_bytes, usable_memory()
+        if budget > usable:
+            self.notes.append(
+                f"memory may not do: {format_bytes(budget)} are asked for, and this process may use {format_bytes(usable)}"
+            )
+
     def _look_at_the_disk(self) -> None:
         """Say so beforehand if the disk will not do; reading a sample is only worth it where that is possible at all."""
         plan = self.plan
         if free_disk(plan.stages[0]) > PLENTY_OF_DISK * plan.layout.num_bytes:
             return
-        found = estimate(plan.stages, plan.layout, plan.budget)
+        found = estimate(plan.stages, plan.layout, plan.budget, self.governor.learned)
         if not found.fits_disk:
             needed, free = format_bytes(found.spill_bytes + found.output_bytes), format_bytes(found.free_disk_bytes)
             self.notes.append(f"the disk may not do: about {needed} are needed and {free} are free")

@@ -1,7 +1,8 @@
-"""What a run will need, told before it: peak memory, spill and output on disk, from one small batch of the input.
+"""What a run will need, told before it: peak memory, spill and output on disk, from a few small batches of the input.
 
-The peak is what is planned for and kept: a worker that would hold more is stopped by its cap. Disk is a guess from the sample,
-and an upper bound where rows are dropped on the way.
+The peak is what is planned for and kept: a worker that would hold more is stopped by its cap. If an earlier run over the same
+output measured how much a stage holds, that is used. Disk is a guess from the sample, and an upper bound where rows are
+dropped on the way.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tamis.batch import LINE, Batch, Failure
+from tamis.events import Events
 from tamis.executors.steps import facts_of, view
 from tamis.executors.worker import Stage
 from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
-from tamis.operator import Gather, Layout, Reading
+from tamis.memory.governor import Governor, Learned
+from tamis.operator import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
 
 SAMPLE_BYTES = 500_000
+SAMPLE_PARTITIONS = 4
 SPILL_RATIO = 0.6
 """Rows on their way between stages are compressed with lz4."""
 
@@ -34,6 +38,13 @@ class StageEstimate:
     stage: int
     memory_bytes: int
     spill_bytes: int
+    output_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"  stage {self.stage}    {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk "
+            f"on the way, at most {format_bytes(self.output_bytes)} of output"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,55 +71,72 @@ class Estimate:
             f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk on the way "
             f"and at most {format_bytes(self.output_bytes)} for the output; {format_bytes(self.free_disk_bytes)} are free"
         ]
+        if len(self.stages) > 1:
+            lines += map(str, self.stages)
         lines.append(f"rows         about {self.rows:,} of {format_bytes(self.row_bytes)} each")
         if not self.fits_disk:
             lines.append("warning: the disk will not do")
         return "\n".join(lines)
 
 
-def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget) -> Estimate:
-    """Predict from the first rows of the input what the stages of a plan will need."""
+def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: Learned | None = None) -> Estimate:
+    """Predict from some rows of the input, and from what earlier runs learned, what the stages of a plan will need."""
     plan = list(stages)
     total = sum(partition.size for partition in layout.partitions)
-    sample = _first_rows(plan[0], layout)
-    rows_seen = len(sample) if sample is not None else 0
-    row_bytes = max(1, _size(sample) // rows_seen) if sample is not None and rows_seen else 1
+    samples = _some_rows(plan[0], layout)
+    rows_seen = sum(map(len, samples))
+    row_bytes = max(1, sum(map(_size, samples)) // rows_seen) if rows_seen else 1
     rows = total // row_bytes if rows_seen else 0
     estimates = []
     for stage in plan:
-        needs = sum(op.resources.memory_bytes for op in stage.operators)
-        held = budget.workers * (WORKER_BYTES + needs + BATCH_COPIES * budget.batch_bytes)
         spill = int(total * SPILL_RATIO) if stage.spills_rows else 0
         if isinstance(stage.end, Gather):
-            spill += _facts_bytes(stage.end, sample, rows, total)
-        estimates.append(StageEstimate(stage.index, min(budget.total_bytes, budget.driver_bytes + held), spill))
-    end = plan[-1].end
-    compression = getattr(end, "compression", None) or ""
-    output = int(total * OUTPUT_RATIO.get(compression, 1.0)) if end is not None and end.kind == "sink" else 0
+            spill += _facts_bytes(stage.end, samples[0] if samples else None, rows, total)
+        output = int(total * OUTPUT_RATIO.get(_compression(stage.end), 1.0)) if isinstance(stage.end, Sink) else 0
+        memory = _memory_bytes(stage, layout, budget, learned or Learned())
+        estimates.append(StageEstimate(stage.index, memory, spill, output))
     return Estimate(
         rows=rows,
         row_bytes=row_bytes,
         memory_bytes=max((stage.memory_bytes for stage in estimates), default=0),
         spill_bytes=sum(stage.spill_bytes for stage in estimates),
-        output_bytes=output,
+        output_bytes=sum(stage.output_bytes for stage in estimates),
         free_disk_bytes=free_disk(plan[0]),
         stages=tuple(estimates),
     )
+
+
+def _memory_bytes(stage: Stage, layout: Layout, budget: Budget, learned: Learned) -> int:
+    """What the workers of a stage hold at their peak, with driver and server."""
+    governor = Governor(budget, Events(), learned)
+    governor.begin(stage.name)
+    steps = [stage.source, *stage.operators, *([stage.end] if stage.end is not None else [])]
+    needs = sum(max(step.resources.memory_bytes, learned.setup.get(step.name, 0)) for step in steps)
+    copies = learned.copies.get(stage.name, BATCH_COPIES)
+    each = WORKER_BYTES + needs + int(copies * governor.allowance().batch_bytes)
+    workers = max(1, min(budget.workers, len(layout.partitions)))
+    return min(budget.total_bytes, budget.driver_bytes + workers * min(budget.worker_bytes, each))
+
+
+def _compression(end: Sink) -> str:
+    return getattr(end, "compression", None) or ""
 
 
 def _size(batch: Batch) -> int:
     return batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
 
 
-def _first_rows(stage: Stage, layout: Layout) -> Batch | None:
+def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
+    """The first rows of a few partitions from the first to the last: files need not be alike."""
+
     def ignore(failure: Failure) -> None:
         """Bad rows are the run's business."""
 
     reading = Reading(stage.columns, layout.schema, SAMPLE_BYTES, ignore, stage.keep_lines, SAMPLE_BYTES)
-    for partition in layout.partitions[:1]:
-        for batch in stage.source.read(partition, reading):
-            return batch
-    return None
+    step = max(1, (len(layout.partitions) - 1) // (SAMPLE_PARTITIONS - 1))
+    chosen = layout.partitions[::step][:SAMPLE_PARTITIONS]
+    found = (next(iter(stage.source.read(partition, reading)), None) for partition in chosen)
+    return [batch for batch in found if batch is not None]
 
 
 def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int) -> int:

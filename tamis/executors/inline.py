@@ -13,6 +13,7 @@ from tamis.executors.local import Stop
 from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
+from tamis.memory.leaks import Leak
 
 
 class InlineExecutor:
@@ -27,6 +28,8 @@ class InlineExecutor:
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
         """There is nobody but this process, which the monitor asks itself."""
+        self.on_leak: Callable[[Leak], bool] = lambda leak: False
+        """There is no worker that could leak."""
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}

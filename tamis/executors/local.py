@@ -28,11 +28,11 @@ from tamis.errors import TamisError, WorkerError, is_shortage
 from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
-from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.executors.worker import Outcome, SetupTooLarge, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares
-from tamis.memory.leaks import LeakDetector
+from tamis.memory.leaks import Leak, LeakDetector
 from tamis.memory.monitor import private_bytes
 from tamis.parameters import format_bytes
 
@@ -95,6 +95,8 @@ class LocalExecutor:
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
         """Told what a worker, by its process id, says of its GPU memory; nothing when it is gone."""
+        self.on_leak: Callable[[Leak], bool] = lambda leak: True
+        """Asked whether to replace the worker that leaks."""
         self._workers: list[_Worker] = []
         self._numbers = iter(range(1_000_000))
         self._told_of_compiling = False
@@ -175,6 +177,14 @@ class LocalExecutor:
                     what = f"{task.partition.pieces[0].path} in `{_step_name(stage, worker.last_mark()[2])}`"
                     pending.appendleft(replace(task, allowance=self.governor.overflowed(task.allowance, what)))
                     self._fit_workers()
+                elif message[0] == "too large":
+                    assert worker.task is not None
+                    pending.appendleft(worker.task)
+                    self._let_go(worker)
+                    step, share = message[1]
+                    if share >= self.governor.worker_bytes:  # else another one that failed has made room already
+                        self.governor.too_large_to_set_up(f"`{step}`")
+                        self._fit_workers()
                 else:
                     raise message[1]
 
@@ -259,7 +269,8 @@ class LocalExecutor:
                 LeakFound(leak.stage, leak.worker, leak.bytes_per_shard, leak.bytes_per_s, leak.since, leak.confidence)
             )
             leaks.forget(worker.number)
-            self._end(worker, f"what it holds rises by {format_bytes(leak.bytes_per_shard)} per shard")
+            if self.on_leak(leak):
+                self._end(worker, f"what it holds rises by {format_bytes(leak.bytes_per_shard)} per shard")
 
     def _hand_out(self, stage: Stage, payload: bytes, pending: deque[Task]) -> None:
         while pending and not (self.paused and self._busy()):
@@ -296,6 +307,9 @@ class LocalExecutor:
                 f"workers died {past.deaths} times over {task.partition.pieces[0].path} in `{name}` ({how})",
                 hint="look for lack of memory (smaller --memory or blocksize), or run with --executor inline to see it happen",
             )
+        assert task.allowance is not None
+        what = f"{task.partition.pieces[0].path} in `{name}`"
+        task = replace(task, allowance=self.governor.died(task.allowance, what, how, again=past.deaths > 1))
         pending.appendleft(next_attempt(task, past.last, (first, rows, step), f"the worker was {how} in `{name}`"))
         past.last = (first, rows, step)
 
@@ -383,6 +397,7 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         marks = mmap.mmap(file.fileno(), _MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
+    share = 0
 
     def say(*answer: Any) -> None:
         with suppress(BrokenPipeError):
@@ -416,7 +431,8 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                 runner = StageRunner(loads(content), marker)
                 continue
             if kind == "cap":
-                cap_this_process(content)
+                share = content
+                cap_this_process(share)
                 continue
             if kind == "call":
                 function, arguments = loads(content)
@@ -428,6 +444,9 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                 answer = ("outcome", runner.run(content, _progress_over(connection, tell_gpus)))
         except KernelsCompiled:
             say("compiled", None)
+            return
+        except SetupTooLarge as error:
+            say("too large", (str(error), share))
             return
         except Exception as error:  # noqa: BLE001 - it is raised again in the driver
             overflow = kind == "task" and is_shortage(error)

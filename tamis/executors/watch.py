@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from tamis.events import Events, MemoryAlert, MemorySampled, Note
-from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts, usual_remedy
+from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
+from tamis.memory.leaks import Leak
 from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
 from tamis.store import INTERNAL, Store
@@ -26,6 +27,7 @@ class Watched(Protocol):
 
     paused: bool
     on_gpus: Callable[[int, Mapping[int, GpuShare]], None]
+    on_leak: Callable[[Leak], bool]
 
     def roles(self) -> dict[int, str]: ...
 
@@ -46,13 +48,14 @@ class Watch:
         self._desk = AlertDesk(
             settings.receivers(),
             log=self._log,
-            remedy=usual_remedy,
+            remedy=settings.remedy,
             on_problem=lambda text: self._found.put(Note(text)),
         )
         self._found: queue.SimpleQueue[Snapshot | Alert | Note] = queue.SimpleQueue()
         before = governor.budget.before_bytes
         self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear, before_bytes=before)
         executor.on_gpus = self.monitor.hear
+        executor.on_leak = self._leaks
         self._stack = ExitStack()
 
     @property
@@ -92,10 +95,19 @@ class Watch:
             else:
                 self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget))
 
+    def _leaks(self, leak: Leak) -> bool:
+        """Whether the worker is to be replaced."""
+        action = self._desk.handle(Alert.of_leak(leak, self.governor.worker_bytes))
+        self._do(action if action != "recycle" else None)  # that is for the one worker, and for its executor
+        return action == "recycle"
+
     def handle(self, alert: Alert) -> None:
         action = self._desk.handle(alert)
         if alert.level == "cleared":
             self.executor.paused = False
+        self._do(action)
+
+    def _do(self, action: Action | None) -> None:
         remedies: dict[Action, Callable[[], None]] = {
             "pause": self._pause,
             "recycle": self.executor.recycle,
@@ -105,7 +117,9 @@ class Watch:
             remedies[action]()
 
     def _pause(self) -> None:
-        self.executor.paused = True
+        if not self.executor.paused:
+            self.executor.paused = True
+            self.governor.paused()
 
     def _log(self, alert: Alert, action: Action | None) -> None:
         self.emit(MemoryAlert(alert.kind, alert.level, alert.value, alert.limit, alert.message, action))

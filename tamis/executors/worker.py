@@ -114,14 +114,27 @@ def no_marker(first_row: int, rows: int, step: int) -> None:
     """For executors whose workers cannot die alone."""
 
 
+class SetupTooLarge(MemoryError):
+    """A step did not fit beside what the worker holds, before any row was read; its argument is the name of the step."""
+
+
 class StageRunner:
     """A stage with its operators set up, ready for partitions."""
 
     def __init__(self, stage: Stage, marker: Marker = no_marker) -> None:
         self.stage = stage
         self.marker = marker
+        self.setup_bytes: list[int] = []
+        """What each step took when it was set up."""
         for step in self._steps():
-            step.setup()
+            before = process.status().get("VmRSS", 0)
+            try:
+                step.setup()
+            except Exception as error:
+                if is_shortage(error):
+                    raise SetupTooLarge(step.name) from error
+                raise
+            self.setup_bytes.append(max(0, process.status().get("VmRSS", 0) - before))
 
     def _steps(self) -> Iterator[Operator]:
         yield self.stage.source
@@ -136,6 +149,10 @@ class StageRunner:
     def run(self, task: Task, progress: Callable[[int, int], None]) -> Outcome:
         """Process one partition; its files are complete and in place when this returns."""
         with _PartitionRun(self.stage, task, self.marker, progress) as run:
+            source, *others = self.setup_bytes
+            run.account.operators[0].setup_bytes = source
+            for account, taken in zip(run.account.operators[run.first_operator :], others, strict=True):
+                account.setup_bytes = taken
             try:
                 return run.all()
             except OSError as error:

@@ -27,6 +27,7 @@ from tamis.parameters import format_bytes
 
 Action: TypeAlias = Literal["pause", "recycle", "shrink"]
 ACTIONS = ("pause", "recycle", "shrink")
+KINDS = ("budget", "machine", "gpu", "exhaustion", "leak")
 
 MARGIN_PERCENT = 5.0
 """How far below its threshold a percentage must fall before the alarm is over."""
@@ -46,7 +47,7 @@ class Alert:
     """A threshold that was passed, or (level `cleared`) no longer is."""
 
     kind: str
-    """budget, machine, gpu, exhaustion or leak"""
+    """One of `KINDS`."""
     level: str
     """warning, critical or cleared"""
     value: float
@@ -226,6 +227,18 @@ def usual_remedy(alert: Alert) -> Action | None:
     return "pause" if alert.kind == "exhaustion" else "shrink"
 
 
+@dataclass(frozen=True)
+class ChosenRemedy:
+    """The usual, but for the kinds of alert named: for these one action at every level, or none."""
+
+    chosen: Mapping[str, Action | None]
+
+    def __call__(self, alert: Alert) -> Action | None:
+        if alert.kind not in self.chosen:
+            return usual_remedy(alert)
+        return None if alert.level == "cleared" else self.chosen[alert.kind]
+
+
 class AlertDesk:
     """Hands each alert to everybody concerned; use as a context manager.
 
@@ -304,6 +317,7 @@ class AlertSettings:
     thresholds: Thresholds = field(default_factory=Thresholds)
     command: tuple[str, ...] | None = None
     webhook: str | None = None
+    remedy: Remedy = usual_remedy
 
     def receivers(self) -> list[Receiver]:
         found: list[Receiver] = []
@@ -315,7 +329,9 @@ class AlertSettings:
 
 
 def parse_alerts(config: object) -> AlertSettings:
-    """The settings in a recipe's `alerts`, checked; nothing means the default thresholds and no receivers.
+    """The settings in a recipe's `alerts`, checked; nothing means the default thresholds, no receivers, the usual remedies.
+
+    `remedy` says what is done about each kind of alert, or is a function of the alert that says so.
 
     >>> parse_alerts({"budget_percent": [70, 90], "gpu_percent": None}).thresholds.budget_percent
     (70, 90)
@@ -325,13 +341,13 @@ def parse_alerts(config: object) -> AlertSettings:
     if not isinstance(config, Mapping):
         raise ParameterError(f"`alerts` must be a mapping, got {config!r}", hint="alerts: {budget_percent: [80, 95]}")
     values: dict[str, Any] = dict(config)
-    names = [each.name for each in fields(Thresholds)]
+    known = (*(each.name for each in fields(Thresholds)), "command", "webhook", "remedy")
     for name in values:
-        if name not in (*names, "command", "webhook"):
-            known = (*names, "command", "webhook")
+        if name not in known:
             hint = did_you_mean(str(name), known) or f"known are {', '.join(known)}"
             raise ParameterError(f"`alerts` has no setting `{name}`", hint=hint)
     command, webhook = values.pop("command", None), values.pop("webhook", None)
+    remedy = _parse_remedy(values.pop("remedy", None))
     if command is not None:
         if not isinstance(command, (list, tuple)) or not command or not all(isinstance(part, str) for part in command):
             raise ParameterError(
@@ -339,6 +355,24 @@ def parse_alerts(config: object) -> AlertSettings:
                 hint="no shell is involved: [notify-send, 'memory'] and not 'notify-send memory'",
             )
         command = tuple(command)
-    settings = AlertSettings(Thresholds(**values), command, webhook)
+    settings = AlertSettings(Thresholds(**values), command, webhook, remedy)
     settings.receivers()  # a wrong address is told now and not at the first alarm
     return settings
+
+
+def _parse_remedy(config: object) -> Remedy:
+    """What a recipe, or a function, wants done about alerts; the usual where a recipe says nothing."""
+    if config is None:
+        return usual_remedy
+    if callable(config):
+        return cast("Remedy", config)
+    if not isinstance(config, Mapping):
+        raise ParameterError(f"`remedy` of `alerts` must be a mapping, got {config!r}", hint="remedy: {budget: shrink}")
+    for kind, action in config.items():
+        if kind not in KINDS:
+            hint = did_you_mean(str(kind), KINDS) or f"known are {', '.join(KINDS)}"
+            raise ParameterError(f"`remedy` of `alerts` knows no alert `{kind}`", hint=hint)
+        if action is not None and action not in ACTIONS:
+            hint = did_you_mean(str(action), ACTIONS) or f"known are {', '.join(ACTIONS)}, and null for nothing"
+            raise ParameterError(f"`remedy` of `alerts` knows no action {action!r}", hint=hint)
+    return ChosenRemedy(dict(config))

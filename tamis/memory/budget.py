@@ -36,6 +36,9 @@ DEFAULT_BATCH_BYTES = 16_000_000
 SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
 
+NO_LIMIT = 2**60
+"""What the kernel writes where nothing is limited is above this."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -51,6 +54,8 @@ class Budget:
     """What is set aside for the process that called and for the server of the workers."""
     before_bytes: int = 0
     """What the calling program held before the run, beyond what Tamis needs: not counted, for it is not the run's."""
+    fixed_bytes: int = WORKER_BYTES
+    """What a worker holds before its first batch: its code and what the operators declare, or were seen to take."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -59,12 +64,14 @@ def make_budget(
     memory: int | str | None = None,
     workers: int | str = "auto",
     operator_bytes: int = 0,
+    learned_bytes: int = 0,
     caller_bytes: int = 0,
 ) -> Budget:
     """Derive a budget from what the user asked for and what the machine has.
 
-    `operator_bytes` is what the operators of a stage declare they need beside their batches, `caller_bytes` what the
-    calling process holds already.
+    `operator_bytes` is what the operators declare they need beside their batches, `learned_bytes` what an earlier run saw
+    them take, `caller_bytes` what the calling process holds already. What was learned decides how many workers there are
+    and never refuses a budget: it may be about a larger model than today's.
     """
     reasons = {}
     if memory is None:
@@ -92,17 +99,22 @@ def make_budget(
             f"{format_bytes(total)} of memory is too little for this pipeline",
             hint=f"the smallest budget it can work with is {format_bytes(driver + smallest)}",
         )
-    comfortable = fixed + BATCH_COPIES * DEFAULT_BATCH_BYTES
-    count = max(1, min(wanted, each // comfortable))
-    if isinstance(workers, int):
-        count = max(1, min(wanted, each // smallest))
+    learned = WORKER_BYTES + max(operator_bytes, learned_bytes)
+    enough = learned + BATCH_COPIES * (SMALLEST_BATCH_BYTES if isinstance(workers, int) else DEFAULT_BATCH_BYTES)
+    count = max(1, min(wanted, each // enough))
+    fixed = min(learned, each // count - BATCH_COPIES * SMALLEST_BATCH_BYTES)
     reasons["workers"] = (
         f"{count}: as asked"
         if count == workers
         else f"{count}: one per usable core ({cpus})"
         if count == cpus
-        else f"{count}: {format_bytes(each)} divided by {format_bytes(comfortable)} each"
+        else f"{count}: {format_bytes(each)} divided by {format_bytes(enough)} each"
     )
+    if fixed > WORKER_BYTES:
+        source = "an earlier run saw" if learned_bytes > operator_bytes else "its operators declare"
+        reasons["fixed_bytes"] = (
+            f"{format_bytes(fixed)} before the first batch, of which {source} all but {format_bytes(WORKER_BYTES)}"
+        )
     share = each // count
     reasons["worker_bytes"] = f"{format_bytes(share)}: an equal share of the rest for each worker"
     batch = max(SMALLEST_BATCH_BYTES, min(DEFAULT_BATCH_BYTES, (share - fixed) // BATCH_COPIES))
@@ -114,7 +126,8 @@ def make_budget(
     reasons["blocksize"] = (
         f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
     )
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, reasons)
+    reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, reasons)
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:
@@ -125,11 +138,18 @@ def _wanted_workers(workers: int | str, cpus: int) -> int:
     raise ParameterError(f"`workers` must be a positive number or 'auto', got {workers!r}")
 
 
-def usable_cpus() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Cores this process may run on, or fewer if its container may not use the time of so many."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cgroup_folders(root, "cpu"):
+        words = _read_words(folder / "cpu.max") or [
+            *_read_words(folder / "cpu.cfs_quota_us"),
+            *_read_words(folder / "cpu.cfs_period_us"),
+        ]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # else there is no limit: `max`, or -1
+            quota, period = map(int, words)
+            count = min(count, max(1, -(-quota // period)))
+    return count
 
 
 def usable_memory() -> int:
@@ -139,21 +159,24 @@ def usable_memory() -> int:
     return min(available, limit - used) if limit is not None else available
 
 
-def cgroup_memory() -> tuple[int | None, int]:
-    """The container's limit and what it already uses; the tightest limit on the way up counts.
+def cgroup_memory(root: Path = Path("/")) -> tuple[int | None, int]:
+    """The container's limit and what it already uses; of the limits on the way up, the one that leaves least counts.
 
     Cached files that were not used lately are not counted: the kernel lets go of them before it refuses anything.
     """
-    limit, used = None, 0
-    for folder in _cgroup_folders():
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    found = []
+    for folder in _cgroup_folders(root, "memory"):
+        for names, used_name in (
+            (("memory.max", "memory.high"), "memory.current"),  # above `high` processes are slowed down till they stand
+            (("memory.limit_in_bytes",), "memory.usage_in_bytes"),
         ):
-            found = _read_number(folder / limit_name)
-            if found is not None and found < 2**60 and (limit is None or found < limit):
-                limit, used = found, max(0, (_read_number(folder / used_name) or 0) - _cached_files(folder))
-    return limit, used
+            limits = [
+                limit for name in names if (limit := _read_number(folder / name)) is not None and limit < NO_LIMIT
+            ]
+            if limits:
+                used = max(0, (_read_number(folder / used_name) or 0) - _cached_files(folder))
+                found.append((min(limits), used))
+    return min(found, key=lambda pair: pair[0] - pair[1]) if found else (None, 0)
 
 
 def _cached_files(folder: Path) -> int:
@@ -166,24 +189,29 @@ def _cached_files(folder: Path) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _cgroup_folders() -> list[Path]:
+def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """Those that may limit this process, its own first. In a container the path may be that of the host and not be there."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
     folders = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            base = Path("/sys/fs/cgroup") / controllers
+        if not controllers or controller in controllers.split(","):
+            base = root / "sys/fs/cgroup" / controllers
             leaf = base / path.lstrip("/")
             folders += [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(base))]
     return folders
 
 
 def _read_number(path: Path) -> int | None:
+    words = _read_words(path)
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def _read_words(path: Path) -> list[str]:
     try:
-        text = path.read_text().strip()
+        return path.read_text().split()
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return []

@@ -2,8 +2,10 @@
 
 hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worker, never the kernel's killer
     in an operator     the batch is halved and tried again, down to one row, which then fails with its size
+    in its setup       fewer workers, and if one alone has too little, a clear error
     anywhere else      the partition is tried again: smaller batches, then fewer workers, then without rows too
                        large to hold, and if even that is too much, a clear error
+killed all the same    another worker tries the partition again; if it dies too, with smaller batches
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from tamis.memory.budget import (
     BATCH_COPIES,
     DEFAULT_BATCH_BYTES,
     SMALLEST_BATCH_BYTES,
-    WORKER_BYTES,
     Budget,
 )
 from tamis.parameters import format_bytes
@@ -33,6 +34,9 @@ SMALLEST_ROW_LIMIT = 1_000_000
 """Rows up to this size are never given up for lack of memory; the budget is."""
 
 MOST_COPIES = 200.0
+
+WORTH_NOTING = 10_000_000
+"""What an operator takes when it is set up counts from this on; less is lost in what an interpreter needs anyway."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +50,39 @@ class Allowance:
 
 @dataclass
 class Learned:
-    """What earlier partitions, and earlier runs over the same output, taught: memory held per byte of batch."""
+    """What earlier partitions, and earlier runs over the same output, taught."""
 
     copies: dict[str, float] = field(default_factory=dict)
+    """By stage: memory held per byte of batch."""
+    setup: dict[str, int] = field(default_factory=dict)
+    """By operator: what it took before its first batch, such as the weights of a model."""
 
     def note(self, stage: str, peak_bytes: int, batch_bytes: int) -> None:
         if batch_bytes > 0 and peak_bytes > 0:
             seen = min(MOST_COPIES, peak_bytes / batch_bytes)
-            self.copies[stage] = max(seen, 0.9 * self.copies.get(stage, 0.0) + 0.1 * seen)
+            self.copies[stage] = round(max(seen, 0.9 * self.copies.get(stage, 0.0) + 0.1 * seen), 2)
+
+    def note_setup(self, operator: str, num_bytes: int) -> None:
+        if num_bytes >= WORTH_NOTING:
+            self.setup[operator] = max(num_bytes, self.setup.get(operator, 0) * 9 // 10)
 
     def as_text(self) -> bytes:
-        return json.dumps({"bytes_held_per_batch_byte": self.copies}, indent=2).encode()
+        return json.dumps(self.as_dict(), indent=2).encode()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"bytes_held_per_batch_byte": self.copies, "bytes_held_after_setup": self.setup}
 
     @staticmethod
     def from_text(text: bytes | None) -> Learned:
         if text is None:
             return Learned()
         try:
-            found = json.loads(text)["bytes_held_per_batch_byte"]
-        except (ValueError, KeyError, TypeError):
+            found = json.loads(text)
+            copies = {str(name): float(value) for name, value in found["bytes_held_per_batch_byte"].items()}
+            setup = {str(name): int(value) for name, value in found.get("bytes_held_after_setup", {}).items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
             return Learned()  # a hint for the next run, not a record: a damaged one is as good as none
-        return Learned({str(name): float(value) for name, value in found.items()})
+        return Learned(copies, setup)
 
 
 class Governor:
@@ -115,18 +131,35 @@ class Governor:
         """Note that a worker was ended so that what it held is given back."""
         self._act("recycle", 1, f"worker {worker} is replaced: {why}")
 
+    def paused(self) -> None:
+        """Note that no partition is begun for now."""
+        self._act("pause", 1, "no partition is begun until there is room again")
+
+    def died(self, allowance: Allowance, what: str, how: str, *, again: bool) -> Allowance:
+        """What to try next for a partition whose worker is gone; if `again`, less, as the kernel may have wanted its memory."""
+        self._act("restart", 1, f"the worker on {what} is gone ({how}); another one begins again after the last commit")
+        if again and allowance.batch_bytes > SMALLEST_BATCH_BYTES:
+            return self._smaller(allowance, f"workers on {what} keep dying")
+        return allowance
+
+    def too_large_to_set_up(self, what: str) -> None:
+        """A worker's share is too small for what an operator loads: give the others the share of one."""
+        if self.workers == 1:
+            share = format_bytes(self.worker_bytes)
+            raise BudgetError(
+                f"{what} needs more memory to be set up than a single worker may hold, which is {share}",
+                hint=f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
+            )
+        self._fewer(f"{what} ran out of memory while it was set up")
+
     def overflowed(self, allowance: Allowance, what: str) -> Allowance:
         """What to try next for a partition that ran out of memory outside an operator."""
         if allowance.batch_bytes > SMALLEST_BATCH_BYTES:
-            smaller = max(SMALLEST_BATCH_BYTES, allowance.batch_bytes // 2)
-            self._batch_bytes = min(self._batch_bytes, smaller)
-            self._act("shrink", 1, f"{what} ran out of memory; batches of {format_bytes(smaller)} from now on")
-            return replace(allowance, batch_bytes=smaller)
+            return self._smaller(allowance, f"{what} ran out of memory")
         if self.workers > 1:
-            self.workers -= 1
-            self._act("fewer_workers", 1, f"{what} ran out of memory; {self.workers} workers from now on")
+            self._fewer(f"{what} ran out of memory")
             return allowance
-        limit = (self.worker_bytes - WORKER_BYTES) // ROW_COPIES
+        limit = (self.worker_bytes - self.budget.fixed_bytes) // ROW_COPIES
         if allowance.max_row_bytes is not None:
             limit = min(limit, allowance.max_row_bytes // 2)
         if limit >= SMALLEST_ROW_LIMIT:
@@ -137,8 +170,18 @@ class Governor:
             hint=f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
         )
 
+    def _smaller(self, allowance: Allowance, why: str) -> Allowance:
+        smaller = max(SMALLEST_BATCH_BYTES, allowance.batch_bytes // 2)
+        self._batch_bytes = min(self._batch_bytes, smaller)
+        self._act("shrink", 1, f"{why}; batches of {format_bytes(smaller)} from now on")
+        return replace(allowance, batch_bytes=smaller)
+
+    def _fewer(self, why: str) -> None:
+        self.workers -= 1
+        self._act("fewer_workers", 1, f"{why}; {self.workers} workers from now on")
+
     def _fit(self, copies: float) -> None:
-        room = 0.8 * (self.worker_bytes - WORKER_BYTES)
+        room = 0.8 * (self.worker_bytes - self.budget.fixed_bytes)
         fitting = int(room / max(copies, 1.0))
         self._batch_bytes = max(SMALLEST_BATCH_BYTES, min(self._batch_bytes, fitting, DEFAULT_BATCH_BYTES))
 
@@ -154,7 +197,7 @@ class Governor:
             "workers": self.workers,
             "batch_bytes": self._batch_bytes,
             "actions": dict(self.actions),
-            "bytes_held_per_batch_byte": {name: round(value, 2) for name, value in self.learned.copies.items()},
+            **self.learned.as_dict(),
         }
 
 

@@ -15,7 +15,10 @@ ACTIONS = {
     "shrink": "partitions tried again with smaller batches",
     "fewer_workers": "workers given up so that the others have more",
     "isolate": "partitions read without rows too large to hold",
+    "restart": "workers that died and whose partition another one took over",
     "recycle": "workers replaced because their memory kept rising",
+    "pause": "times no partition was begun because memory was short",
+    "sample": "rounds over a share of the rows, since all did not fit",
 }
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tamis.memory.budget import BATCH_COPIES, DEFAULT_BATCH_BYTES, DEFAULT_BLOCKSIZE, WORKER_BYTES, usable_cpus
+from tamis.memory.budget import (
+    BATCH_COPIES,
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BLOCKSIZE,
+    DEFAULT_SHARE,
+    WORKER_BYTES,
+    usable_cpus,
+    usable_memory,
+)
+from tamis.memory.governor import WORTH_NOTING
 from tamis.parameters import format_bytes
 from tamis.report import Report
 
 HEADROOM = 1.25
 """Other rows may need more than those of the sample."""
+
+PARTITION_S = 10.0
+SMALLEST_BLOCKSIZE, LARGEST_BLOCKSIZE = 1_000_000, 256_000_000
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,8 @@ class OperatorProfile:
     peak_bytes: int
     held_per_byte: float
     """Peak over the bytes of a batch it was given."""
+    setup_bytes: int
+    """What it took before its first batch."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,12 @@ class Profile:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{'step':<24}{'rows':>10}{'seconds':>10}{'MB/s':>9}{'peak':>11}{'held per byte':>15}"]
+        lines = [f"{'step':<24}{'rows':>10}{'seconds':>10}{'MB/s':>9}{'setup':>11}{'peak':>11}{'held per byte':>15}"]
         for op in self.operators:
             rate = f"{op.mb_per_s:.1f}" if op.mb_per_s is not None else "-"
             lines.append(
-                f"{op.name:<24}{op.rows:>10,}{op.seconds:>10.3f}{rate:>9}{format_bytes(op.peak_bytes):>11}{op.held_per_byte:>15.1f}"
+                f"{op.name:<24}{op.rows:>10,}{op.seconds:>10.3f}{rate:>9}{format_bytes(op.setup_bytes):>11}"
+                f"{format_bytes(op.peak_bytes):>11}{op.held_per_byte:>15.1f}"
             )
         lines.append("")
         lines.append(f"a worker held {self.copies:.1f} bytes per byte of batch over {self.rows:,} rows")
@@ -57,8 +73,11 @@ class Profile:
         return "\n".join(lines)
 
 
-def profile_of(report: Report, driver_bytes: int) -> Profile:
-    """Read the profile off the report of a profiled run with one worker."""
+def profile_of(report: Report, driver_bytes: int, declared_bytes: int) -> Profile:
+    """Read the profile off the report of a profiled run with one worker, and recommend settings that keep to it.
+
+    Memory for a worker on each core; where the machine has less, for as many workers as it has memory for.
+    """
     held = report.memory["bytes_held_per_batch_byte"].values()
     copies = max(max(held, default=0.0), 2.0)
     batch = report.memory["batch_bytes"]
@@ -70,16 +89,28 @@ def profile_of(report: Report, driver_bytes: int) -> Profile:
             mb_per_s=op["mb_per_s"],
             peak_bytes=op["peak_bytes"],
             held_per_byte=round(op["peak_bytes"] / max(1, min(batch, op["num_bytes"])), 2),
+            setup_bytes=op["setup_bytes"],
         )
         for op in report.operators
     )
-    workers = usable_cpus()
-    each = WORKER_BYTES + HEADROOM * max(copies, BATCH_COPIES) * DEFAULT_BATCH_BYTES
+    needs = max(declared_bytes, sum(op.setup_bytes for op in operators if op.setup_bytes >= WORTH_NOTING))
+    each = WORKER_BYTES + needs + HEADROOM * max(copies, BATCH_COPIES) * DEFAULT_BATCH_BYTES
+    room = DEFAULT_SHARE * usable_memory() - driver_bytes
+    workers = max(1, min(usable_cpus(), int(room // each)))
     return Profile(
         rows=report.read,
         operators=operators,
         copies=round(copies, 2),
         memory_bytes=int(driver_bytes + workers * each),
         workers=workers,
-        blocksize=DEFAULT_BLOCKSIZE,
+        blocksize=_blocksize(report),
     )
+
+
+def _blocksize(report: Report) -> int:
+    """So much that a worker is busy with a partition for `PARTITION_S`: that is what a killed run loses."""
+    seconds = sum(op["seconds"] for op in report.operators)
+    if not seconds or not report.num_bytes:
+        return DEFAULT_BLOCKSIZE
+    wanted = PARTITION_S * report.num_bytes / seconds
+    return int(2 ** round(math.log2(min(max(wanted, SMALLEST_BLOCKSIZE), LARGEST_BLOCKSIZE) / 1e6))) * 1_000_000

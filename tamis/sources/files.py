@@ -137,13 +137,32 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
         files.extend(_expand(str(argument), format, storage_options))
     seen: set[str] = set()
     for file in files:
-        name = os.path.abspath(file.path) if is_local(file.path) else file.path  # noqa: PTH100
+        name = _full_name(file.path)
         if name in seen:
             raise SourceError(
                 f"{file.path} is named twice", hint="each row would be read twice; let each file match one path only"
             )
         seen.add(name)
     return files
+
+
+def leads_to(paths: Paths, path: str, format: str) -> bool:
+    """Whether `list_files` would take in a file of this name, if it were there."""
+    name = _full_name(path)
+    for argument in [paths] if isinstance(paths, (str, Path)) else list(paths):
+        whole = _full_name(str(argument))
+        if is_glob(str(argument)):
+            root, found = _glob_root(whole), glob_matcher(whole)(name)
+        else:
+            root, found = whole, name.startswith(f"{whole}/") and format_of(name) == format
+        hidden = any(part.startswith(("_", ".")) for part in name[len(root) :].split("/") if part)
+        if found and not hidden:
+            return True
+    return False
+
+
+def _full_name(path: str) -> str:
+    return os.path.abspath(local_path(path)) if is_local(path) else path.rstrip("/")  # noqa: PTH100
 
 
 def _expand(argument: str, format: str | None, options: Options) -> list[File]:

@@ -14,7 +14,7 @@ from tamis.operator import Layout, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
-from tamis.sources.files import File, codec_of, is_local, list_files, open_file
+from tamis.sources.files import File, codec_of, is_local, leads_to, list_files, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
 from tamis.sources.schemas import cheapest_column, missing_column
 
@@ -105,6 +105,9 @@ class FileSource(Source):
 
     def block_bytes(self, default: int) -> int:
         return parse_bytes(self.blocksize) if self.blocksize is not None else default
+
+    def would_read(self, path: str) -> bool:
+        return leads_to(self.file_paths, path, self.format)
 
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)

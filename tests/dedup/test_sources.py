@@ -171,7 +171,7 @@ def test_ids_in_some_files_only_are_told(tmp_path):
         "".join(json.dumps({"id": n, "text": TEXT[t]}) + "\n" for n, t in enumerate("zxz"))
     )
     step = FuzzyDedup()
-    Pipeline(JsonlReader(str(tmp_path)), step, JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
+    Pipeline(JsonlReader(str(tmp_path / "*.jsonl")), step, JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
     groups = Groups.load(tmp_path / "out")
     found = {row["id"]: (row["kept_id"], row["kept_address"].split("/")[-1]) for row in groups.table().to_pylist()}
     assert found == {"1": (None, "a.jsonl:0"), "2": ("0", "b.jsonl:0")}

@@ -57,11 +57,11 @@ def owners_on_file(folder):
     return [owner for row in table for each in row["gpus"] for owner in each["owners"]]
 
 
-def run(tmp_path, *, leaks):
+def run(tmp_path, *, leaks, alerts=None):
     seen = []
     rows = Rows([{"n": n} for n in range(600)], rows_per_partition=10)
     report = Pipeline(rows, LeakyForTests(leaks=leaks), JsonlWriter(tmp_path / "out")).run(
-        workers=1, on_event=seen.append
+        workers=1, on_event=seen.append, alerts=alerts
     )
     assert report.kept == 600
     return report, seen
@@ -69,12 +69,30 @@ def run(tmp_path, *, leaks):
 
 @pytest.mark.slow
 def test_a_worker_that_leaks_is_found_and_replaced(tmp_path):
-    report, seen = run(tmp_path, leaks=True)
+    script = f"import sys; open({str(tmp_path / 'alert.json')!r}, 'a').write(sys.stdin.read())"
+    report, seen = run(tmp_path, leaks=True, alerts={"command": [sys.executable, "-c", script]})
     leaks = [event for event in seen if isinstance(event, LeakFound)]
     assert leaks
     assert 1_500_000 < leaks[0].bytes_per_shard < 6_000_000
     assert report.memory["actions"]["recycle"] >= 1
     assert any(isinstance(event, MemoryAction) and event.kind == "recycle" for event in seen)
+    assert any(isinstance(event, MemoryAlert) and event.kind == "leak" for event in seen)
+    told = json.JSONDecoder().raw_decode((tmp_path / "alert.json").read_text())[0]
+    assert told["kind"] == "leak"
+    assert "more after each shard; it reaches its" in told["message"]
+
+
+@pytest.mark.slow
+def test_whoever_wants_to_keep_a_leaking_worker_may(tmp_path):
+    asked = []
+
+    def decide(alert):
+        asked.append(alert.kind)
+
+    report, seen = run(tmp_path, leaks=True, alerts={"remedy": decide, "time_to_exhaustion_s": None})
+    assert "leak" in asked
+    assert [event for event in seen if isinstance(event, LeakFound)]
+    assert "recycle" not in report.memory["actions"]
 
 
 @pytest.mark.slow
@@ -111,6 +129,15 @@ def test_what_a_worker_holds_on_a_real_gpu_is_on_file_by_owner(tmp_path):
     held = [owner["bytes"] for owner in owners_on_file(tmp_path) if owner["owner"] == "weights"]
     assert held
     assert 1_000_000 <= max(held) < 3_000_000
+
+
+def test_a_run_that_is_told_to_pause_goes_on_with_one_partition_at_a_time(tmp_path):
+    rows = Rows([{"n": n} for n in range(200)], rows_per_partition=10)
+    report = Pipeline(rows, JsonlWriter(tmp_path)).run(
+        workers=2, memory="20GB", alerts={"budget_percent": [0.001, 99], "remedy": {"budget": "pause"}}
+    )
+    assert report.kept == 200
+    assert report.memory["actions"] == {"pause": 1}
 
 
 def test_alerts_reach_a_webhook_and_a_command(tmp_path):

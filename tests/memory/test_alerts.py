@@ -369,6 +369,21 @@ def test_settings_are_read_from_a_recipe():
     assert (command.command, webhook.url) == (["notify", "memory"], "https://hooks.example.org/x")
 
 
+def test_a_recipe_can_choose_what_is_done_about_which_alert():
+    remedy = parse_alerts({"remedy": {"budget": "pause", "leak": None}}).remedy
+    assert remedy(Alert("budget", "warning", 0, 0, "")) == "pause"
+    assert remedy(Alert("budget", "cleared", 0, 0, "")) is None
+    assert remedy(Alert("leak", "warning", 0, 0, "")) is None
+    assert remedy(Alert("exhaustion", "critical", 0, 0, "")) == "pause", "the usual, where nothing is said"
+
+
+def test_a_program_can_decide_itself():
+    def decide(alert):
+        return "shrink"
+
+    assert parse_alerts({"remedy": decide}).remedy is decide
+
+
 def test_nothing_said_means_the_defaults():
     assert parse_alerts(None) == parse_alerts({}) == AlertSettings(Thresholds((80, 95), 90, 90, 120))
     assert parse_alerts({}).receivers() == []
@@ -388,6 +403,9 @@ def test_nothing_said_means_the_defaults():
         ({"command": "notify-send memory"}, "`command` of `alerts` must be a list of words"),
         ({"command": []}, "must be a list of words"),
         ({"command": ["a", 1]}, "must be a list of words"),
+        ({"remedy": "pause"}, "`remedy` of `alerts` must be a mapping"),
+        ({"remedy": {"budgets": "pause"}}, "knows no alert `budgets`\n\nhint: did you mean `budget`?"),
+        ({"remedy": {"budget": "stop"}}, "knows no action 'stop'"),
         ({"webhook": "file:///x"}, "begins with http:// or https://"),
         ({"webhok": "https://x"}, "`alerts` has no setting `webhok`\n\nhint: did you mean `webhook`?"),
     ],

@@ -1,7 +1,13 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tamis.errors import BudgetError, ParameterError
-from tamis.memory.budget import make_budget, usable_cpus, usable_memory
+from tamis.memory.budget import cgroup_memory, make_budget, usable_cpus, usable_memory
 
 
 def test_a_budget_is_divided_among_the_workers_and_says_why():
@@ -9,7 +15,7 @@ def test_a_budget_is_divided_among_the_workers_and_says_why():
     assert budget.workers == 4
     assert budget.workers * budget.worker_bytes <= 8_000_000_000
     assert budget.reasons["memory"] == "8.0 GB: as asked"
-    assert set(budget.reasons) == {"memory", "driver", "workers", "worker_bytes", "batch_bytes", "blocksize"}
+    assert set(budget.reasons) == {"memory", "driver", "workers", "worker_bytes", "batch_bytes", "blocksize", "queue"}
 
 
 def test_a_small_budget_means_fewer_workers_and_smaller_batches():
@@ -38,6 +44,18 @@ def test_what_the_caller_holds_is_counted_up_to_what_tamis_needs():
 def test_operators_that_need_memory_are_counted():
     with pytest.raises(BudgetError):
         make_budget(memory="400MB", operator_bytes=1_000_000_000)
+    budget = make_budget(memory="4GB", workers=2, operator_bytes=1_000_000_000)
+    assert budget.workers == 2
+    assert budget.fixed_bytes == 1_150_000_000
+    assert "its operators declare" in budget.reasons["fixed_bytes"]
+
+
+def test_what_an_earlier_run_saw_decides_the_workers_and_refuses_nothing():
+    assert make_budget(memory="2GB", workers=2, learned_bytes=1_200_000_000).workers == 1
+    alone = make_budget(memory="400MB", workers=2, learned_bytes=1_200_000_000)
+    assert alone.workers == 1
+    assert alone.fixed_bytes < alone.worker_bytes
+    assert "an earlier run saw" in alone.reasons["fixed_bytes"]
 
 
 @pytest.mark.parametrize("workers", [0, -1, "two", 1.5, True])
@@ -49,3 +67,123 @@ def test_the_number_of_workers_is_checked(workers):
 def test_the_machine_is_looked_at():
     assert usable_cpus() >= 1
     assert usable_memory() > 100_000_000
+
+
+# ----------------------------------------------------------------------------------------------------------- containers
+
+
+def machine(tmp_path, membership, files):
+    """A root folder with the files by which a kernel tells of limits."""
+    for name, text in {"proc/self/cgroup": membership, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return tmp_path
+
+
+V1 = "9:name=systemd:/\n4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/job", {}, (None, 0)),
+        ("0::/job", {"job/memory.max": "max", "job/memory.current": 5}, (None, 0)),
+        ("0::/job", {"job/memory.max": 1000, "job/memory.current": 300}, (1000, 300)),
+        ("0::/job", {"job/memory.max": 1000, "job/memory.current": 300, "job/memory.stat": "inactive_file 100"}, (1000, 200)),
+        ("0::/job", {"job/memory.max": 1000, "job/memory.high": 800, "job/memory.current": 300}, (800, 300)),
+        ("0::/pod/job", {"pod/memory.max": 700, "pod/memory.current": 1, "pod/job/memory.max": "max"}, (700, 1)),
+        # The limit above is larger, and neighbours have used nearly all of it.
+        (
+            "0::/pod/job",
+            {
+                "pod/memory.max": 2000,
+                "pod/memory.current": 1900,
+                "pod/job/memory.max": 1000,
+                "pod/job/memory.current": 100,
+            },
+            (2000, 1900),
+        ),
+        ("0::/", {"memory.max": 500, "memory.current": 20}, (500, 20)),
+        (V1, {"memory/docker/abc/memory.limit_in_bytes": 1000, "memory/docker/abc/memory.usage_in_bytes": 10}, (1000, 10)),
+        # Inside a container the folder of the host is not there, and that of the container is the root.
+        (V1, {"memory/memory.limit_in_bytes": 900, "memory/memory.usage_in_bytes": 10}, (900, 10)),
+        (V1, {"memory/memory.limit_in_bytes": 9223372036854771712, "memory/memory.usage_in_bytes": 10}, (None, 0)),
+        (
+            V1,
+            {
+                "memory/memory.limit_in_bytes": 900,
+                "memory/memory.usage_in_bytes": 500,
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 200",
+            },
+            (900, 300),
+        ),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_container_counts(tmp_path, membership, files, expected):
+    root = machine(tmp_path, membership, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert cgroup_memory(root) == expected
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "most"),
+    [
+        ("0::/job", {"job/cpu.max": "max 100000"}, None),
+        ("0::/job", {"job/cpu.max": "100000 100000"}, 1),
+        ("0::/job", {"job/cpu.max": "50000 100000"}, 1),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": -1, "cpu,cpuacct/cpu.cfs_period_us": 100000}, None),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": 100000, "cpu,cpuacct/cpu.cfs_period_us": 100000}, 1),
+    ],
+)
+def test_a_container_that_may_use_little_time_has_few_cores(tmp_path, membership, files, most):
+    root = machine(tmp_path, membership, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert usable_cpus(root) == (most or len(os.sched_getaffinity(0)))
+
+
+IN_A_CGROUP = """
+import os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+from tamis import JsonlReader, JsonlWriter, Pipeline
+report = Pipeline(JsonlReader(sys.argv[2]), JsonlWriter(sys.argv[3], compression="zst")).run(workers=2)
+print(report.kept, report.memory["budget_bytes"], report.peak_memory_bytes)
+"""
+
+
+@pytest.fixture
+def limited_cgroup():
+    """A real control group of 700 MB, where they may be made."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    v1 = next((line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"), None)
+    base = Path(f"/sys/fs/cgroup/memory{v1}" if v1 is not None else f"/sys/fs/cgroup{lines[-1].split(':', 2)[2]}")
+    folder = base / f"tamis-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("control groups cannot be made here")
+    try:
+        (folder / ("memory.limit_in_bytes" if v1 is not None else "memory.max")).write_text("700000000")
+        yield folder
+    except OSError:
+        pytest.skip("control groups cannot be limited here")
+    finally:
+        folder.rmdir()
+
+
+def test_a_run_keeps_to_what_its_container_may_use(tmp_path, limited_cgroup):
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(300_000):
+            file.write(json.dumps({"id": number, "text": f"some words {number} " * 20}) + "\n")
+    command = [
+        sys.executable,
+        "-c",
+        IN_A_CGROUP,
+        str(limited_cgroup),
+        str(tmp_path / "in.jsonl"),
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept, budget, peak = map(int, done.stdout.split())
+    assert kept == 300_000
+    assert 400_000_000 < budget < 0.8 * 700_000_000
+    assert peak < budget

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from tamis.errors import BudgetError
+from tamis import JsonlReader, Pipeline
+from tamis.errors import BudgetError, is_shortage
 from tamis.events import Events
 from tamis.memory.budget import SMALLEST_BATCH_BYTES, make_budget
 from tamis.memory.governor import Allowance, Governor, Learned
@@ -67,6 +68,36 @@ class TestDecisions:
         assert other.allowance() == chief.allowance()
         assert Learned.from_text(b"not json").copies == {}
 
+    def test_a_worker_that_is_gone_is_replaced_and_the_second_time_batches_shrink(self):
+        chief, seen = governor(memory="700MB", workers=2)
+        first = chief.died(chief.allowance(), "a.jsonl", "killed by signal 9 (SIGKILL)", again=False)
+        assert first == chief.allowance()
+        second = chief.died(first, "a.jsonl", "killed by signal 9 (SIGKILL)", again=True)
+        assert second.batch_bytes < first.batch_bytes
+        assert [event.kind for event in seen] == ["restart", "restart", "shrink"]
+
+    def test_a_model_is_set_up_in_fewer_workers_or_not_at_all(self):
+        chief, seen = governor(memory="900MB", workers=2)
+        chief.too_large_to_set_up("`model`")
+        assert (chief.workers, seen[-1].kind) == (1, "fewer_workers")
+        with pytest.raises(BudgetError, match="`model` needs more memory to be set up"):
+            chief.too_large_to_set_up("`model`")
+
+    @pytest.mark.parametrize(
+        ("error", "expected"),
+        [
+            (MemoryError(), True),
+            (OSError(12, "Cannot allocate memory"), True),
+            (OSError(2, "No such file"), False),
+            (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+            (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+            (ValueError("a bad value"), False),
+            (BudgetError("a file ran out of memory"), False),
+        ],
+    )
+    def test_a_shortage_is_known_by_what_libraries_say(self, error, expected):
+        assert is_shortage(error) is expected
+
 
 @operator(reads="text", writes="grown")
 class GrowForTests(Map):
@@ -76,6 +107,22 @@ class GrowForTests(Map):
 
     def apply(self, batch):
         return {"grown": pa.compute.binary_repeat(batch["text"], self.factor)}
+
+
+@operator(reads="text", writes="n")
+class ModelForTests(Map):
+    """Loads something large, of which it says nothing."""
+
+    num_bytes: int = 350_000_000
+
+    def setup(self):
+        object.__setattr__(self, "weights", np.ones(self.num_bytes, dtype=np.uint8))
+
+    def close(self):
+        object.__delattr__(self, "weights")
+
+    def apply(self, batch):
+        return {"n": np.full(len(batch), self.weights[0])}
 
 
 @operator(reads="text", writes="n")
@@ -94,7 +141,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
-from tests.memory.test_governor import GreedyForTests, GrowForTests
+from tests.memory.test_governor import GreedyForTests, GrowForTests, ModelForTests
 folder = Path(sys.argv[1])
 report = Pipeline(*eval(sys.argv[2])).run(memory=sys.argv[3], workers=int(sys.argv[4]))
 print(json.dumps(report.as_dict()))
@@ -158,6 +205,30 @@ def test_files_that_grow_a_thousandfold_when_unpacked(tmp_path, suffix):
     assert rows * len(line) > 300 * len(data)
     steps = f"[JsonlReader(folder / 'in.jsonl.{suffix}'), JsonlWriter(folder / 'out', compression='zst')]"
     assert run(tmp_path, steps, workers=2).kept == rows
+
+
+def test_a_model_that_two_workers_cannot_hold_is_held_by_one_and_the_next_run_knows(tmp_path):
+    for number in range(4):
+        lines = [json.dumps({"id": row, "text": f"row {row}"}) for row in range(100)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    steps = "[JsonlReader(folder / '*.jsonl', files_per_partition=1), ModelForTests(), JsonlWriter(folder / 'out')]"
+    report = run(tmp_path, steps, "1GB", workers=2)
+    assert (report.kept, report.memory["workers"]) == (400, 1)
+    assert report.memory["actions"] == {"fewer_workers": 1}
+    assert report.memory["bytes_held_after_setup"]["model_for_tests"] == pytest.approx(350_000_000, rel=0.05)
+    report = run(tmp_path, steps.replace("'out')", "'out', mode='overwrite')"), "1GB", workers=2)
+    assert report.kept == 400
+    assert report.memory["actions"] == {}
+
+
+def test_a_model_that_no_worker_can_hold_is_told(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
+    steps = Pipeline(JsonlReader(tmp_path / "in.jsonl"), ModelForTests(num_bytes=3_000_000_000))
+    with pytest.raises(
+        BudgetError, match="`model_for_tests` needs more memory to be set up than a single worker"
+    ) as told:
+        steps.run(memory="1GB", workers=2)
+    assert "try --memory" in str(told.value.hint)
 
 
 def test_what_the_caller_held_before_is_not_the_run_s(tmp_path):

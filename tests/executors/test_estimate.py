@@ -1,0 +1,120 @@
+"""What a run will need, told before it, and settings found by measuring a sample."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tamis
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tamis.operator import Map, operator
+from tamis.sampling import Sample
+from tamis.text.quality import WordCount
+from tests.test_pipeline import numbered, write_jsonl
+
+
+@operator(reads="text", writes="n")
+class LoadsForTests(Map):
+    """Loads four hundred megabytes, of which it says nothing."""
+
+    def setup(self):
+        object.__setattr__(self, "weights", np.ones(400_000_000, dtype=np.uint8))
+
+    def close(self):
+        object.__delattr__(self, "weights")
+
+    def apply(self, batch):
+        return {"n": np.full(len(batch), self.weights[0])}
+
+
+@operator(reads="text", writes="n")
+class SlowForTests(Map):
+    """Takes a millisecond for each row."""
+
+    def apply(self, batch):
+        time.sleep(0.001 * len(batch))
+        return {"n": np.zeros(len(batch))}
+
+
+def test_memory_spill_and_disk_are_told_before_the_run(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", numbered(5000))
+    size = (tmp_path / "in.jsonl").stat().st_size
+    pipeline = Pipeline(JsonlReader(tmp_path / "in.jsonl"), WordCount(), Sample(rows=9), JsonlWriter(tmp_path / "out"))
+    found = pipeline.explain(memory="1GB").as_dict()["estimate"]
+    assert found["memory_bytes"] <= 1_000_000_000
+    assert size * 0.5 < found["spill_bytes"] < size * 3
+    assert found["output_bytes"] == pytest.approx(size, rel=0.1)
+    assert found["rows"] == pytest.approx(5000, rel=0.5)
+    assert found["fits_disk"]
+
+
+def test_a_profile_measures_each_step_and_recommends(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", numbered(5000))
+    profile = Pipeline(
+        JsonlReader(tmp_path / "in.jsonl"), WordCount(min_words=1), JsonlWriter(tmp_path / "out")
+    ).profile(rows=2000)
+    assert [op.name for op in profile.operators] == ["jsonl_reader", "word_count", "jsonl_writer"]
+    assert profile.rows == 2000
+    assert profile.memory_bytes > 300_000_000
+    assert "recommended: --memory" in str(profile)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_counts_what_is_loaded_and_its_advice_can_be_followed(tmp_path):
+    steps = [JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(500))), LoadsForTests()]
+    plain, loaded = (Pipeline(*each).profile() for each in (steps[:1], steps))
+    assert loaded.operators[-1].setup_bytes == pytest.approx(400_000_000, rel=0.1)
+    assert loaded.memory_bytes - plain.memory_bytes > 0.9 * loaded.workers * 400_000_000
+    report = Pipeline(*steps).run(memory=loaded.memory_bytes, workers=loaded.workers)
+    assert report.memory["actions"] == {}
+
+
+def test_slow_steps_get_small_partitions(tmp_path):
+    source = JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(2000)))
+    quick, slow = (Pipeline(source, *each).profile().blocksize for each in ((), (SlowForTests(),)))
+    assert slow < quick <= 256_000_000
+
+
+def test_each_stage_is_told_apart_and_by_what_an_earlier_run_saw(tmp_path):
+    source = JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(50_000)))
+    pipeline = Pipeline(source, LoadsForTests(), Sample(rows=9), JsonlWriter(tmp_path / "out"))
+    before = pipeline.explain(memory="2GB")
+    assert [line.split()[:2] for line in str(before).splitlines() if line.startswith("  stage ")] == [
+        ["stage", "0"],
+        ["stage", "1"],
+    ]
+    pipeline.run(memory="2GB", workers=1)
+    first, second = pipeline.explain(memory="2GB").estimate.stages
+    assert first.memory_bytes - before.estimate.stages[0].memory_bytes > 300_000_000
+    assert (first.output_bytes, second.spill_bytes) == (0, 0)
+    assert second.memory_bytes < first.memory_bytes
+
+
+def test_more_memory_than_there_is_is_told(tmp_path):
+    report = Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run(memory="9000GB", workers=1)
+    assert any(note.startswith("memory may not do: 9.0 TB are asked for") for note in report.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["gopher", "c4"])
+@pytest.mark.parametrize("memory", ["512MB", "1GB"])
+def test_the_peak_is_foreseen(tmp_path, recipe, memory):
+    with gzip.open(Path(tamis.__file__).parent / "recipes" / "speeches.jsonl.gz", "rt") as file:
+        text = file.read()
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        (tmp_path / "in" / f"{number}.jsonl").write_text(text * (1 + 30_000_000 // len(text)))
+    command = [sys.executable, "-m", "tamis"]
+    options = [recipe, "--input", "in", "--output", "out", "--memory", memory, "--workers", "2"]
+
+    def said(*words):
+        return json.loads(subprocess.run([*command, *words], cwd=tmp_path, check=True, capture_output=True).stdout)
+
+    foreseen = said("explain", *options, "--json")["estimate"]["memory_bytes"]
+    peak = said("run", *options, "--json")["peak_memory_bytes"]
+    assert 0.75 * peak < foreseen < 1.4 * peak
