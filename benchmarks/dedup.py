@@ -173,8 +173,8 @@ def row_of(name: str, rates: list[float], form: str) -> str:
 
 def scale(args: argparse.Namespace) -> None:
     print(machine())
-    step = ExactDedup() if args.exact else FuzzyDedup(verify=args.verify)
-    print(f"{step.name} {step.parameters()}, memory {args.memory}, {args.workers} workers")
+    step = ExactDedup() if args.exact else FuzzyDedup(verify=args.verify, settings=args.settings)
+    print(f"{step.name} {step.parameters()}, memory {args.memory}, {args.workers} workers, device {args.device}")
     print(f"{'documents':>12}{'MB':>8}{'seconds':>10}{'us/document':>13}{'peak MB':>10}{'disk MB':>10}{'kept':>12}")
     for documents in args.sizes:
         source, out = args.folder / f"{documents}", args.folder / "out"
@@ -190,7 +190,7 @@ def scale(args: argparse.Namespace) -> None:
 
         pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(out)))
         seconds, _, report = timed(
-            lambda p=pipeline, w=watch: p.run(memory=args.memory, workers=args.workers, on_event=w)
+            lambda p=pipeline, w=watch: p.run(memory=args.memory, workers=args.workers, device=args.device, on_event=w)
         )
         print(
             f"{documents:>12,}{size / 1e6:>8.0f}{seconds:>10.1f}{seconds / documents * 1e6:>13.1f}"
@@ -274,6 +274,8 @@ def main() -> None:
     command.add_argument("--memory", default="2GB")
     command.add_argument("--workers", type=int, default=2)
     command.add_argument("--verify", default="jaccard")
+    command.add_argument("--settings", default="fineweb")
+    command.add_argument("--device", default="auto")
     command.add_argument("--exact", action="store_true")
     command.set_defaults(run=scale)
     command = commands.add_parser("quality")

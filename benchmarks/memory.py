@@ -5,11 +5,11 @@
 Runs `tamis run` and `tamis dedup` with two workers asked for and samples the process tree ten times a second from outside,
 shared pages counted once (PSS). Prints the peak beside the budget and the throughput, and exits with 1 if a peak is above its
 budget or an account does not balance. With --save, each finished job replaces its row in benchmarks/memory.md, so that the
-matrix can be filled in several sessions.
+matrix can be filled bit by bit.
 
 The documents for recipes are paragraphs of the speeches that come with the package, from a line to a hundred kilobytes
-long, the lengths as in a crawl; those for `code` are the modules of the standard library. A folder holds one such file many
-times over. Deduplication gets documents of its own (corpus.py), every one in its place.
+long, the lengths as in a crawl; those for `code` and `code_fertility` are the modules of the standard library. A folder
+holds one such file many times over. Deduplication gets documents of its own (corpus.py), every one in its place.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ FILE_BYTES = 128_000_000
 DOCUMENT_BYTES = 460
 """Of the documents of corpus.py, as JSON lines."""
 
-RECIPES = [
-    name for name in shipped_names() if name != "code_fertility"
-]  # the same filters and a tokenizer of one's own
+RECIPES = list(shipped_names())
 
 DEDUP = {
     "exact": ["exact"],
@@ -98,6 +96,18 @@ def write_documents(path: Path, pieces: list[str], *, joined: bool) -> None:
             number += 1
 
 
+def make_tokenizer(path: Path, pieces: list[str]) -> None:
+    """A tokenizer of 8,000 tokens, as users of the recipe `code_fertility` have one."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(pieces, trainer)
+    tokenizer.save(str(path))
+
+
 def same_file_often(folder: Path, file: Path, size: int) -> int:
     folder.mkdir()
     count = -(-size // file.stat().st_size)
@@ -112,6 +122,8 @@ def run(job: str, budget: str, source: Path, data_bytes: int, folder: Path) -> R
         command = [*TAMIS, "dedup", *DEDUP[job], str(source), str(output)]
     else:
         command = [*TAMIS, "run", job, "--input", str(source), "--output", str(output)]
+        if job == "code_fertility":
+            command += ["--set", f"tokenizer_fertility.tokenizer={folder / 'tokenizer.json'}"]
     seconds, peak = measured([*command, "--memory", budget, "--workers", "2", "--quiet"])
     report = json.loads((output / "_tamis" / "report.json").read_text())
     if report["read"] != report["kept"] + sum(report["dropped"].values()) + report["failed"] or report["failed"]:
@@ -163,6 +175,8 @@ def main() -> None:
         folder = Path(name)
         write_documents(folder / "text.jsonl", speeches(), joined=True)
         write_documents(folder / "code.jsonl", modules(), joined=False)
+        if "code_fertility" in jobs:
+            make_tokenizer(folder / "tokenizer.json", modules())
         for budget in options.budgets.split(","):
             size = int(options.times * parse_bytes(budget))
             for job in jobs:
@@ -171,9 +185,8 @@ def main() -> None:
                     source = folder / f"documents-{budget}"
                     data_bytes = make_corpus(source, -(-size // DOCUMENT_BYTES))
                 else:
-                    data_bytes = same_file_often(
-                        source, folder / ("code.jsonl" if job == "code" else "text.jsonl"), size
-                    )
+                    file = folder / ("code.jsonl" if job.startswith("code") else "text.jsonl")
+                    data_bytes = same_file_often(source, file, size)
                 row = run(job, budget, source, data_bytes, folder)
                 broken |= not row.holds
                 sys.stdout.write(f"{row}{'' if row.holds else '  ABOVE THE BUDGET'}\n")

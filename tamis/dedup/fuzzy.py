@@ -243,23 +243,22 @@ class FuzzyDedup(Gather):
         rows = len(offsets) - 1
         characters = self._unit == "character"
         counts, keys = np.zeros(rows, np.int64), np.empty((rows, bands), np.uint64)
-        # A word is at least a byte and a separator, or three bytes; untouched pages of a large array cost nothing.
-        most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if characters else 2) + rows + 1
-        shingles, spans = np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)
-        ascii_table, folds = minhash.folding_tables(self._options)
-        sign = minhash_gpu.sign if self._on_gpu else minhash.sign
-        sign(
-            data, offsets, characters, self._ngram, self._options, ascii_table, folds, POINTS, KINDS,
-            minhash.multipliers(bands * per_band, self.seed), bands, counts, keys, shingles, spans,
+        kernels = minhash_gpu if self._on_gpu else minhash
+        arguments = (
+            data, offsets, characters, self._ngram, self._options, *minhash.folding_tables(self._options), POINTS, KINDS,
+            minhash.multipliers(bands * per_band, self.seed), bands, counts, keys,
         )  # fmt: skip
-        facts: dict[str, Column | np.ndarray] = {"count": counts, "keys": from_matrix(keys)}
+        compared: Column
         if self.verify == "jaccard":
-            facts["shingles"] = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(shingles[: spans[-1]]))
-            return facts
-        packed, ends = np.empty(sets.packed_room(int(spans[-1]), rows), np.uint8), np.empty(rows + 1, np.int64)
-        sets.pack_sets(shingles, spans, packed, ends)
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(packed[: ends[-1]])]
-        return facts | {"signature": pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)}
+            shingles, spans = minhash.room_for_ngrams(offsets, characters)
+            kernels.sign(*arguments, shingles, spans)
+            compared = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(shingles[: spans[-1]]))
+        else:
+            packed, spans = kernels.sign_packed(*arguments)
+            buffers = [None, pa.py_buffer(spans), pa.py_buffer(packed)]
+            compared = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
+        column = "shingles" if self.verify == "jaccard" else "signature"
+        return {"count": counts, "keys": from_matrix(keys), column: compared}
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -26,6 +27,7 @@ from numba.extending import intrinsic
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.digests import mix64
 from tamis.kernels.hashing import load64
+from tamis.kernels.sets import pack_sets, packed_room
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     CONTROL,
@@ -300,7 +302,7 @@ def sign(
     factors    uint32[perms]         from `multipliers`
     counts     int64[rows]           n-grams, repeated ones counted again; negative where the text is shorter than n
     keys       uint64[rows, bands]   a hash of the minima of each band, different for equal minima in other bands
-    shingles   uint32                the n-grams of all rows, one after the other; not written if empty
+    shingles   uint32                the n-grams of all rows, one after the other
     shingle_offsets  int64[rows + 1] where those of each row begin
     """
     perms = len(factors)
@@ -345,10 +347,9 @@ def sign(
             if count:
                 _minimise(found, count, factors, minima)
                 total += count
-                if len(shingles):
-                    for index in range(count):
-                        shingles[written] = found[index]
-                        written += 1
+                for index in range(count):
+                    shingles[written] = found[index]
+                    written += 1
             if filled > n:
                 for index in range(n):
                     units[index] = units[filled - n + index]
@@ -359,9 +360,8 @@ def sign(
             found[0] = np.uint32(mix64(rolling ^ _SHORT * np.uint64(have)) >> np.uint64(32))
             _minimise(found, 1, factors, minima)
             total = np.int64(-1)
-            if len(shingles):
-                shingles[written] = found[0]
-                written += 1
+            shingles[written] = found[0]
+            written += 1
         counts[row] = total
         for band in range(num_bands):
             keys[row, band] = _START + np.uint64(band)
@@ -369,3 +369,20 @@ def sign(
             for band in range(num_bands):
                 keys[row, band] = mix64(keys[row, band] ^ np.uint64(minima[band * per_band + index]))
     shingle_offsets[len(offsets) - 1] = written
+
+
+def room_for_ngrams(offsets: np.ndarray, by_characters: bool) -> tuple[np.ndarray, np.ndarray]:
+    """`shingles` and `shingle_offsets` for `sign`: a word is at least a byte and a separator, or three bytes."""
+    rows = len(offsets) - 1
+    most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if by_characters else 2) + rows + 1
+    return np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)  # untouched pages of a large array cost nothing
+
+
+def sign_packed(data: np.ndarray, offsets: np.ndarray, by_characters: bool, *how: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Sign each row, with the arguments of `sign` up to `keys`; the n-grams packed, and where those of each row begin."""
+    shingles, spans = room_for_ngrams(offsets, by_characters)
+    sign(data, offsets, by_characters, *how, shingles, spans)
+    rows = len(offsets) - 1
+    packed, ends = np.empty(packed_room(int(spans[-1]), rows), np.uint8), np.empty(rows + 1, np.int64)
+    pack_sets(shingles, spans, packed, ends)
+    return packed[: ends[-1]], ends

@@ -1,4 +1,4 @@
-"""MinHash signatures on a GPU: `sign` of `minhash.py` with the same arguments and the same bits (CUDA C++ through CuPy).
+"""MinHash signatures on a GPU: `sign` and `sign_packed` of `minhash.py`, same arguments, same bits (CUDA C++ through CuPy).
 
 What a GPU cannot do (a word of more than 4000 bytes, a batch that does not fit its memory), the processor does instead.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import functools
 import math
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tamis.errors import MissingExtra, ParameterError, require
-from tamis.kernels import minhash
+from tamis.kernels import minhash, sets
 from tamis.kernels.unicode_tables import ALPHANUMERIC, CONTROL, DIGIT, PUNCTUATION, SPACE, SYMBOL, UNSPACED
+
+R = TypeVar("R")
 
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _THREADS = 128
@@ -82,7 +85,36 @@ def _tables(options: int) -> tuple[Any, ...]:
     return tuple(cupy.asarray(np.array(table)) for table in (*minhash.folding_tables(options), POINTS, KINDS))
 
 
-def sign(
+def sign(*arguments: Any) -> None:
+    """Sign each row; see `minhash.sign`."""
+    shingles, spans = arguments[-2:]
+    signed = _if_it_fits(_sign, *arguments[:-2])
+    if signed is None:
+        minhash.sign(*arguments)
+    else:
+        joined, spans[:] = signed
+        shingles[: spans[-1]] = joined.get()
+
+
+def sign_packed(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Sign each row and pack its n-grams; see `minhash.sign_packed`."""
+    signed = _if_it_fits(_sign, *arguments)
+    packed = _if_it_fits(_pack, *signed) if signed is not None else None
+    return packed or minhash.sign_packed(*arguments)
+
+
+def _if_it_fits(function: Callable[..., R | None], *arguments: Any) -> R | None:
+    """What a function gives, or None if the GPU has too little memory for it."""
+    cupy = _cupy()
+    try:
+        return function(cupy, *arguments)
+    except cupy.cuda.memory.OutOfMemoryError:
+        cupy.get_default_memory_pool().free_all_blocks()
+        return None
+
+
+def _sign(
+    cupy: Any,
     data: np.ndarray,
     offsets: np.ndarray,
     by_characters: bool,
@@ -96,43 +128,14 @@ def sign(
     num_bands: int,
     counts: np.ndarray,
     keys: np.ndarray,
-    shingles: np.ndarray,
-    shingle_offsets: np.ndarray,
-) -> None:
-    """Sign each row; see `minhash.sign`."""
-    cupy = _cupy()
-    done = False
-    if len(counts) and len(factors) <= MAX_HASHES:
-        try:
-            done = _sign(
-                cupy, data, offsets, by_characters, n, options, factors, num_bands,
-                counts, keys, shingles, shingle_offsets,
-            )  # fmt: skip
-        except cupy.cuda.memory.OutOfMemoryError:
-            cupy.get_default_memory_pool().free_all_blocks()
-    if not done:
-        minhash.sign(
-            data, offsets, by_characters, n, options, ascii_table, folds, points, kinds,
-            factors, num_bands, counts, keys, shingles, shingle_offsets,
-        )  # fmt: skip
+) -> tuple[Any, np.ndarray] | None:
+    """The n-grams of all rows, left on the GPU, and where those of each row begin; None if a text has a word that must be cut.
 
-
-def _sign(
-    cupy: Any,
-    data: np.ndarray,
-    offsets: np.ndarray,
-    by_characters: bool,
-    n: int,
-    options: int,
-    factors: np.ndarray,
-    num_bands: int,
-    counts: np.ndarray,
-    keys: np.ndarray,
-    shingles: np.ndarray,
-    shingle_offsets: np.ndarray,
-) -> bool:
-    """The same on the GPU alone; False if a text has a word that must be cut."""
+    The tables among the arguments are not used: they lie on the GPU already.
+    """
     rows, first, last = len(counts), int(offsets[0]), int(offsets[-1])
+    if not rows or len(factors) > MAX_HASHES:
+        return None
     text = cupy.asarray(data[first:last]) if last > first else cupy.zeros(1, np.uint8)
     ends = cupy.asarray(offsets - first)
     sizes = ends[1:] - ends[:-1]
@@ -151,7 +154,7 @@ def _sign(
         ),
     )  # fmt: skip
     if int(marked[0]):
-        return False
+        return None
     perms = len(factors)
     made = cupy.empty(keys.shape, np.uint64)
     kernels.get_function("minimise")(
@@ -161,12 +164,37 @@ def _sign(
     )  # fmt: skip
     num.get(out=counts)
     made.get(out=keys)
-    np.cumsum(np.abs(counts), out=shingle_offsets[1:])
-    shingle_offsets[0] = 0
-    if len(shingles):
-        joined = cupy.empty(max(1, int(shingle_offsets[-1])), np.uint32)
-        kernels.get_function("gather")((rows,), (_THREADS,), (found, places, cupy.asarray(shingle_offsets), joined))
-        shingles[: shingle_offsets[-1]] = joined[: int(shingle_offsets[-1])].get()
-    else:
-        shingle_offsets[:] = 0
-    return True
+    spans = np.zeros(rows + 1, np.int64)
+    np.cumsum(np.abs(counts), out=spans[1:])
+    joined = cupy.empty(int(spans[-1]), np.uint32)
+    if len(joined):
+        kernels.get_function("gather")((rows,), (_THREADS,), (found, places, cupy.asarray(spans), joined))
+    return joined, spans
+
+
+def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`sets.pack_sets` for all rows at once: one sort, and then each n-gram knows by itself where it goes."""
+    rows, size = len(spans) - 1, len(values)
+    if not size:
+        return np.empty(0, np.uint8), np.zeros(rows + 1, np.int64)
+    starts = cupy.bincount(cupy.asarray(spans[1:-1]), minlength=size + 1)[:size]  # rows that begin at each value
+    ordered = (cupy.cumsum(starts).astype(np.uint64) << 32) | cupy.maximum(values, 1)
+    del starts
+    ordered.sort()
+    new = cupy.ones(size, np.bool_)
+    cupy.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    ordered = ordered[new]
+    row = (ordered >> 32).astype(np.int64)
+    counts = cupy.bincount(row, minlength=rows)
+    _, exponents = cupy.frexp(cupy.maximum(counts - 1, 0).astype(np.float64))  # so many bits as count - 1 has
+    bits = cupy.minimum(sets.WHOLE, sets.SPARE + exponents)
+    places = (ordered & 0xFFFFFFFF).astype(np.int64) >> (sets.WHOLE - bits).astype(np.int64)[row]
+    gaps = cupy.diff(places, prepend=places[:1])
+    ends = cupy.cumsum(counts)
+    begin = (ends - counts)[counts > 0]
+    gaps[begin] = places[begin]
+    stops = cupy.zeros(len(gaps) + 1, np.int64)
+    cupy.cumsum(gaps // sets.MOST + 1, out=stops[1:])
+    packed = cupy.full(int(stops[-1]), sets.MOST, np.uint8)
+    packed[stops[1:] - 1] = (gaps % sets.MOST).astype(np.uint8)
+    return packed.get(), np.concatenate([np.zeros(1, np.int64), stops[ends].get()])

@@ -24,12 +24,13 @@ WHOLE = 32
 SPARE = 5
 """Bits of a place beyond those that number the n-grams. One more halves the mistakes, and one gap in ten takes two bytes."""
 
-_MOST = 255
+MOST = 255
+"""A gap that is this or more takes another byte."""
 
 
 def packed_room(num_ngrams: int, rows: int) -> int:
     """Bytes that so many n-grams of so many sets take at most: the gaps of n n-grams sum up to less than 64 n places."""
-    return num_ngrams + (num_ngrams << (SPARE + 1)) // _MOST + rows
+    return num_ngrams + (num_ngrams << (SPARE + 1)) // MOST + rows
 
 
 @njit(nogil=True, cache=True)
@@ -101,9 +102,9 @@ def pack_sets(values, offsets, out, spans):
             place = np.uint32(ordered[index] >> shift)
             gap = np.uint32(place - before)
             before = place
-            while gap >= _MOST:
-                out[size] = _MOST
-                gap -= np.uint32(_MOST)
+            while gap >= MOST:
+                out[size] = MOST
+                gap -= np.uint32(MOST)
                 size += 1
             out[size] = gap
             size += 1
@@ -117,7 +118,7 @@ def packed_sizes(packed, offsets, spans):
     for row in range(len(offsets) - 1):
         spans[row] = size
         for index in range(offsets[row], offsets[row + 1]):
-            size += np.int64(packed[index] != _MOST)
+            size += np.int64(packed[index] != MOST)
     spans[len(offsets) - 1] = size
 
 
@@ -129,7 +130,7 @@ def unpack_sets(packed, offsets, spans, places, bits):
         place = np.uint32(0)
         for index in range(offsets[row], offsets[row + 1]):
             place += np.uint32(packed[index])
-            if packed[index] != _MOST:
+            if packed[index] != MOST:
                 places[at] = place
                 at += 1
         bits[row] = bits_of(spans[row + 1] - spans[row])

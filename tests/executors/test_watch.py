@@ -32,6 +32,23 @@ class LeakyForTests(Map):
 
 
 @operator(reads="n", writes="m")
+class FillsGpuForTests(Map):
+    """Takes ten megabytes of a GPU for each row, of the two gigabytes it may have."""
+
+    def setup(self):
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(2e9 / torch.cuda.get_device_properties(0).total_memory)
+
+    def apply(self, batch):
+        import torch
+
+        with gpu.owner("activations"):
+            held = torch.zeros((len(batch), 10_000_000), dtype=torch.uint8, device="cuda")
+            return {"m": held[:, 0].cpu().numpy()}
+
+
+@operator(reads="n", writes="m")
 class OnGpuForTests(Map):
     """Holds a million bytes of weights on a GPU, or only says so."""
 
@@ -129,6 +146,17 @@ def test_what_a_worker_holds_on_a_real_gpu_is_on_file_by_owner(tmp_path):
     held = [owner["bytes"] for owner in owners_on_file(tmp_path) if owner["owner"] == "weights"]
     assert held
     assert 1_000_000 <= max(held) < 3_000_000
+
+
+@pytest.mark.gpu
+def test_a_batch_that_does_not_fit_a_real_gpu_is_split(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    rows = Rows([{"n": n} for n in range(1000)])
+    report = Pipeline(rows, FillsGpuForTests(), JsonlWriter(tmp_path)).run(workers=1)
+    assert (report.kept, report.failed) == (1000, 0)
+    assert report.memory["actions"]["split"] >= 3
 
 
 def test_a_run_that_is_told_to_pause_goes_on_with_one_partition_at_a_time(tmp_path):

@@ -28,11 +28,11 @@ ALL = LOWERCASE | DIGITS | PUNCTUATED | ACCENTS
 MASK = 2**64 - 1
 
 
-def sign(texts, n=5, characters=False, options=ALL, bands=14, per_band=8, sets=True, seed=1):
+def sign(texts, n=5, characters=False, options=ALL, bands=14, per_band=8, seed=1):
     data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
     rows = len(texts)
     counts, keys = np.zeros(rows, np.int64), np.zeros((rows, bands), np.uint64)
-    shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2 if sets else 0, np.uint32)
+    shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2, np.uint32)
     spans = np.zeros(rows + 1, np.int64)
     minhash.sign(
         data, offsets, characters, n, options, *folding_tables(options), POINTS, KINDS,

@@ -38,11 +38,11 @@ def some_texts(seed, count=400):
     return texts
 
 
-def signed(sign, texts, *, characters, n, options, bands=14, per_band=8, sets=True):
+def signed(sign, texts, *, characters, n, options, bands=14, per_band=8):
     data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
     rows = len(texts)
     counts, keys = np.zeros(rows, np.int64), np.zeros((rows, bands), np.uint64)
-    shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2 if sets else 0, np.uint32)
+    shingles = np.zeros(int(offsets[-1]) + 2 * rows + 2, np.uint32)
     spans = np.zeros(rows + 1, np.int64)
     sign(
         data, offsets, characters, n, options, *folding_tables(options), POINTS, KINDS,
@@ -67,9 +67,45 @@ def test_both_give_the_same_bits(characters, options, n, bands, per_band):
 
 @needs_gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("characters", [False, True], ids=["words", "characters"])
+@pytest.mark.parametrize("n", [1, 5, 24])
+def test_both_pack_the_same_bytes(characters, n):
+    for texts in (
+        some_texts(n),
+        some_texts(7, 40)[3:],
+        ["alone"],
+        ["", None, " "],
+        ["", "a b a b a b", "", "", "c"],
+        [],
+    ):
+        data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
+        found = []
+        for kernels in (minhash_gpu, minhash):
+            counts, keys = np.zeros(len(texts), np.int64), np.zeros((len(texts), 14), np.uint64)
+            packed, spans = kernels.sign_packed(
+                data,
+                offsets,
+                characters,
+                n,
+                ALL,
+                *folding_tables(ALL),
+                POINTS,
+                KINDS,
+                multipliers(112),
+                14,
+                counts,
+                keys,
+            )
+            found.append((counts, keys, packed, spans))
+        for mine, theirs in zip(*found, strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+@needs_gpu
+@pytest.mark.gpu
 def test_a_word_that_must_be_cut_is_left_to_the_processor():
     texts = ["a b c d e f", "x" * 50_000 + " y z", "中" * 9000]
-    shape = {"characters": False, "n": 5, "options": ALL, "sets": False}
+    shape = {"characters": False, "n": 5, "options": ALL}
     for mine, theirs in zip(
         signed(minhash_gpu.sign, texts, **shape), signed(minhash.sign, texts, **shape), strict=True
     ):
