@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tamis.batch import Batch
     from tamis.errors import TamisError
+    from tamis.memory.monitor import MemoryMonitor
     from tamis.operator import (
         Expand,
         Filter,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "batch",
     "TamisError": "errors",
+    "MemoryMonitor": "memory.monitor",
     **dict.fromkeys(
         ["Expand", "Filter", "Gather", "Map", "Operator", "Resources", "Rule", "Sink", "Source"], "operator"
     ),
@@ -64,6 +66,7 @@ __all__ = [
     "JsonlReader",
     "JsonlWriter",
     "Map",
+    "MemoryMonitor",
     "Operator",
     "ParquetReader",
     "ParquetWriter",

@@ -23,8 +23,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from tamis.errors import WorkerError
+
+LOSABLE = "800"
+"""Of 1000, the preference to be killed when the machine or its container runs out of memory."""
 
 
 class ForkServer:
@@ -194,6 +198,7 @@ def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket,
     from tamis.executors.local import worker_loop
 
     _die_with_parent()
+    _die_first()
     gc.freeze()  # what was imported before the fork stays shared, and collecting is quick
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -208,6 +213,12 @@ def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket,
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _die_first() -> None:
+    """On Linux, if memory runs out all the same, have the kernel end a worker, which is replaced, and not the driver."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(LOSABLE)
 
 
 def _die_with_parent() -> None:

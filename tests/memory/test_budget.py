@@ -140,6 +140,8 @@ def test_a_container_that_may_use_little_time_has_few_cores(tmp_path, membership
     assert usable_cpus(root) == (most or len(os.sched_getaffinity(0)))
 
 
+ROOT = Path(__file__).parents[2]
+
 IN_A_CGROUP = """
 import os, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
@@ -187,3 +189,28 @@ def test_a_run_keeps_to_what_its_container_may_use(tmp_path, limited_cgroup):
     assert kept == 300_000
     assert 400_000_000 < budget < 0.8 * 700_000_000
     assert peak < budget
+
+
+OVER_THE_LIMIT = """
+import os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+from tamis import JsonlReader, JsonlWriter, Pipeline
+from tests.memory.test_governor import GrowForTests
+steps = JsonlReader(sys.argv[2]), GrowForTests(), JsonlWriter(sys.argv[3], fields=["id"])
+report = Pipeline(*steps).run(memory="9GB", workers=1)
+print(report.kept, report.failed, report.memory["actions"]["restart"], *report.notes)
+"""
+
+
+def test_a_worker_that_the_kernel_kills_for_its_memory_costs_no_row(tmp_path, limited_cgroup):
+    """More is asked for than the container has, so that no cap helps, and rows grow a hundredfold."""
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(2000):
+            file.write(json.dumps({"id": number, "text": "abcdefghij" * 1000}) + "\n")
+    names = [str(limited_cgroup), str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", OVER_THE_LIMIT, *names], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    kept, failed, restarts, *note = done.stdout.split()
+    assert (int(kept), int(failed)) == (2000, 0)
+    assert int(restarts) >= 2
+    assert "memory may not do: 9.0 GB are asked for" in " ".join(note)
