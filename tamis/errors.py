@@ -114,10 +114,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
 SHORTAGES = (
     "Failed to launch worker thread",  # Arrow: a thread needs a stack
     "can't start new thread",
-    "can't allocate memory",  # torch, on the processor
-    "out of memory",  # torch and CuPy, on a GPU
-    "Failed to allocate memory",  # ONNX Runtime
-    "bad_alloc",
+    "DefaultCPUAllocator: can't allocate memory",  # torch
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "Failed to allocate memory for requested buffer",  # ONNX Runtime
+    "std::bad_alloc",
 )
 """What libraries say that raise errors of other kinds when memory runs out."""
 
@@ -126,6 +127,6 @@ def is_shortage(error: BaseException) -> bool:
     """Whether an error comes of too little memory, as which it does not always announce itself."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, TamisError):
-        return False  # says what it is
+    if isinstance(error, (TamisError, ValueError)):
+        return False  # says what it is; or quotes data, which may say anything
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGES)

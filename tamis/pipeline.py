@@ -6,13 +6,13 @@ an earlier run committed is not done again.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import psutil
 import pyarrow as pa
 
 from tamis.errors import BudgetError, DiskFull, ParameterError
@@ -25,7 +25,6 @@ from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
-from tamis.memory.monitor import held_bytes
 from tamis.memory.profile import Profile, profile_of
 from tamis.operator import Operator, Sink, as_operator
 from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
@@ -146,8 +145,7 @@ class Pipeline:
             report = Pipeline(*steps)._run(
                 stack, budget, "local", rejects=False, fresh=True, on_error="isolate", emit=Events(), profile=True
             )
-        needs = sum(step.resources.memory_bytes for step in self.steps)
-        return profile_of(report, budget.driver_bytes, needs)
+        return profile_of(report, budget.driver_bytes, self.steps)
 
     def collect(self, **options: Any) -> pa.Table:
         """The rows that come out, as one Arrow table: for small things. Takes the options of `run`."""
@@ -217,13 +215,13 @@ class Pipeline:
     def _budget(
         self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
     ) -> Budget:
-        seen = learned.setup if learned is not None else {}
         return make_budget(
             memory=memory,
             workers=workers,
             operator_bytes=sum(step.resources.memory_bytes for step in self.steps),
-            learned_bytes=sum(max(step.resources.memory_bytes, seen.get(step.name, 0)) for step in self.steps),
-            caller_bytes=held_bytes(os.getpid()),
+            learned_bytes=(learned or Learned()).setup_bytes(self.steps),
+            # Not its share of what it has in common with others: what that is changes as these come and go.
+            caller_bytes=psutil.Process().memory_info().rss,
         )
 
 

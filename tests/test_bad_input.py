@@ -230,6 +230,8 @@ def limit_file_size(size):
         ("in/**", "in/out", True),
         ("in/*/*.jsonl", "in/out", True),
         ("./in", "other/../in/out", True),
+        ("in[1]", "in[1]/out", True),
+        ("@list.txt", "in/out", False),
         ("in/*.jsonl", "in/out", False),
         ("in/a.jsonl", "in/out", False),
         ("in", "in/_out", False),
@@ -239,7 +241,9 @@ def limit_file_size(size):
 def test_an_output_that_the_next_run_would_read_is_refused(tmp_path, monkeypatch, source, output, refused):
     monkeypatch.chdir(tmp_path)
     Path("in/sub").mkdir(parents=True)
-    for name in ("in/a.jsonl", "in/sub/b.jsonl"):
+    Path("in[1]").mkdir()
+    Path("list.txt").write_text("in/a.jsonl\n")
+    for name in ("in/a.jsonl", "in/sub/b.jsonl", "in[1]/c.jsonl"):
         Path(name).write_text('{"text": "abc"}\n')
     steps = Pipeline(JsonlReader(source), JsonlWriter(output))
     if refused:
@@ -248,6 +252,13 @@ def test_an_output_that_the_next_run_would_read_is_refused(tmp_path, monkeypatch
     else:
         first = steps.run(executor="inline")
         assert steps.run(executor="inline").read == first.read
+
+
+def test_an_output_within_the_input_is_seen_in_object_stores_too():
+    assert JsonlReader("s3://bucket/in").would_read("s3://bucket/in/out/part-000000.jsonl")
+    assert JsonlReader("s3://bucket/in/").would_read("s3://bucket/in/part-000000.jsonl.zst")
+    assert not JsonlReader("s3://bucket/in").would_read("s3://bucket/input/part-000000.jsonl")
+    assert not JsonlReader("s3://bucket/in").would_read("bucket/in/part-000000.jsonl")
 
 
 def test_an_output_of_another_format_may_lie_in_the_input(tmp_path):

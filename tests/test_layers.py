@@ -22,7 +22,7 @@ LAYERS = [
     {"store", "report", "events"},
     {"operator"},
     {"kernels", "models"},
-    {"batch"},
+    {"batch", "mapped"},
     {"parameters"},
     {"errors"},
 ]

@@ -14,7 +14,7 @@ import pytest
 
 from tamis import Batch, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
-from tamis.events import PartitionCommitted, RunFinished, RunStarted, WorkerDied
+from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
 from tamis.operator import Expand, Filter, Map, Resources, at_least, operator
 from tamis.report import Report
 from tamis.sampling import Sample
@@ -266,7 +266,7 @@ class TestFates:
         assert "killed by signal 9 (SIGKILL) in `kill_on_13`" in failed["error"]
         assert [row["id"] for row in read_jsonl(tmp_path)] == [n for n in range(40) if n != 13]
         assert len(deaths) == 4  # twice the batch, twice the row
-        assert report.memory["actions"]["restart"] == 4
+        assert report.memory["actions"] == {"restart": 4, "shrink": 1}  # once, before rows are taken one by one
 
     def test_a_worker_killed_once_is_replaced_and_nothing_is_blamed(self, tmp_path):
         def kill_once(row):
@@ -286,8 +286,21 @@ class TestFates:
                 os.kill(os.getpid(), signal.SIGKILL)
                 yield
 
-        with pytest.raises(WorkerError, match="workers died 4 times"):
-            Pipeline(Deadly(numbered(3)), JsonlWriter(tmp_path)).run()
+        seen = []
+        with pytest.raises(WorkerError, match="workers died 11 times"):
+            Pipeline(Deadly(numbered(3)), JsonlWriter(tmp_path)).run(memory="2GB", workers=2, on_event=seen.append)
+        kinds = [event.kind for event in seen if isinstance(event, MemoryAction)]
+        assert list(dict.fromkeys(kinds)) == ["restart", "shrink", "fewer_workers", "isolate"]
+
+    def test_a_crash_that_has_nothing_to_do_with_memory_leaves_batches_as_they_are(self, tmp_path):
+        def crash_on_13(row):
+            if row["id"] == 13:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return True
+
+        report = Pipeline(Rows(numbered(40)), crash_on_13, JsonlWriter(tmp_path)).run()
+        assert (report.kept, report.failed) == (39, 1)
+        assert report.memory["actions"] == {"restart": 4}
 
 
 def _failed(output):

@@ -42,6 +42,7 @@ from tamis.dedup.shuffle import (
 from tamis.dedup.texts import byte_buffers
 from tamis.kernels import groups as kernel
 from tamis.kernels import sets as packing
+from tamis.mapped import let_go
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
@@ -191,12 +192,14 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
             kernel.unite(parents, left, right)
             kernel.mark(touched, left)
             kernel.mark(touched, right)
+        let_go()
     found = {"candidates": 0, "components": 0}
     with Unfinished(path) as temporary, temporary.open("wb") as written:
         for start in range(0, total, step):
             out = np.empty(min(total, start + step) - start, np.int64)
             kernel.flatten(parents, start, start + len(out), touched, out)
             written.write(out.tobytes())
+            let_go()
             found["candidates"] += int(np.count_nonzero(out >= 0))
             found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
     return found
@@ -281,6 +284,8 @@ def verify(
     source, ours = numbers(table.column("source")), row < homes.rows.total
     order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
     table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
+    del batches
+    let_go()
     component, row, source, ours = component[order], row[order], source[order], ours[order]
     keys = as_matrix(table.column("keys"), np.uint64)
     ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
@@ -341,6 +346,7 @@ def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
     with pa.ipc.new_file(file, table.schema) as writer:
         for start in range(0, len(order), 2**12):
             writer.write_table(table.take(pa.array(order[start : start + 2**12])))
+            let_go()
     result = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
     file.unlink()
     return result

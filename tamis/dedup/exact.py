@@ -23,6 +23,7 @@ from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
 from tamis.dedup.settle import Counts, Homes, PairWriter, Settling, check_disk, histogram, publish
 from tamis.dedup.shuffle import (
+    RESOLVING_BYTES,
     Files,
     ShuffleWriter,
     bucket_count,
@@ -36,7 +37,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
 from tamis.errors import ParameterError
-from tamis.operator import Decide, Gather, Observations, Work, operator
+from tamis.operator import Decide, Gather, Observations, Resources, Work, operator
 
 RECORD_BYTES = 40
 """A digest on its way: 16 bytes, the row, its order and source."""
@@ -44,7 +45,7 @@ HELD_BYTES = 3 * RECORD_BYTES
 """The same while it is sorted."""
 
 
-@operator(reads="text")
+@operator(reads="text", resources=Resources(memory=RESOLVING_BYTES))
 class ExactDedup(Gather):
     """Keep one of the rows whose `column` (text, URL, any key; or several columns) is the same.
 

@@ -25,7 +25,16 @@ from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
 from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
-from tamis.dedup.shuffle import Files, as_matrix, bucket_count, chunk_rows, from_matrix, halving, in_workers
+from tamis.dedup.shuffle import (
+    RESOLVING_BYTES,
+    Files,
+    as_matrix,
+    bucket_count,
+    chunk_rows,
+    from_matrix,
+    halving,
+    in_workers,
+)
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu, sets
@@ -156,7 +165,7 @@ class FuzzyDedup(Gather):
 
     @property
     def resources(self) -> Resources:  # type: ignore[override]
-        return Resources(memory=minhash_gpu.OPENING_BYTES) if self.device == "gpu" else Resources()
+        return Resources(memory=RESOLVING_BYTES + (minhash_gpu.OPENING_BYTES if self.device == "gpu" else 0))
 
     @property
     def _on_gpu(self) -> bool:

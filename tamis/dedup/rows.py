@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, contiguous
+from tamis.mapped import let_go
 from tamis.operator import Observations
 
 
@@ -67,6 +68,7 @@ class RowNumbers:
         for start in range(0, facts.num_rows, max_rows):
             part = facts.slice(start, max_rows)
             yield first + start, part
+            let_go()
 
 
 def named(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:

@@ -28,10 +28,14 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
+from tamis.mapped import let_go
 from tamis.operator import Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+RESOLVING_BYTES = 60_000_000
+"""What a worker that looks for duplicates holds beyond any other before it begins: kernels, and tables of rows."""
 
 WORKER_FIXED_BYTES = 250_000_000
 """Interpreter, Arrow and kernels: what a worker holds before it begins."""
@@ -92,6 +96,8 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
             if is_shortage(error):
                 return cast("R", OVERFLOW)
             raise
+        finally:
+            let_go()
 
     return wrapped
 

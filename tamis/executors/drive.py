@@ -45,7 +45,6 @@ from tamis.executors.watch import Watch
 from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
-from tamis.memory.budget import usable_memory
 from tamis.memory.governor import Governor
 from tamis.operator import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
@@ -280,8 +279,7 @@ class Run:
             assert task.allowance is not None
             account = outcome.account
             self.governor.finished(account.peak_memory_bytes, task.allowance.batch_bytes, account.splits)
-            for op in account.operators:
-                self.governor.learned.note_setup(op.name, op.setup_bytes)
+            self.governor.learned.note_setup((op.name, op.setup_bytes) for op in account.operators)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
 
         tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
@@ -444,7 +442,7 @@ class Run:
                 "blocksize": plan.blocksize,
             },
             "memory": {key: value for key, value in asdict(plan.budget).items() if key != "reasons"},
-            "alerts": asdict(self.watch.thresholds),
+            "alerts": asdict(self.watch.thresholds) | {"remedy": self.watch.remedy},
             "columns": plan.stages[0].columns,
             "reasons": plan.reasons,
             "command": sys.argv,
@@ -470,11 +468,10 @@ class Run:
 
     def _look_at_the_machine(self) -> None:
         """Say so beforehand if there is less memory than was asked for: then the budget is nothing one could rely on."""
-        budget, usable = self.plan.budget.total_bytes, usable_memory()
-        if budget > usable:
-            self.notes.append(
-                f"memory may not do: {format_bytes(budget)} are asked for, and this process may use {format_bytes(usable)}"
-            )
+        budget = self.plan.budget
+        if budget.total_bytes > budget.usable_bytes:
+            asked, usable = format_bytes(budget.total_bytes), format_bytes(budget.usable_bytes)
+            self.notes.append(f"memory may not do: {asked} are asked for, and this process may use {usable}")
 
     def _look_at_the_disk(self) -> None:
         """Say so beforehand if the disk will not do; reading a sample is only worth it where that is possible at all."""

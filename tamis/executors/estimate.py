@@ -93,7 +93,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
         if isinstance(stage.end, Gather):
             spill += _facts_bytes(stage.end, samples[0] if samples else None, rows, total)
         output = int(total * OUTPUT_RATIO.get(_compression(stage.end), 1.0)) if isinstance(stage.end, Sink) else 0
-        memory = _memory_bytes(stage, layout, budget, learned or Learned())
+        memory = _memory_bytes(stage, layout, rows, budget, learned or Learned())
         estimates.append(StageEstimate(stage.index, memory, spill, output))
     return Estimate(
         rows=rows,
@@ -106,16 +106,16 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
     )
 
 
-def _memory_bytes(stage: Stage, layout: Layout, budget: Budget, learned: Learned) -> int:
+def _memory_bytes(stage: Stage, layout: Layout, rows: int, budget: Budget, learned: Learned) -> int:
     """What the workers of a stage hold at their peak, with driver and server."""
     governor = Governor(budget, Events(), learned)
     governor.begin(stage.name)
     steps = [stage.source, *stage.operators, *([stage.end] if stage.end is not None else [])]
-    needs = sum(max(step.resources.memory_bytes, learned.setup.get(step.name, 0)) for step in steps)
     copies = learned.copies.get(stage.name, BATCH_COPIES)
-    each = WORKER_BYTES + needs + int(copies * governor.allowance().batch_bytes)
+    each = WORKER_BYTES + learned.setup_bytes(steps) + int(copies * governor.allowance().batch_bytes)
     workers = max(1, min(budget.workers, len(layout.partitions)))
-    return min(budget.total_bytes, budget.driver_bytes + workers * min(budget.worker_bytes, each))
+    deciding = stage.end.memory_bytes(rows) if isinstance(stage.end, Gather) else 0
+    return min(budget.total_bytes, budget.driver_bytes + max(deciding, workers * min(budget.worker_bytes, each)))
 
 
 def _compression(end: Sink) -> str:
@@ -133,9 +133,11 @@ def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
         """Bad rows are the run's business."""
 
     reading = Reading(stage.columns, layout.schema, SAMPLE_BYTES, ignore, stage.keep_lines, SAMPLE_BYTES)
-    step = max(1, (len(layout.partitions) - 1) // (SAMPLE_PARTITIONS - 1))
-    chosen = layout.partitions[::step][:SAMPLE_PARTITIONS]
-    found = (next(iter(stage.source.read(partition, reading)), None) for partition in chosen)
+    count = len(layout.partitions)
+    chosen = (
+        {number * (count - 1) // (SAMPLE_PARTITIONS - 1) for number in range(SAMPLE_PARTITIONS)} if count else set()
+    )
+    found = (next(iter(stage.source.read(layout.partitions[number], reading)), None) for number in sorted(chosen))
     return [batch for batch in found if batch is not None]
 
 

@@ -24,7 +24,6 @@ class InlineExecutor:
     def __init__(self, governor: Governor, emit: Events, stop: Stop) -> None:
         self.governor = governor
         self.emit, self.stop = emit, stop
-        self.paused = False
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
         """There is nobody but this process, which the monitor asks itself."""
@@ -33,6 +32,10 @@ class InlineExecutor:
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}
+
+    def pause(self, *, paused: bool) -> bool:
+        """Partitions come one at a time as it is."""
+        return False
 
     def recycle(self) -> None:
         """There is nobody to replace."""

@@ -39,8 +39,11 @@ from tamis.parameters import format_bytes
 MAX_DEATHS = 40
 """Deaths over one partition before the run gives up: two or more per row that kills, so that a good row is not blamed."""
 
+MAX_KILLS = 10
+"""Deaths by SIGKILL before any row before the run gives up: each time less memory is taken."""
+
 MAX_CALL_DEATHS = 3
-"""Deaths over one call of `map` before the run gives up."""
+"""Deaths over one call of `map`, or before any row of a partition, before the run gives up."""
 
 MAX_COMPILED = 200
 """Times one partition or call may be handed out again because kernels were compiled; there are fewer kernels than that."""
@@ -64,8 +67,21 @@ class _Worker:
     connection: Connection
     marker: Path
     task: Task | None = None
+    calling: bool = False
+    """Whether it is in the middle of a call of `map`."""
     stage: int = -1
     shards: int = 0
+    used: bool = False
+    """Whether it has worked before: then it may hold what a new one would not."""
+
+    @property
+    def busy(self) -> bool:
+        return self.task is not None or self.calling
+
+    def send(self, *message: Any) -> None:
+        """Tell it something; one that is gone is noticed when its answer is awaited."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(pickle.dumps(message))
 
     def last_mark(self) -> tuple[int, int, int]:
         """(first row, rows, step) the worker was at, as it noted before each step."""
@@ -90,14 +106,15 @@ class LocalExecutor:
         self.governor = governor
         self.preload = set(preload)
         self.emit, self.stop = emit, stop
-        self.paused = False
-        """No new partition is handed out while others are in progress."""
+        self._paused = False
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
         """Told what a worker, by its process id, says of its GPU memory; nothing when it is gone."""
         self.on_leak: Callable[[Leak], bool] = lambda leak: True
         """Asked whether to replace the worker that leaks."""
         self._workers: list[_Worker] = []
+        self._leaving: list[int] = []
+        """Process ids of workers that were let go and may not be gone yet."""
         self._numbers = iter(range(1_000_000))
         self._told_of_compiling = False
 
@@ -118,6 +135,11 @@ class LocalExecutor:
         workers = {worker.pid: f"worker {worker.number}" for worker in list(self._workers)}
         return {os.getpid(): "driver", self._server.pid: "server", **workers}
 
+    def pause(self, *, paused: bool) -> bool:
+        """Hand out no new partition while others are in progress, or do again; whether that changes anything."""
+        changed, self._paused = paused != self._paused, paused
+        return changed
+
     def recycle(self) -> None:
         """End idle workers, so that what they hold is given back; others take their place when needed."""
         while (idle := self._idle()) is not None:
@@ -129,6 +151,7 @@ class LocalExecutor:
 
     def _let_go(self, worker: _Worker) -> None:
         self._workers.remove(worker)
+        self._leaving.append(worker.pid)
         worker.connection.close()
         self.on_gpus(worker.pid, {})
 
@@ -181,9 +204,10 @@ class LocalExecutor:
                     assert worker.task is not None
                     pending.appendleft(worker.task)
                     self._let_go(worker)
-                    step, share = message[1]
-                    if share >= self.governor.worker_bytes:  # else another one that failed has made room already
-                        self.governor.too_large_to_set_up(f"`{step}`")
+                    error, share = message[1]
+                    # One that had worked before is replaced; and maybe another one that failed has made room already.
+                    if not worker.used and share >= self.governor.worker_bytes:
+                        self.governor.too_large_to_set_up(error)
                         self._fit_workers()
                 else:
                     raise message[1]
@@ -226,14 +250,15 @@ class LocalExecutor:
             if self.stop.level == 2 or (self.stop.level == 1 and not running):
                 return
             while pending and self.stop.level == 0 and len(running) < self.governor.workers:
-                idle = next((worker for worker in self._workers if worker.number not in running), None) or self._start()
+                idle = self._idle() or self._start()
+                idle.calling = idle.used = True
                 running[idle.number] = pending.popleft()
-                call = dumps((function, items[running[idle.number]]))
-                idle.connection.send_bytes(pickle.dumps(("call", call)))
+                idle.send("call", dumps((function, items[running[idle.number]])))
             for worker, message in self._messages():
                 if message is not None and message[0] == "compiling":
                     self._tell_of_compiling()
                     continue
+                worker.calling = False
                 number = running.pop(worker.number, None)
                 if message is None:
                     how = self._server.ending(worker.pid)
@@ -273,7 +298,7 @@ class LocalExecutor:
                 self._end(worker, f"what it holds rises by {format_bytes(leak.bytes_per_shard)} per shard")
 
     def _hand_out(self, stage: Stage, payload: bytes, pending: deque[Task]) -> None:
-        while pending and not (self.paused and self._busy()):
+        while pending and not (self._paused and self._busy()):
             worker = self._idle()
             if worker is None:
                 if len(self._workers) >= self.governor.workers:
@@ -283,9 +308,10 @@ class LocalExecutor:
             if task.allowance is None:
                 task = replace(task, allowance=self.governor.allowance())
             if worker.stage != stage.index:
-                worker.connection.send_bytes(pickle.dumps(("stage", payload)))
+                worker.used = worker.stage >= 0 or worker.used
+                worker.send("stage", payload)
                 worker.stage = stage.index
-            worker.connection.send_bytes(pickle.dumps(("task", task)))
+            worker.send("task", task)
             worker.task = task
             self.emit(PartitionStarted(stage.index, task.partition.index, worker.number))
 
@@ -302,27 +328,33 @@ class LocalExecutor:
         past.deaths += 1
         name = _step_name(stage, step)
         self.emit(WorkerDied(worker.number, how, index, name))
-        if past.deaths > MAX_DEATHS or (rows == 0 and past.deaths > 3):
+        killed = "SIGKILL" in how
+        if past.deaths > MAX_DEATHS or (rows == 0 and past.deaths > (MAX_KILLS if killed else MAX_CALL_DEATHS)):
             raise WorkerError(
                 f"workers died {past.deaths} times over {task.partition.pieces[0].path} in `{name}` ({how})",
                 hint="look for lack of memory (smaller --memory or blocksize), or run with --executor inline to see it happen",
             )
         assert task.allowance is not None
         what = f"{task.partition.pieces[0].path} in `{name}`"
-        task = replace(task, allowance=self.governor.died(task.allowance, what, how, again=past.deaths > 1))
+        self.governor.restarted(what, how)
+        if killed and past.deaths > 1 and task.careful is None:  # maybe by the kernel, for want of memory
+            task = replace(task, allowance=self.governor.overflowed(task.allowance, what))
+            self._fit_workers()
         pending.appendleft(next_attempt(task, past.last, (first, rows, step), f"the worker was {how} in `{name}`"))
         past.last = (first, rows, step)
 
     # ---------------------------------------------------------------------------------------------------------- workers
 
     def _start(self) -> _Worker:
+        while self._leaving:  # what one that goes still holds cannot be promised to another
+            self._server.ending(self._leaving.pop())
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
         marker.write_bytes(b"\0" * _MARK.size)
         pid, connection = self._server.start(str(marker))
         worker = _Worker(number, pid, connection, marker)
         self._workers.append(worker)
-        connection.send_bytes(pickle.dumps(("cap", self.governor.worker_bytes)))
+        worker.send("cap", self.governor.worker_bytes)
         return worker
 
     def _fit_workers(self) -> None:
@@ -330,13 +362,13 @@ class LocalExecutor:
         while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
             self._let_go(idle)
         for worker in self._workers:
-            worker.connection.send_bytes(pickle.dumps(("cap", self.governor.worker_bytes)))
+            worker.send("cap", self.governor.worker_bytes)
 
     def _busy(self) -> bool:
-        return any(worker.task is not None for worker in self._workers)
+        return any(worker.busy for worker in self._workers)
 
     def _idle(self) -> _Worker | None:
-        return next((worker for worker in self._workers if worker.task is None), None)
+        return next((worker for worker in self._workers if not worker.busy), None)
 
     def _messages(self) -> Iterator[tuple[_Worker, Any]]:
         """What workers say; None for one whose connection is closed because it is gone."""
@@ -361,7 +393,7 @@ def next_attempt(task: Task, last: tuple[int, int, int] | None, now: tuple[int, 
     same single row: that row is to blame, and is not tried again.
     """
     first, rows, _ = now
-    if last is None or last[:2] != (first, rows):
+    if last is None or last[:2] != (first, rows) or not rows:
         return task
     if rows == 1:
         return replace(task, poison={**task.poison, first: how})
@@ -428,6 +460,8 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
             if kind == "stage":
                 if runner is not None:
                     runner.close()
+                    runner = None
+                    process.trim()
                 runner = StageRunner(loads(content), marker)
                 continue
             if kind == "cap":
@@ -445,10 +479,11 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         except KernelsCompiled:
             say("compiled", None)
             return
-        except SetupTooLarge as error:
-            say("too large", (str(error), share))
-            return
         except Exception as error:  # noqa: BLE001 - it is raised again in the driver
+            if kind == "stage" and is_shortage(error):
+                known = error if isinstance(error, SetupTooLarge) else SetupTooLarge("a step", error)
+                say("too large", (str(known), share))
+                return
             overflow = kind == "task" and is_shortage(error)
             answer = ("overflow", None) if overflow else ("error", _portable(error))
             error.__traceback__ = None  # what held the memory hangs on it

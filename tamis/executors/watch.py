@@ -25,11 +25,12 @@ from tamis.store import INTERNAL, Store
 class Watched(Protocol):
     """What an executor lets be done to it."""
 
-    paused: bool
     on_gpus: Callable[[int, Mapping[int, GpuShare]], None]
     on_leak: Callable[[Leak], bool]
 
     def roles(self) -> dict[int, str]: ...
+
+    def pause(self, *, paused: bool) -> bool: ...
 
     def recycle(self) -> None: ...
 
@@ -45,6 +46,9 @@ class Watch:
         self._budget = governor.budget.total_bytes
         self.thresholds = settings.thresholds
         self._rules = AlertRules(self.thresholds, self._budget)
+        self.remedy = settings.remedy_name
+        self._pausing: set[str] = set()
+        """The kinds of alert because of which no partition is begun."""
         self._desk = AlertDesk(
             settings.receivers(),
             log=self._log,
@@ -98,27 +102,20 @@ class Watch:
     def _leaks(self, leak: Leak) -> bool:
         """Whether the worker is to be replaced."""
         action = self._desk.handle(Alert.of_leak(leak, self.governor.worker_bytes))
-        self._do(action if action != "recycle" else None)  # that is for the one worker, and for its executor
-        return action == "recycle"
+        if action == "shrink":
+            self.governor.tighten()
+        return action == "recycle"  # nor is there a pause: nobody could tell when a leak is over
 
     def handle(self, alert: Alert) -> None:
         action = self._desk.handle(alert)
-        if alert.level == "cleared":
-            self.executor.paused = False
-        self._do(action)
-
-    def _do(self, action: Action | None) -> None:
-        remedies: dict[Action, Callable[[], None]] = {
-            "pause": self._pause,
-            "recycle": self.executor.recycle,
-            "shrink": self.governor.tighten,
-        }
-        if action is not None:
-            remedies[action]()
-
-    def _pause(self) -> None:
-        if not self.executor.paused:
-            self.executor.paused = True
+        self._pausing.discard(alert.kind)
+        if action == "pause":
+            self._pausing.add(alert.kind)
+        elif action == "recycle":
+            self.executor.recycle()
+        elif action == "shrink":
+            self.governor.tighten()
+        if self.executor.pause(paused=bool(self._pausing)) and self._pausing:
             self.governor.paused()
 
     def _log(self, alert: Alert, action: Action | None) -> None:

@@ -39,6 +39,9 @@ from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store
 
+TRIM_EVERY_S = 10.0
+"""What is free is given back to the system after each partition, and so often within one."""
+
 MOSTLY_ALIVE = 0.75
 """While this share of a batch is alive, the rest is not cut away."""
 
@@ -115,7 +118,11 @@ def no_marker(first_row: int, rows: int, step: int) -> None:
 
 
 class SetupTooLarge(MemoryError):
-    """A step did not fit beside what the worker holds, before any row was read; its argument is the name of the step."""
+    """A step did not fit beside what the worker holds, before any row was read."""
+
+    def __init__(self, step: str, cause: Exception) -> None:
+        reason = f" ({cause})" if str(cause) else ""
+        super().__init__(f"{step} ran out of memory while it was set up{reason}")
 
 
 class StageRunner:
@@ -132,7 +139,7 @@ class StageRunner:
                 step.setup()
             except Exception as error:
                 if is_shortage(error):
-                    raise SetupTooLarge(step.name) from error
+                    raise SetupTooLarge(f"`{step.name}`", error) from error
                 raise
             self.setup_bytes.append(max(0, process.status().get("VmRSS", 0) - before))
 
@@ -210,9 +217,13 @@ class _PartitionRun:
         began = time.perf_counter()
         before = process.reset_peak()
         self._open_end()
+        trimmed = began
         for batch in self._read():
             self._run_batch(batch)
             self.progress(self.ordinal, self.account.num_bytes)
+            if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be entered in the middle takes long
+                process.trim()
+                trimmed = time.perf_counter()
         outcome = self._finish()
         self.account.seconds = time.perf_counter() - began
         peaks = [op.peak_bytes for op in self.account.operators]  # measuring each step resets the peak of the whole

@@ -5,6 +5,7 @@ What a GPU cannot do (a word of more than 4000 bytes, a batch that does not fit 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import resource
@@ -106,11 +107,10 @@ def sign_packed(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
 def _if_it_fits(function: Callable[..., R | None], *arguments: Any) -> R | None:
     """What a function gives, or None if the GPU has too little memory for it."""
     cupy = _cupy()
-    try:
+    with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
         return function(cupy, *arguments)
-    except cupy.cuda.memory.OutOfMemoryError:
-        cupy.get_default_memory_pool().free_all_blocks()
-        return None
+    cupy.get_default_memory_pool().free_all_blocks()  # not before the error is gone, which holds what was allocated
+    return None
 
 
 def _sign(

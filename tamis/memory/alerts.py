@@ -319,6 +319,13 @@ class AlertSettings:
     webhook: str | None = None
     remedy: Remedy = usual_remedy
 
+    @property
+    def remedy_name(self) -> Any:
+        """What is done about alerts, as a manifest can hold it."""
+        if isinstance(self.remedy, ChosenRemedy):
+            return dict(self.remedy.chosen)
+        return "as usual" if self.remedy is usual_remedy else getattr(self.remedy, "__name__", "a function")
+
     def receivers(self) -> list[Receiver]:
         found: list[Receiver] = []
         if self.command is not None:
@@ -375,4 +382,8 @@ def _parse_remedy(config: object) -> Remedy:
         if action is not None and action not in ACTIONS:
             hint = did_you_mean(str(action), ACTIONS) or f"known are {', '.join(ACTIONS)}, and null for nothing"
             raise ParameterError(f"`remedy` of `alerts` knows no action {action!r}", hint=hint)
+        if kind == "leak" and action == "pause":
+            raise ParameterError(
+                "a leak is never over, so that a run cannot pause for it", hint="remedy: {leak: recycle}"
+            )
     return ChosenRemedy(dict(config))

@@ -56,6 +56,8 @@ class Budget:
     """What the calling program held before the run, beyond what Tamis needs: not counted, for it is not the run's."""
     fixed_bytes: int = WORKER_BYTES
     """What a worker holds before its first batch: its code and what the operators declare, or were seen to take."""
+    usable_bytes: int = 0
+    """What the process may really use, whatever was asked for."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,8 +76,8 @@ def make_budget(
     and never refuses a budget: it may be about a larger model than today's.
     """
     reasons = {}
+    usable = usable_memory()
     if memory is None:
-        usable = usable_memory()
         total = int(usable * DEFAULT_SHARE)
         reasons["memory"] = (
             f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
@@ -110,11 +112,10 @@ def make_budget(
         if count == cpus
         else f"{count}: {format_bytes(each)} divided by {format_bytes(enough)} each"
     )
-    if fixed > WORKER_BYTES:
-        source = "an earlier run saw" if learned_bytes > operator_bytes else "its operators declare"
-        reasons["fixed_bytes"] = (
-            f"{format_bytes(fixed)} before the first batch, of which {source} all but {format_bytes(WORKER_BYTES)}"
-        )
+    reasons["fixed_bytes"] = f"{format_bytes(fixed)}: interpreter, Arrow, compiled kernels"
+    if learned > WORKER_BYTES:
+        source = "an earlier run saw operators take" if learned_bytes > operator_bytes else "operators declare"
+        reasons["fixed_bytes"] += f", and the {format_bytes(learned - WORKER_BYTES)} that {source}"
     share = each // count
     reasons["worker_bytes"] = f"{format_bytes(share)}: an equal share of the rest for each worker"
     batch = max(SMALLEST_BATCH_BYTES, min(DEFAULT_BATCH_BYTES, (share - fixed) // BATCH_COPIES))
@@ -127,7 +128,11 @@ def make_budget(
         f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
     )
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, reasons)
+    reasons["caches"] = (
+        "none: nothing is kept that grows with the data; models and kernels are there before the first batch"
+    )
+    usable += min(caller_bytes, CALLER_BYTES)  # the caller's part of the budget is in use already
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, reasons)
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:
@@ -156,7 +161,7 @@ def usable_memory() -> int:
     """Bytes this process may take now: what is available, or less if a container says so."""
     available = psutil.virtual_memory().available
     limit, used = cgroup_memory()
-    return min(available, limit - used) if limit is not None else available
+    return min(available, max(0, limit - used)) if limit is not None else available
 
 
 def cgroup_memory(root: Path = Path("/")) -> tuple[int | None, int]:

@@ -5,7 +5,7 @@ hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worke
     in its setup       fewer workers, and if one alone has too little, a clear error
     anywhere else      the partition is tried again: smaller batches, then fewer workers, then without rows too
                        large to hold, and if even that is too much, a clear error
-killed all the same    another worker tries the partition again; if it dies too, with smaller batches
+killed all the same    another worker tries the partition again; if that is killed too, the same as anywhere else
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +27,7 @@ from tamis.memory.budget import (
     SMALLEST_BATCH_BYTES,
     Budget,
 )
+from tamis.operator import Operator
 from tamis.parameters import format_bytes
 
 ROW_COPIES = 8
@@ -62,9 +65,22 @@ class Learned:
             seen = min(MOST_COPIES, peak_bytes / batch_bytes)
             self.copies[stage] = round(max(seen, 0.9 * self.copies.get(stage, 0.0) + 0.1 * seen), 2)
 
-    def note_setup(self, operator: str, num_bytes: int) -> None:
-        if num_bytes >= WORTH_NOTING:
-            self.setup[operator] = max(num_bytes, self.setup.get(operator, 0) * 9 // 10)
+    def note_setup(self, taken: Iterable[tuple[str, int]]) -> None:
+        """What the operators of a stage took; those of one name are counted together, for they may share a model."""
+        totals: Counter[str] = Counter()
+        for name, num_bytes in taken:
+            totals[name] += num_bytes
+        for name, num_bytes in totals.items():
+            known = max(num_bytes, self.setup.pop(name, 0) * 9 // 10)
+            if known >= WORTH_NOTING:
+                self.setup[name] = known
+
+    def setup_bytes(self, steps: Iterable[Operator]) -> int:
+        """What these steps need before their first batch: what they declare, or more if they were seen to take more."""
+        declared: Counter[str] = Counter()
+        for step in steps:
+            declared[step.name] += step.resources.memory_bytes
+        return sum(max(num_bytes, self.setup.get(name, 0)) for name, num_bytes in declared.items())
 
     def as_text(self) -> bytes:
         return json.dumps(self.as_dict(), indent=2).encode()
@@ -135,22 +151,22 @@ class Governor:
         """Note that no partition is begun for now."""
         self._act("pause", 1, "no partition is begun until there is room again")
 
-    def died(self, allowance: Allowance, what: str, how: str, *, again: bool) -> Allowance:
-        """What to try next for a partition whose worker is gone; if `again`, less, as the kernel may have wanted its memory."""
+    def restarted(self, what: str, how: str) -> None:
+        """Note that a partition is begun again because its worker is gone."""
         self._act("restart", 1, f"the worker on {what} is gone ({how}); another one begins again after the last commit")
-        if again and allowance.batch_bytes > SMALLEST_BATCH_BYTES:
-            return self._smaller(allowance, f"workers on {what} keep dying")
-        return allowance
 
-    def too_large_to_set_up(self, what: str) -> None:
+    def too_large_to_set_up(self, why: str) -> None:
         """A worker's share is too small for what an operator loads: give the others the share of one."""
-        if self.workers == 1:
-            share = format_bytes(self.worker_bytes)
-            raise BudgetError(
-                f"{what} needs more memory to be set up than a single worker may hold, which is {share}",
-                hint=f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
-            )
-        self._fewer(f"{what} ran out of memory while it was set up")
+        if self.workers > 1:
+            self._fewer(why)
+            return
+        on_gpu = "CUDA" in why or "GPU" in why
+        raise BudgetError(
+            f"{why}, in a single worker that may hold {format_bytes(self.worker_bytes)}",
+            hint="it is the memory of the GPU: look who else uses it, or take a smaller model"
+            if on_gpu
+            else f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
+        )
 
     def overflowed(self, allowance: Allowance, what: str) -> Allowance:
         """What to try next for a partition that ran out of memory outside an operator."""

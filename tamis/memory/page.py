@@ -12,13 +12,12 @@ from tamis.report import Report
 
 ACTIONS = {
     "split": "batches halved because an operator ran out of memory",
-    "shrink": "partitions tried again with smaller batches",
+    "shrink": "times that smaller batches were taken",
     "fewer_workers": "workers given up so that the others have more",
     "isolate": "partitions read without rows too large to hold",
     "restart": "workers that died and whose partition another one took over",
-    "recycle": "workers replaced because their memory kept rising",
+    "recycle": "workers replaced so that what they held is given back",
     "pause": "times no partition was begun because memory was short",
-    "sample": "rounds over a share of the rows, since all did not fit",
 }
 
 
@@ -30,12 +29,19 @@ def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
         ("memory", settings["total_bytes"], "memory"),
         ("driver and server", settings["driver_bytes"], "driver"),
         ("each worker", settings["worker_bytes"], "worker_bytes"),
+        ("a worker before its first batch", settings["fixed_bytes"], "fixed_bytes"),
         ("batch", settings["batch_bytes"], "batch_bytes"),
         ("partition (`blocksize`)", manifest["partitioning"]["blocksize"], "blocksize"),
     ]
     rows = [(what, format_bytes(size), _why(reasons.get(key, ""))) for what, size, key in chosen]
     rows.append(("workers", str(settings["workers"]), _why(reasons.get("workers", ""))))
+    rows.append(("partitions in progress", str(settings["workers"]), _why(reasons.get("queue", ""))))
+    rows += [(name, "on disk", reasons[name]) for name in ("spill",) if name in reasons]
+    rows.append(("caches", "none", _why(reasons.get("caches", ""))))
     rows.append(("partitions", f"{manifest['partitioning']['partitions']:,}", _why(reasons.get("partitions", ""))))
+    if report.sample is not None:
+        share, weight = report.sample["share"], report.sample["weight"]
+        rows.append(("sample", f"{share:.2%}", f"all rows did not fit; each that was taken stands for {weight:.0f}"))
     budget = settings["total_bytes"]
     found = [
         (
@@ -51,6 +57,7 @@ def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
         ("batch size at the end", format_bytes(measured["batch_bytes"])),
         ("workers at the end", str(measured["workers"])),
         *((f"bytes held per byte of batch, {stage}", f"{copies:.1f}") for stage, copies in _copies(measured)),
+        *((f"taken by `{name}` before its first batch", format_bytes(size)) for name, size in _setup(measured)),
         *((ACTIONS.get(kind, kind), f"{count:,}") for kind, count in measured["actions"].items()),
     ]
     alarms = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
@@ -79,7 +86,13 @@ def _copies(measured: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(stage.replace("|", "/"), copies) for stage, copies in measured["bytes_held_per_batch_byte"].items()]
 
 
+def _setup(measured: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return sorted(measured.get("bytes_held_after_setup", {}).items())
+
+
 def _threshold(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{kind}: {action or 'nothing'}" for kind, action in value.items())
     return (
         " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else "never" if value is None else str(value)
     )

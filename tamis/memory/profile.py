@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from tamis.memory.budget import (
     usable_cpus,
     usable_memory,
 )
-from tamis.memory.governor import WORTH_NOTING
+from tamis.memory.governor import Learned
+from tamis.operator import Operator
 from tamis.parameters import format_bytes
 from tamis.report import Report
 
@@ -73,7 +75,7 @@ class Profile:
         return "\n".join(lines)
 
 
-def profile_of(report: Report, driver_bytes: int, declared_bytes: int) -> Profile:
+def profile_of(report: Report, driver_bytes: int, steps: Iterable[Operator]) -> Profile:
     """Read the profile off the report of a profiled run with one worker, and recommend settings that keep to it.
 
     Memory for a worker on each core; where the machine has less, for as many workers as it has memory for.
@@ -93,8 +95,9 @@ def profile_of(report: Report, driver_bytes: int, declared_bytes: int) -> Profil
         )
         for op in report.operators
     )
-    needs = max(declared_bytes, sum(op.setup_bytes for op in operators if op.setup_bytes >= WORTH_NOTING))
-    each = WORKER_BYTES + needs + HEADROOM * max(copies, BATCH_COPIES) * DEFAULT_BATCH_BYTES
+    learned = Learned()
+    learned.note_setup((op.name, op.setup_bytes) for op in operators)
+    each = WORKER_BYTES + learned.setup_bytes(steps) + HEADROOM * max(copies, BATCH_COPIES) * DEFAULT_BATCH_BYTES
     room = DEFAULT_SHARE * usable_memory() - driver_bytes
     workers = max(1, min(usable_cpus(), int(room // each)))
     return Profile(

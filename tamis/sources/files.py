@@ -149,9 +149,11 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
 def leads_to(paths: Paths, path: str, format: str) -> bool:
     """Whether `list_files` would take in a file of this name, if it were there."""
     name = _full_name(path)
-    for argument in [paths] if isinstance(paths, (str, Path)) else list(paths):
-        whole = _full_name(str(argument))
-        if is_glob(str(argument)):
+    for argument in map(str, [paths] if isinstance(paths, (str, Path)) else paths):
+        whole = _full_name(argument)
+        if argument.startswith("@"):
+            continue  # a list of paths is written by hand, and names what it means
+        if is_glob(argument) and not os.path.isdir(whole):  # noqa: PTH112
             root, found = _glob_root(whole), glob_matcher(whole)(name)
         else:
             root, found = whole, name.startswith(f"{whole}/") and format_of(name) == format

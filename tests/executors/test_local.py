@@ -2,7 +2,9 @@
 
 import io
 import os
+import signal
 import sys
+import time
 
 import pyarrow as pa
 import pytest
@@ -112,6 +114,29 @@ def test_calls_go_to_workers_that_hold_nothing_yet_if_that_is_asked_for(executor
     for number, fresh in enumerate([False, False, True]):
         executor.map(own_pid, [(0,)], lambda _, pid, number=number: found.update({number: pid}), fresh=fresh)
     assert found[0] == found[1] != found[2]
+
+
+def slowly(number):
+    time.sleep(0.4)
+    return number
+
+
+def test_recycling_in_the_middle_of_calls_ends_nobody_who_is_busy(executor):
+    executor.on_tick = executor.recycle
+    found = {}
+    executor.map(slowly, [(number,) for number in range(6)], found.__setitem__)
+    assert found == {number: number for number in range(6)}
+
+
+def test_a_worker_that_is_gone_before_it_is_told_anything_is_replaced(executor):
+    found = {}
+    executor.map(own_pid, [(0,), (1,)], found.__setitem__)
+    for pid in set(found.values()):
+        os.kill(pid, signal.SIGKILL)
+    executor._fit_workers()
+    found.clear()
+    executor.map(slowly, [(0,), (1,)], found.__setitem__)
+    assert found == {0: 0, 1: 1}
 
 
 def test_a_worker_has_one_thread(executor):

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis import JsonlWriter, Pipeline, Rows
-from tamis.events import LeakFound, MemoryAction, MemoryAlert
+from tamis.dedup import ExactDedup
+from tamis.events import LeakFound, MemoryAction, MemoryAlert, PartitionCommitted, PartitionStarted
 from tamis.memory import gpu, monitor
 from tamis.operator import Map, operator
 
@@ -160,12 +162,39 @@ def test_a_batch_that_does_not_fit_a_real_gpu_is_split(tmp_path):
 
 
 def test_a_run_that_is_told_to_pause_goes_on_with_one_partition_at_a_time(tmp_path):
-    rows = Rows([{"n": n} for n in range(200)], rows_per_partition=10)
-    report = Pipeline(rows, JsonlWriter(tmp_path)).run(
-        workers=2, memory="20GB", alerts={"budget_percent": [0.001, 99], "remedy": {"budget": "pause"}}
+    def slowly(row):
+        time.sleep(0.01)
+        return True
+
+    seen = []
+    report = Pipeline(Rows([{"n": n} for n in range(400)], rows_per_partition=10), slowly, JsonlWriter(tmp_path)).run(
+        workers=2,
+        memory="20GB",
+        alerts={"budget_percent": [0.001, 99], "remedy": {"budget": "pause"}},
+        on_event=seen.append,
     )
-    assert report.kept == 200
+    assert report.kept == 400
     assert report.memory["actions"] == {"pause": 1}
+    paused = next(n for n, event in enumerate(seen) if isinstance(event, MemoryAction))
+    running, begun_alone = 0, []
+    for number, event in enumerate(seen):
+        if isinstance(event, PartitionStarted):
+            if number > paused:
+                begun_alone.append(running == 0)
+            running += 1
+        elif isinstance(event, PartitionCommitted):
+            running -= 1
+    assert len(begun_alone) > 10
+    assert all(begun_alone)
+    manifest = json.loads((tmp_path / "_tamis" / "manifest.json").read_text())
+    assert manifest["alerts"]["remedy"] == {"budget": "pause"}
+
+
+def test_a_run_that_is_told_to_recycle_workers_ends_as_any_other(tmp_path):
+    rows = [{"n": n, "text": f"row {n % 50} of a table with many rows and words"} for n in range(3000)]
+    alerts = {"budget_percent": [0.001, 99], "remedy": lambda alert: "recycle"}
+    steps = Rows(rows, rows_per_partition=100), ExactDedup(), JsonlWriter(tmp_path)
+    assert Pipeline(*steps).run(workers=2, memory="20GB", alerts=alerts).kept == 50
 
 
 def test_alerts_reach_a_webhook_and_a_command(tmp_path):

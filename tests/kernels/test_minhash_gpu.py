@@ -1,6 +1,7 @@
 """The GPU and the processor give the same bits. Needs a GPU; where there is none, only the refusals are tested."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -128,6 +129,31 @@ def test_the_same_rows_stay_on_either_device(verify, executor):
     ]
     assert kept[0].to_pylist() == kept[1].to_pylist()
     assert len(kept[0]) < 200
+
+
+@pytest.mark.parametrize("function", ["_sign", "_pack"])
+def test_what_does_not_fit_a_gpu_is_left_to_the_processor(monkeypatch, function):
+    class Full(MemoryError):
+        """As CuPy raises it."""
+
+    def raises(*arguments):
+        raise Full
+
+    freed = []
+    pool = SimpleNamespace(free_all_blocks=lambda: freed.append(True))
+    memory = SimpleNamespace(OutOfMemoryError=Full)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(memory=memory), get_default_memory_pool=lambda: pool)
+    monkeypatch.setattr(minhash_gpu, "_cupy", lambda: cupy)
+    monkeypatch.setattr(minhash_gpu, "_sign", lambda *arguments: (None, None))
+    monkeypatch.setattr(minhash_gpu, function, raises)
+    data, offsets = text_buffers(pa.array(["one two three four five six"]), "text")
+    found = []
+    for kernels in (minhash_gpu, minhash):
+        counts, keys = np.zeros(1, np.int64), np.zeros((1, 14), np.uint64)
+        options = (*folding_tables(0), POINTS, KINDS, multipliers(112), 14, counts, keys)
+        found.append((*kernels.sign_packed(data, offsets, False, 5, 0, *options), counts, keys))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+    assert freed == [True]
 
 
 @pytest.mark.skipif(minhash_gpu.available(), reason="there is a GPU here")

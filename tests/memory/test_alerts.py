@@ -406,6 +406,7 @@ def test_nothing_said_means_the_defaults():
         ({"remedy": "pause"}, "`remedy` of `alerts` must be a mapping"),
         ({"remedy": {"budgets": "pause"}}, "knows no alert `budgets`\n\nhint: did you mean `budget`?"),
         ({"remedy": {"budget": "stop"}}, "knows no action 'stop'"),
+        ({"remedy": {"leak": "pause"}}, "a leak is never over"),
         ({"webhook": "file:///x"}, "begins with http:// or https://"),
         ({"webhok": "https://x"}, "`alerts` has no setting `webhok`\n\nhint: did you mean `webhook`?"),
     ],
