@@ -34,7 +34,7 @@ def _is_data(rights: str, path: str) -> bool:
     Arrow maps what it reads privately, as libraries are; NumPy shares, as devices and memory that is called a file do.
     """
     if rights == "r--p":
-        return ".arrow" in path.rpartition("/")[2]
+        return any(suffix in path.rpartition("/")[2] for suffix in (".arrow", ".feather", ".ipc"))
     return rights.endswith("s") and path.startswith("/") and not path.startswith(("/dev/", "/memfd:"))
 
 
