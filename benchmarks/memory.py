@@ -45,7 +45,11 @@ DEDUP = {
     "exact": ["exact"],
     "exact, by paragraph": ["exact", "--unit", "paragraph"],
     "fuzzy": ["fuzzy"],
+    "fuzzy, nemo": ["fuzzy", "--settings", "nemo"],
 }
+
+SHORT = {"paragraph": "exact, by paragraph", "nemo": "fuzzy, nemo"}
+"""Names of jobs without a comma, for the command line."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +165,14 @@ def save(row: Row) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budgets", default="512MB,1GB,4GB")
-    parser.add_argument("--jobs", default=",".join([*RECIPES, "exact", "paragraph", "fuzzy"]))
+    parser.add_argument("--jobs", default=",".join([*RECIPES, "exact", "paragraph", "fuzzy", "nemo"]))
     parser.add_argument("--times", type=float, default=4.0, help="data, in budgets")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where the data goes; a temporary folder if not given"
     )
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    jobs = ["exact, by paragraph" if job == "paragraph" else job for job in options.jobs.split(",")]
+    jobs = [SHORT.get(job, job) for job in options.jobs.split(",")]
     broken = False
     sys.stdout.write(HEADER + "\n")
     with tempfile.TemporaryDirectory(prefix="tamis-bench-", dir=options.folder) as name:

@@ -375,6 +375,8 @@ class LocalExecutor:
         by_connection = {worker.connection: worker for worker in self._workers}
         for ready in wait(list(by_connection), timeout=0.2):
             worker = by_connection[ready]  # type: ignore[index]
+            if worker not in self._workers:
+                continue  # let go because of what another one said
             try:
                 message = pickle.loads(worker.connection.recv_bytes())
             except (EOFError, ConnectionResetError):
