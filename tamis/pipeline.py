@@ -23,6 +23,7 @@ from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
+from tamis.mapped import let_go
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.profile import Profile, profile_of
@@ -215,6 +216,7 @@ class Pipeline:
     def _budget(
         self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
     ) -> Budget:
+        let_go(code=True)  # or what is held depends on what was in the page cache when libraries were loaded
         return make_budget(
             memory=memory,
             workers=workers,

@@ -34,7 +34,7 @@ from tamis.operator import Work
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RESOLVING_BYTES = 60_000_000
+RESOLVING_BYTES = 50_000_000
 """What a worker that looks for duplicates holds beyond any other before it begins: kernels, and tables of rows."""
 
 WORKER_FIXED_BYTES = 250_000_000

@@ -20,11 +20,12 @@ DEFAULT_SHARE = 0.8
 DRIVER_BYTES = 160_000_000
 """The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
 
-CALLER_BYTES = 200_000_000
+CALLER_BYTES = 150_000_000
 """The process that calls, with Tamis, kernels and operators loaded. What it holds beyond that was there before the run."""
 
-SERVER_BYTES = 110_000_000
-"""What is set aside for the server, which has its libraries in common with the driver, and for the growth of both."""
+SERVER_BYTES = 150_000_000
+"""What is set aside for the server, which has its libraries in common with the driver, for the growth of both, and for code
+that comes back when it is run."""
 
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""

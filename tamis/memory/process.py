@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tamis.mapped import let_go
+
 
 def status() -> dict[str, int]:
     """The `Vm...` lines of /proc/self/status in bytes; empty where there is no such file."""
@@ -68,8 +70,9 @@ def start_threads(path: Path) -> None:
 
 
 def trim() -> None:
-    """Give back to the system what is free: collect garbage, release Arrow's pool, trim the C library's arenas."""
+    """Give back to the system what is free: collect garbage, release Arrow's pool, trim arenas, let go of mapped files."""
     gc.collect()
+    let_go(code=True)
     pa.default_memory_pool().release_unused()
     libc = _libc()
     if libc is not None:

@@ -47,9 +47,9 @@ def test_what_the_caller_holds_is_counted_up_to_what_tamis_needs():
         make_budget(memory="1GB", caller_bytes=3_000_000_000),
     )
     assert small.before_bytes == 0
-    assert large.before_bytes == 2_800_000_000
-    assert large.driver_bytes - small.driver_bytes == 100_000_000
-    assert "2.8 GB the caller held before" in large.reasons["driver"]
+    assert large.before_bytes == 2_850_000_000
+    assert large.driver_bytes - small.driver_bytes == 50_000_000
+    assert "2.9 GB the caller held before" in large.reasons["driver"]
 
 
 def test_operators_that_need_memory_are_counted():
