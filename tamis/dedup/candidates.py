@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tamis.batch import contiguous
 from tamis.dedup.index import Index
-from tamis.dedup.rows import RowNumbers, fill
+from tamis.dedup.rows import TOUCHED_BYTES, RowNumbers, fill
 from tamis.dedup.settle import Homes, PairWriter, histogram
 from tamis.dedup.shuffle import (
     Files,
@@ -179,6 +179,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
     """
     dtype = np.int32 if total < 2**31 else np.int64
     parents = room((total,), dtype, path.parent, memory)
+    on_disk = parents.nbytes > memory
     step = 2**22
     for start in range(0, total, step):
         parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
@@ -192,14 +193,16 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
             kernel.unite(parents, left, right)
             kernel.mark(touched, left)
             kernel.mark(touched, right)
-        let_go()
+        if on_disk:
+            let_go()
     found = {"candidates": 0, "components": 0}
     with Unfinished(path) as temporary, temporary.open("wb") as written:
         for start in range(0, total, step):
             out = np.empty(min(total, start + step) - start, np.int64)
             kernel.flatten(parents, start, start + len(out), touched, out)
             written.write(out.tobytes())
-            let_go()
+            if on_disk:
+                let_go()
             found["candidates"] += int(np.count_nonzero(out >= 0))
             found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
     return found
@@ -285,7 +288,8 @@ def verify(
     order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
     table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
     del batches
-    let_go()
+    if table.nbytes > TOUCHED_BYTES:
+        let_go()
     component, row, source, ours = component[order], row[order], source[order], ours[order]
     keys = as_matrix(table.column("keys"), np.uint64)
     ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))

@@ -18,6 +18,9 @@ from tamis.batch import Batch, Column, contiguous
 from tamis.mapped import let_go
 from tamis.operator import Observations
 
+TOUCHED_BYTES = 16_000_000
+"""So much of mapped files may be held at a time."""
+
 
 def address_facts(batch: Batch) -> dict[str, Column]:
     """Where each row is, for `observe`: its place, which is the same for long runs of rows, and its position."""
@@ -65,10 +68,14 @@ class RowNumbers:
         facts = self.observed[partition]
         facts = facts.select([name for name in columns if name in facts.column_names])
         first = int(self.offsets[partition])
+        touched = 0
         for start in range(0, facts.num_rows, max_rows):
             part = facts.slice(start, max_rows)
             yield first + start, part
-            let_go()
+            touched += part.nbytes
+            if touched > TOUCHED_BYTES:
+                let_go()
+                touched = 0
 
 
 def named(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:

@@ -28,7 +28,6 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
-from tamis.mapped import let_go
 from tamis.operator import Work
 
 P = ParamSpec("P")
@@ -96,8 +95,6 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
             if is_shortage(error):
                 return cast("R", OVERFLOW)
             raise
-        finally:
-            let_go()
 
     return wrapped
 
