@@ -111,6 +111,11 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     return f"did you mean `{near[0]}`?" if near else None
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that there is no room left on a disk, or that a quota is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 SHORTAGES = (
     "Failed to launch worker thread",  # Arrow: a thread needs a stack
     "can't start new thread",
@@ -121,6 +126,14 @@ SHORTAGES = (
     "std::bad_alloc",
 )
 """What libraries say that raise errors of other kinds when memory runs out."""
+
+
+class SetupTooLarge(MemoryError):
+    """A step did not fit beside what its worker holds, before any row was read."""
+
+    def __init__(self, step: str, cause: Exception) -> None:
+        reason = f" ({cause})" if str(cause) else ""
+        super().__init__(f"{step} ran out of memory while it was set up{reason}")
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -10,7 +10,6 @@ partition is done again under the same file names.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import json
@@ -22,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from tamis.errors import DiskFull, LedgerError, SinkError
+from tamis.errors import DiskFull, LedgerError, SinkError, is_full_disk
 from tamis.operator import Shard
 from tamis.report import Account
 from tamis.store import INTERNAL, Store
@@ -141,7 +140,7 @@ class Ledger:
                 self._segment += 1
                 self.store.write(f"{INTERNAL}/ledger/{self._segment:08d}.log", data)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = is_full_disk(error)
             what = "the disk is full" if full else str(error.strerror or error)
             raise (DiskFull if full else SinkError)(
                 f"cannot write the ledger of {self.store.root}: {what}",

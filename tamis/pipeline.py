@@ -239,7 +239,7 @@ def learned_from(store: Store) -> Learned:
     """What an earlier run left for this one; nothing if it cannot be read, which the run itself will explain."""
     try:
         return Learned.from_text(store.read(f"{INTERNAL}/learned.json"))
-    except Exception:  # noqa: BLE001 - object stores raise what they like
+    except OSError:
         return Learned()
 
 

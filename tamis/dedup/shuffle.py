@@ -11,7 +11,6 @@ A file that is larger than its writer may hold is several such rows of buckets, 
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
@@ -26,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import contiguous
-from tamis.errors import BudgetError, DiskFull, is_shortage
+from tamis.errors import BudgetError, DiskFull, is_full_disk, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
 from tamis.operator import Work
 
@@ -90,7 +89,7 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full_disk(error):
                 raise _disk_full() from error
             if is_shortage(error):
                 return cast("R", OVERFLOW)

@@ -24,11 +24,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tamis.errors import TamisError, WorkerError, is_shortage
+from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
-from tamis.executors.worker import Outcome, SetupTooLarge, Stage, StageRunner, Task
+from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares

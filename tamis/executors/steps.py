@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import HIDDEN, Batch, as_array, table_from_rows
+from tamis.batch import HIDDEN, Batch, as_array, bytes_of, table_from_rows
 from tamis.errors import OperatorError
 from tamis.operator import ALL, Expand, Filter, Function, Gather, Map, Operator
 
@@ -183,3 +183,11 @@ def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
             except pa.ArrowInvalid:
                 continue  # the function changed the type on purpose
     return table
+
+
+def bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:
+    """The size of the columns an operator looks at, in the rows that are alive."""
+    names = set(op.real_names().values())
+    chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
+    whole = sum(bytes_of(batch.table.column(name)) for name in chosen)
+    return whole if alive is None else int(whole * np.count_nonzero(alive) / len(alive))

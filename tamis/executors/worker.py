@@ -11,7 +11,6 @@ its address and its error, and its neighbours go on.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -28,13 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import HIDDEN, LINE, Batch, Failure, bytes_of
-from tamis.errors import DiskFull, MissingExtra, OperatorError, TamisError, is_shortage
+from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
 from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
-from tamis.executors.steps import Applied, apply_step, dropped, facts_of, filter_rows, rewritten, view
+from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
-from tamis.operator import ALL, Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.operator import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store
@@ -117,14 +116,6 @@ def no_marker(first_row: int, rows: int, step: int) -> None:
     """For executors whose workers cannot die alone."""
 
 
-class SetupTooLarge(MemoryError):
-    """A step did not fit beside what the worker holds, before any row was read."""
-
-    def __init__(self, step: str, cause: Exception) -> None:
-        reason = f" ({cause})" if str(cause) else ""
-        super().__init__(f"{step} ran out of memory while it was set up{reason}")
-
-
 class StageRunner:
     """A stage with its operators set up, ready for partitions."""
 
@@ -163,7 +154,7 @@ class StageRunner:
             try:
                 return run.all()
             except OSError as error:
-                if _disk_full(error):
+                if is_full_disk(error):
                     raise DiskFull(
                         f"the disk is full while writing {self.stage.store.root}",
                         hint="make room and run the same command again: what is committed is kept",
@@ -410,7 +401,7 @@ class _PartitionRun:
             result = self._isolating(self.step, batch, apply)
         mine.rows_in += len(batch)
         mine.rows_out += len(result)
-        mine.num_bytes += _bytes_read(op, batch)
+        mine.num_bytes += bytes_read(op, batch)
         return result
 
     def _filtered(self, op: Filter, batch: Batch, alive: np.ndarray | None) -> tuple[Batch, np.ndarray | None]:
@@ -423,7 +414,7 @@ class _PartitionRun:
             batch, alive = _cut(batch, alive), None
         mine = self.account.operators[self.step]
         before = np.ones(len(batch), dtype=np.bool_) if alive is None else alive
-        rows, num_bytes = int(np.count_nonzero(before)), _bytes_read(op, batch, alive)
+        rows, num_bytes = int(np.count_nonzero(before)), bytes_read(op, batch, alive)
         if self.stage.profile and not mine.rows_in:
             filter_rows(op, batch, before)  # kernels are loaded on first use, which is not what is measured
         with self._measured(mine):
@@ -463,7 +454,7 @@ class _PartitionRun:
         except (OperatorError, MissingExtra):
             raise  # it is no row's fault
         except Exception as error:
-            if self.stage.on_error == "raise" or _disk_full(error):
+            if self.stage.on_error == "raise" or is_full_disk(error):
                 raise
             short = is_shortage(error)
             if short:
@@ -601,15 +592,3 @@ class _PartitionRun:
 def _cut(batch: Batch, alive: np.ndarray | None) -> Batch:
     """The rows that are alive; None means all."""
     return batch if alive is None else batch.select(alive)
-
-
-def _bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:
-    """The size of the columns an operator looks at, in the rows that are alive."""
-    names = set(op.real_names().values())
-    chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
-    whole = sum(bytes_of(batch.table.column(name)) for name in chosen)
-    return whole if alive is None else int(whole * np.count_nonzero(alive) / len(alive))
-
-
-def _disk_full(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

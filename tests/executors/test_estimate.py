@@ -4,43 +4,20 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tamis
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup
-from tamis.operator import Map, operator
+from tamis.memory.profile import profile_of
 from tamis.parameters import parse_bytes
+from tamis.report import Report
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
+from tests.memory.test_governor import ModelForTests
 from tests.test_pipeline import numbered, write_jsonl
-
-
-@operator(reads="text", writes="n")
-class LoadsForTests(Map):
-    """Loads four hundred megabytes, of which it says nothing."""
-
-    def setup(self):
-        object.__setattr__(self, "weights", np.ones(400_000_000, dtype=np.uint8))
-
-    def close(self):
-        object.__delattr__(self, "weights")
-
-    def apply(self, batch):
-        return {"n": np.full(len(batch), self.weights[0])}
-
-
-@operator(reads="text", writes="n")
-class SlowForTests(Map):
-    """Takes a millisecond for each row."""
-
-    def apply(self, batch):
-        time.sleep(0.001 * len(batch))
-        return {"n": np.zeros(len(batch))}
 
 
 def test_memory_spill_and_disk_are_told_before_the_run(tmp_path):
@@ -68,7 +45,7 @@ def test_a_profile_measures_each_step_and_recommends(tmp_path):
 
 
 def test_a_profile_counts_what_is_loaded_and_its_advice_can_be_followed(tmp_path):
-    steps = [JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(500))), LoadsForTests()]
+    steps = [JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(500))), ModelForTests(num_bytes=400_000_000)]
     plain, loaded = (Pipeline(*each).profile() for each in (steps[:1], steps))
     assert loaded.operators[-1].setup_bytes == pytest.approx(400_000_000, rel=0.1)
     assert loaded.memory_bytes - plain.memory_bytes > 0.9 * loaded.workers * 400_000_000
@@ -76,15 +53,19 @@ def test_a_profile_counts_what_is_loaded_and_its_advice_can_be_followed(tmp_path
     assert report.memory["actions"] == {}
 
 
-def test_slow_steps_get_small_partitions(tmp_path):
-    source = JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(2000)))
-    quick, slow = (Pipeline(source, *each).profile().blocksize for each in ((), (SlowForTests(),)))
-    assert slow < quick <= 256_000_000
+@pytest.mark.parametrize(
+    ("mb_per_s", "blocksize"), [(0.01, "1MB"), (1.6, "16MB"), (12.8, "128MB"), (100, "256MB"), (5000, "256MB")]
+)
+def test_a_partition_keeps_a_worker_busy_for_ten_seconds_within_reason(mb_per_s, blocksize):
+    step = {"name": "step", "rows_in": 1, "mb_per_s": None, "num_bytes": 1, "peak_bytes": 0, "setup_bytes": 0}
+    memory = {"bytes_held_per_batch_byte": {}, "batch_bytes": 1}
+    report = Report(operators=[step | {"seconds": 1 / mb_per_s}], num_bytes=1_000_000, memory=memory)
+    assert profile_of(report, 0, []).blocksize == parse_bytes(blocksize)
 
 
 def test_each_stage_is_told_apart_and_by_what_an_earlier_run_saw(tmp_path):
     source = JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(50_000)))
-    pipeline = Pipeline(source, LoadsForTests(), Sample(rows=9), JsonlWriter(tmp_path / "out"))
+    pipeline = Pipeline(source, ModelForTests(num_bytes=400_000_000), Sample(rows=9), JsonlWriter(tmp_path / "out"))
     before = pipeline.explain(memory="2GB")
     assert [line.split()[:2] for line in str(before).splitlines() if line.startswith("  stage ")] == [
         ["stage", "0"],

@@ -2,9 +2,9 @@
 
 import io
 import os
+import select
 import signal
 import sys
-import time
 
 import pyarrow as pa
 import pytest
@@ -116,16 +116,21 @@ def test_calls_go_to_workers_that_hold_nothing_yet_if_that_is_asked_for(executor
     assert found[0] == found[1] != found[2]
 
 
-def slowly(number):
-    time.sleep(0.4)
-    return number
+def test_recycling_in_the_middle_of_calls_ends_nobody_who_is_busy(executor, fifos):
+    begun, released = fifos
 
+    def recycle():
+        if select.select([watched], [], [], 0)[0]:  # the call has begun, and waits
+            os.read(watched, 1)
+            executor.recycle()
+            released.write_bytes(b".")
 
-def test_recycling_in_the_middle_of_calls_ends_nobody_who_is_busy(executor):
-    executor.on_tick = executor.recycle
+    watched = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
+    executor.on_tick = recycle
     found = {}
-    executor.map(slowly, [(number,) for number in range(6)], found.__setitem__)
-    assert found == {number: number for number in range(6)}
+    executor.map(held_or_broken, [(0, *fifos), (2, *fifos), (3, *fifos)], found.__setitem__)
+    os.close(watched)
+    assert found == {0: 0, 1: 2, 2: 3}
 
 
 def test_a_worker_that_is_gone_before_it_is_told_anything_is_replaced(executor):
@@ -135,8 +140,8 @@ def test_a_worker_that_is_gone_before_it_is_told_anything_is_replaced(executor):
         os.kill(pid, signal.SIGKILL)
     executor._fit_workers()
     found.clear()
-    executor.map(slowly, [(0,), (1,)], found.__setitem__)
-    assert found == {0: 0, 1: 1}
+    executor.map(held_or_broken, [(2, None, None), (3, None, None)], found.__setitem__)
+    assert found == {0: 2, 1: 3}
 
 
 def test_a_worker_has_one_thread(executor):
