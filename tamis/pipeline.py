@@ -24,6 +24,7 @@ from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
 from tamis.mapped import let_go
+from tamis.memory.alerts import parse_alerts
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.profile import Profile, profile_of
@@ -100,6 +101,7 @@ class Pipeline:
         the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
         report tells the share and the weight of each row.
         """
+        parse_alerts(alerts)  # a mistake is told before anything is touched
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
         placed = Pipeline(*_placed(self.steps, device))

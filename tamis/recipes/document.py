@@ -120,7 +120,7 @@ def read_document(data: bytes, where: str) -> dict[str, Entry]:
                     f"{where} is not a recipe: it holds {_kind(root)}",
                     hint="a recipe is a mapping with `steps:`, a list of operators",
                 )
-            loader.construct_mapping(root)  # refuses keys given twice
+            loader.construct_mapping(root, deep=True)  # refuses keys given twice
             return {str(key.value): _entry(loader, value, key.start_mark.line + 1) for key, value in root.value}
         finally:
             loader.dispose()

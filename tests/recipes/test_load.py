@@ -429,3 +429,8 @@ def test_a_function_cannot_be_written_in_a_recipe():
 
     with pytest.raises(RecipeError, match="step 1 is the function `shout`, which a recipe cannot hold"):
         recipe_of(Steps(shout))
+
+
+def test_the_alerts_of_a_recipe_are_read_whole():
+    text = b"name: x\nalerts: {budget_percent: [70, 90], remedy: {leak: recycle}}\nsteps: [word_count]\n"
+    assert parse_recipe(text, "x.yaml").settings.alerts == {"budget_percent": [70, 90], "remedy": {"leak": "recycle"}}
