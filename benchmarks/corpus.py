@@ -1,4 +1,4 @@
-"""Texts for benchmarks of deduplication: any number of documents, the same for everybody, with planted copies.
+"""Texts for benchmarks of deduplication: any number of documents, the same for everybody, with planted copies; and a tokenizer.
 
 Document d is made of words drawn by a hash of (d, position), so that any process can write a copy of any document. Of
 every hundred documents, `EXACT` repeat an earlier one as it is and `NEAR` repeat one with a few words changed.
@@ -18,6 +18,18 @@ EXACT, NEAR = 5, 20
 VOCABULARY = 50_000
 WORDS = 90
 PER_FILE = 250_000
+
+
+def make_tokenizer(path: Path, texts: list[str]) -> None:
+    """A tokenizer of 8,000 tokens, trained on the texts."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(path))
 
 
 def vocabulary() -> list[str]:

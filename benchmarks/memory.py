@@ -28,7 +28,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from corpus import make_corpus
+from corpus import make_corpus, make_tokenizer
 from engine import TAMIS, measured
 
 import tamis
@@ -98,18 +98,6 @@ def write_documents(path: Path, pieces: list[str], *, joined: bool) -> None:
             line = json.dumps({"id": f"d{number}", "url": f"https://example.org/{number}", "text": text})
             size += file.write(line + "\n")
             number += 1
-
-
-def make_tokenizer(path: Path, pieces: list[str]) -> None:
-    """A tokenizer of 8,000 tokens, as users of the recipe `code_fertility` have one."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(pieces, trainer)
-    tokenizer.save(str(path))
 
 
 def same_file_often(folder: Path, file: Path, size: int) -> int:

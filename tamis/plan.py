@@ -173,13 +173,10 @@ def make_plan(
         except TamisError as error:
             error.message = f"step {number}, `{step.name}`: {error.message}"
             raise
-    if shape.sink is not None and shape.source.would_read(
-        f"{store.root.rstrip('/')}/part-000000{shape.sink.file_suffix}"
-    ):
-        raise SinkError(
-            f"the output {store.root} lies within the input: the next run would read what this one wrote",
-            hint="write to a folder beside the input, or to one whose name begins with _",
-        )
+    if shape.sink is not None:
+        how = shape.source.touches(store.root, f"part-000000{shape.sink.file_suffix}")
+        if how:
+            raise SinkError(f"the output {store.root} {how}", hint="write to a folder of its own, outside the input")
     chosen = blocksize or budget.blocksize
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)

@@ -100,3 +100,16 @@ def test_a_lock_left_by_a_dead_run_is_taken_over(bucket):
         "_tamis/lock", json.dumps({"owner": "gone", "renewed": 0, "process": 1}).encode()
     )
     assert job(bucket).run(executor="inline").kept > 0
+
+
+def test_an_output_that_would_harm_its_input_is_seen(bucket):
+    def touches(source, folder):
+        reader = JsonlReader(f"{bucket.url}/{source}", storage_options=bucket.storage_options)
+        return str(reader.touches(f"{bucket.url}/{folder}", "part-000000.jsonl"))
+
+    assert "lies within" in touches("in", "in/out")
+    assert "lies within" in touches("in/", "in/")
+    assert "holds a file" in touches("in", "")
+    assert "holds a file" in touches("in/0.jsonl", "in")
+    assert touches("in", "input") == "None"
+    assert touches("in", "i") == "None"

@@ -132,7 +132,9 @@ def _environment() -> dict[str, str]:
     Other allocators reserve a gigabyte at a time, and a cap on what a worker holds could not be kept. There is a worker for
     each core, so a pool of threads in each of them (Arrow's, OpenBLAS's) would only cost memory; who wants one says so.
     """
-    threads = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = {
+        name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+    }
     return {**os.environ, **threads, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 

@@ -31,7 +31,7 @@ from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
 from tamis.operator import Filter, Function, Operator
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
-from tamis.recipes.paths import check_apart, reader_step, writer_step
+from tamis.recipes.paths import reader_step, writer_step
 from tamis.registry import build_operator, find_operator, registered
 from tamis.report import load_manifest
 
@@ -172,7 +172,6 @@ class Recipe:
         for place, step in enumerate(self.steps):
             with self._within(place):
                 result.append(build_operator(step.name, _fitted(find_operator(step.name), step.parameters)))
-        check_apart(result)
         return result
 
     def build(self) -> Pipeline:

@@ -1,16 +1,13 @@
-"""The two ends of a recipe: which reader fits an input, which writer follows it, and keeping the two apart."""
+"""The two ends of a recipe: which reader fits an input, and which writer follows it."""
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tamis.errors import ParameterError, RecipeError, SourceError
-from tamis.operator import Operator
 from tamis.registry import find_operator, registered
 from tamis.sources.files import CODECS, COMPRESSIBLE, detect_format, list_files
 
@@ -61,49 +58,6 @@ def writer_step(folder: str, named: NamedStep | None, reader: NamedStep | None) 
         if compression:
             parameters["compression"] = compression
     return name, parameters
-
-
-def check_apart(steps: Sequence[Operator]) -> None:
-    """Raise if the output would be written among the files of the input."""
-    outputs = [str(getattr(step, _OUTPUT)) for step in steps if step.kind == "sink" and hasattr(step, _OUTPUT)]
-    for step in steps:
-        inputs = getattr(step, _INPUT, None) if step.kind == "source" else None
-        for path in _as_list(inputs):
-            if path.startswith("@"):  # a manifest may name files from anywhere; the source looks at them
-                continue
-            for output in outputs:
-                how = _overlap(path, output)
-                if how:
-                    raise RecipeError(
-                        f"the output {output} {how} {path}", hint="write to a folder of its own, outside the input"
-                    )
-
-
-def _overlap(path: str, output: str) -> str | None:
-    source, target = _absolute(path), _absolute(output)
-    wild = next((place for place, letter in enumerate(source) if letter in "*?["), None)
-    if wild is not None:
-        folder = source[:wild].rpartition("/")[0]
-        deep = "**" in source
-        same = fnmatch.fnmatchcase(target, source.rpartition("/")[0])
-    else:
-        deep = path.endswith("/") or ("://" not in path and Path(path).is_dir())
-        folder = source if deep else source.rpartition("/")[0]
-        same = target == folder
-    if deep and target.startswith(folder + "/"):
-        return "lies inside the input"
-    if same:
-        return "is the folder of the input"
-    if folder.startswith(target.rstrip("/") + "/"):
-        return "holds the input"
-    return None
-
-
-def _absolute(path: str) -> str:
-    if "://" in path and not path.startswith("file://"):
-        return path.rstrip("/")
-    # realpath keeps the names it cannot find, so a pattern or a folder yet to be made comes through
-    return os.path.realpath(path.removeprefix("file://"))
 
 
 def _compression(form: str, reader: Mapping[str, Any]) -> str | None:

@@ -12,9 +12,11 @@ File(path, size, stamp)  in the order of the arguments, each argument's files in
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,9 +150,9 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
 
 def leads_to(paths: Paths, path: str, format: str) -> bool:
     """Whether `list_files` would take in a file of this name, if it were there."""
-    name = _full_name(path)
+    name = _real_name(path)
     for argument in map(str, [paths] if isinstance(paths, (str, Path)) else paths):
-        whole = _full_name(argument)
+        whole = _real_name(argument)
         if argument.startswith("@"):
             continue  # a list of paths is written by hand, and names what it means
         if is_glob(argument) and not os.path.isdir(whole):  # noqa: PTH112
@@ -163,8 +165,19 @@ def leads_to(paths: Paths, path: str, format: str) -> bool:
     return False
 
 
+def first_within(files: Iterable[File], folder: str) -> str | None:
+    """The first of the files that lies in a folder, however deep."""
+    outer, inner = _real_name(folder) + "/", functools.cache(_real_name)
+    return next((file.path for file in files if f"{inner(posixpath.dirname(file.path))}/".startswith(outer)), None)
+
+
 def _full_name(path: str) -> str:
     return os.path.abspath(local_path(path)) if is_local(path) else path.rstrip("/")  # noqa: PTH100
+
+
+def _real_name(path: str) -> str:
+    """The full name with links followed; names that are not there yet, and patterns, come through."""
+    return os.path.realpath(local_path(path)) if is_local(path) else path.rstrip("/")
 
 
 def _expand(argument: str, format: str | None, options: Options) -> list[File]:

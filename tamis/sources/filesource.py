@@ -14,7 +14,7 @@ from tamis.operator import Layout, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
-from tamis.sources.files import File, codec_of, is_local, leads_to, list_files, open_file
+from tamis.sources.files import File, codec_of, first_within, is_local, leads_to, list_files, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
 from tamis.sources.schemas import cheapest_column, missing_column
 
@@ -106,8 +106,11 @@ class FileSource(Source):
     def block_bytes(self, default: int) -> int:
         return parse_bytes(self.blocksize) if self.blocksize is not None else default
 
-    def would_read(self, path: str) -> bool:
-        return leads_to(self.file_paths, path, self.format)
+    def touches(self, folder: str, name: str) -> str | None:
+        if leads_to(self.file_paths, f"{folder.rstrip('/')}/{name}", self.format):
+            return "lies within the input: the next run would read what this one wrote"
+        held = first_within(self.list_files(), folder)
+        return held and f"holds a file of the input, {held}"
 
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)

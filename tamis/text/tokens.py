@@ -1,25 +1,132 @@
 """Filters on the tokens a language model would see.
 
 A tokenizer is a file: `tokenizer.json` of the Hugging Face library `tokenizers`, or a SentencePiece `.model`.
+
+    text --cut--> pieces --table--> counts of those met before
+                         --tokenizer--> counts of the others, which are then in the table
+
+A `tokenizer.json` whose rules for taking texts apart are among those below is asked about each piece of text only once
+(`tamis.kernels.pieces`), any other tokenizer about all of every text. The counts are the same.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from tamis.batch import Batch
+from tamis.batch import Batch, Column
 from tamis.errors import require
+from tamis.kernels.pieces import WORDS_APART, WORDS_WITH_SIGNS, count_pieces
 from tamis.operator import Filter, Rule, Scores, at_least, between, operator
 from tamis.text.lists import check_files, identify_files
 from tamis.text.quality import text_facts
-from tamis.text.segment import ratio
+from tamis.text.segment import buffers, ratio
 
-Counter = Callable[[list[str]], list[int]]
+Counter = Callable[[Column], np.ndarray]
+Encode = Callable[[Sequence[str]], list[int]]
+"""How many tokens each text has."""
+
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+STYLES = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": WORDS_APART,  # GPT-2
+    rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}": (
+        WORDS_WITH_SIGNS  # GPT-4, Llama 3
+    ),
+    rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}": WORDS_WITH_SIGNS,  # Qwen
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": WORDS_WITH_SIGNS,  # GPT-4o
+}
+"""How texts are cut for each of the regular expressions that take them apart."""
+
+_ROOM = 1 << 14
+"""Pieces that wait for their counts."""
+_SLOTS = 1 << 20
+"""Of the table: 20 MB if half of them are taken; then it is begun anew."""
+
+
+class PieceCounter:
+    """Counts tokens piece by piece; `encode` is asked about those it has not met.
+
+    style    how texts are cut (tamis.kernels.pieces)
+    special  a regular expression; of a text with a match of it `encode` is asked about the whole
+    """
+
+    def __init__(self, encode: Encode, style: int, special: str) -> None:
+        self.encode = encode
+        self.style = style
+        self.special = special
+        self.keys = np.zeros((_SLOTS, 2), np.uint64)
+        self.counts = np.zeros(_SLOTS, np.int32)
+        self.used = 0
+
+    def __call__(self, column: Column) -> np.ndarray:
+        data, offsets = buffers(column)
+        out, whole = np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
+        if self.special and len(column):
+            found = pc.fill_null(pc.match_substring_regex(column, self.special), False)
+            whole = np.asarray(found.to_numpy(zero_copy_only=False))
+        for row in np.flatnonzero(whole):
+            (out[row],) = self.encode([str(column[row])])
+        position = np.zeros(2, np.int64)
+        fresh, waiting = np.empty((_ROOM, 3), np.int64), np.empty((_ROOM, 2), np.int64)
+        while position[0] < len(column):
+            if self.used > _SLOTS // 2:
+                self.forget()
+            num_fresh, num_waiting = count_pieces(
+                data, offsets, whole, self.style, self.keys, self.counts, position, out, fresh, waiting
+            )
+            self.used += num_fresh
+            self._learn(data, fresh[:num_fresh])
+            np.add.at(out, waiting[:num_waiting, 0], self.counts[waiting[:num_waiting, 1]])
+        return out
+
+    def _learn(self, data: np.ndarray, fresh: np.ndarray) -> None:
+        try:
+            pieces = [bytes(data[start:stop]).decode() for start, stop, _ in fresh]
+            self.counts[fresh[:, 2]] = self.encode(pieces) if pieces else []
+        except BaseException:
+            self.forget()  # what is in the table has no counts
+            raise
+
+    def forget(self) -> None:
+        self.keys.fill(0)
+        self.used = 0
+
+
+def piecewise(settings: dict[str, Any]) -> tuple[int, str] | None:
+    """The style and the special texts of a tokenizer by its settings; None if it must see every text as a whole."""
+    before = settings["pre_tokenizer"] or {}
+    style = None
+    for step in before["pretokenizers"] if before.get("type") == "Sequence" else [before]:
+        kind = step.get("type")
+        found = None
+        if kind == "ByteLevel" and not step["add_prefix_space"]:
+            found = WORDS_APART if step["use_regex"] else None
+        elif kind == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            found = STYLES.get(step["pattern"].get("Regex", ""))
+            if found is None:
+                return None
+        elif kind != "Digits":
+            return None
+        style = found if style is None else style  # what comes later only cuts parts into smaller ones
+    added, normalizer = settings["added_tokens"], settings["normalizer"]
+    if normalizer and (normalizer["type"] != "NFC" or any(token["normalized"] for token in added)):
+        return None
+    return None if style is None else (style, "|".join(re.escape(token["content"]) for token in added))
+
+
+def load_tokenizer(path: str | Path) -> Counter:
+    """What counts the tokens of each text of a column, kept until the file changes."""
+    return _load(str(path), Path(path).stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4)
@@ -27,18 +134,27 @@ def _load(path: str, stamp: int) -> Counter:
     if path.endswith(".model"):
         module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
         processor = module.SentencePieceProcessor(model_file=path)
-        return lambda texts: [len(ids) for ids in processor.encode(texts)]
+        return functools.partial(_count_whole, lambda texts: [len(ids) for ids in processor.encode(texts)])
     module = require("tokenizers", extra="text", purpose="counting tokens")
     tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
-    return lambda texts: [len(each.ids) for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    tokenizer.no_padding()
+
+    def encode(texts: Sequence[str]) -> list[int]:
+        return [len(each) for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    way = piecewise(json.loads(tokenizer.to_str()))
+    return functools.partial(_count_whole, encode) if way is None else PieceCounter(encode, *way)
+
+
+def _count_whole(encode: Encode, column: Column) -> np.ndarray:
+    texts = [text or "" for text in column.to_pylist()]
+    return np.array(encode(texts) if texts else [], np.int64)
 
 
 def count_tokens(path: str, batch: Batch) -> np.ndarray:
     """How many tokens each text has, without special ones; a missing text has none."""
-    counter = _load(path, Path(path).stat().st_mtime_ns)
-    texts = [text or "" for text in batch["text"].to_pylist()]
-    return np.array(counter(texts) if texts else [], np.int64)
+    return load_tokenizer(path)(batch["text"])
 
 
 @operator(reads="text", writes="tokens")

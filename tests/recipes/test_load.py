@@ -326,49 +326,6 @@ def test_a_recipe_without_ends_says_which_option_brings_them():
         steps("word_count").with_paths(output="out")
 
 
-@pytest.mark.parametrize(
-    ("source", "output", "how"),
-    [
-        ("in", "in", "is the folder of the input"),
-        ("in/", "in/", "is the folder of the input"),
-        ("in", "./in/out", "lies inside the input"),
-        ("in/a.jsonl", "in", "is the folder of the input"),
-        ("in/*.jsonl", "in", "is the folder of the input"),
-        ("*/*.jsonl", "in", "is the folder of the input"),
-        ("**/*.jsonl", "in/out", "lies inside the input"),
-        ("in/deep", "in", "holds the input"),
-        ("in/deep/*.jsonl", "in", "holds the input"),
-        (["other/x.jsonl", "in"], "in/out", "lies inside the input"),
-        ("s3://bucket/in/", "s3://bucket/in/out", "lies inside the input"),
-        ("s3://bucket/in/*.jsonl", "s3://bucket/in/", "is the folder of the input"),
-    ],
-)
-def test_an_output_among_the_inputs_is_refused(tmp_path, monkeypatch, source, output, how):
-    monkeypatch.chdir(tmp_path)
-    lines(Path("in/deep"))
-    recipe = Recipe((Step("jsonl_reader", {"file_paths": source}), Step("jsonl_writer", {"path": output})))
-    with pytest.raises(RecipeError, match=how):
-        recipe.operators()
-
-
-@pytest.mark.parametrize(
-    ("source", "output"),
-    [
-        ("in", "out"),
-        ("in", "in2"),
-        ("in/*.jsonl", "in/out"),
-        ("in/a.jsonl", "in/out"),
-        ("in", "s3://bucket/in"),
-        ("s3://bucket/in/", "s3://bucket/in2/"),
-        ("@in/files.txt", "in"),
-    ],
-)
-def test_an_output_beside_the_inputs_is_fine(tmp_path, monkeypatch, source, output):
-    monkeypatch.chdir(tmp_path)
-    lines(Path("in"))
-    Recipe((Step("jsonl_reader", {"file_paths": source}), Step("jsonl_writer", {"path": output}))).operators()
-
-
 # ----------------------------------------------------------------------------------------------------------- round trip
 
 values = st.recursive(

@@ -1,14 +1,17 @@
-"""Token filters, with a tokenizer of two words."""
+"""Token filters, with a tokenizer of two words and with some that are trained here."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tamis.batch import Batch
 from tamis.errors import ParameterError
-from tamis.text.tokens import TokenCount, TokenizerFertility
+from tamis.text.tokens import PieceCounter, TokenCount, TokenizerFertility, count_tokens, load_tokenizer
 
 TOKENIZER = str(Path(__file__).parent / "data" / "tokenizer.json")
 
@@ -49,3 +52,69 @@ def test_sentencepiece_models_are_read_too(tmp_path: Path) -> None:
     tokens = TokenCount(str(tmp_path / "small.model")).score(batch)["tokens"].tolist()
     assert tokens[0] > 0
     assert tokens[1] == 0
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[str]:
+    return [inspect.getsource(module) for module in (inspect, pytest, pa)]
+
+
+def trained(sources: list[str], path: Path, change: Any = None) -> Any:
+    """A byte-level tokenizer, saved."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(sources, trainer)
+    if change:
+        change(tokenizer)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def add_special(tokenizer: Any) -> None:
+    tokenizer.add_special_tokens(["<|end of text|>", "[MASK]"])
+    tokenizer.add_tokens(["e "])
+
+
+def normalise(tokenizer: Any) -> None:
+    import tokenizers
+
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+
+
+def lower(tokenizer: Any) -> None:
+    import tokenizers
+
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+
+
+def begin_with_space(tokenizer: Any) -> None:
+    import tokenizers
+
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def pad(tokenizer: Any) -> None:
+    tokenizer.enable_padding(length=50_000)
+    tokenizer.enable_truncation(max_length=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "piecewise"),
+    [(None, True), (add_special, True), (normalise, True), (lower, False), (begin_with_space, False), (pad, True)],
+)
+def test_counts_are_those_of_the_tokenizer(sources, tmp_path, change, piecewise) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer = trained(sources, path, change)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    odd = ["a<|end of text|>b", "x [MASK] y", "the end ", "e\u0301te\u0301 \u212a", "", "<|end of", "İstanbul ÉTÉ"]
+    texts = [*sources, *odd]
+    expected = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    assert isinstance(load_tokenizer(path), PieceCounter) is piecewise
+    assert count_tokens(str(path), Batch.from_rows([{"text": text} for text in texts])).tolist() == expected
+    backwards = Batch.from_rows([{"text": text} for text in reversed(texts)])
+    assert count_tokens(str(path), backwards).tolist() == expected[::-1]
