@@ -58,7 +58,7 @@ def _neighbours():
         table[:, left, [_BLANK, _TAB]] = _IN_SPACES
         table[WORDS_APART, left, _NEWLINE] = _IN_SPACES
     table[WORDS_WITH_SIGNS, _NEWLINE, [_LETTER, _SIGN, _APOSTROPHE]] = (
-        _CUT  # GPT-4o: a slash may belong to the line before
+        _CUT  # a slash may belong to the line, for GPT-4o
     )
     for left in (_TAB, _NEWLINE):
         table[WORDS_APART, left, [_LETTER, *signs]] = _IF_ALONE

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
@@ -72,7 +73,7 @@ class PieceCounter:
         data, offsets = buffers(column)
         out, whole = np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
         if self.special and len(column):
-            found = pc.fill_null(pc.match_substring_regex(column, self.special), False)
+            found = pc.fill_null(pc.match_substring_regex(column.cast(pa.large_string()), self.special), False)
             whole = np.asarray(found.to_numpy(zero_copy_only=False))
         for row in np.flatnonzero(whole):
             (out[row],) = self.encode([str(column[row])])
@@ -139,6 +140,8 @@ def _load(path: str, stamp: int) -> Counter:
     tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # for training: counts would be random
 
     def encode(texts: Sequence[str]) -> list[int]:
         return [len(each) for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]

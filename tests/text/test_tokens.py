@@ -102,6 +102,26 @@ def pad(tokenizer: Any) -> None:
     tokenizer.enable_truncation(max_length=10)
 
 
+def test_columns_of_all_kinds_are_counted(sources, tmp_path) -> None:
+    trained(sources, tmp_path / "tokenizer.json", add_special)
+    count = load_tokenizer(tmp_path / "tokenizer.json")
+    texts = pa.array(["some text", None, "a [MASK]", "some text"])
+    plain = count(texts).tolist()
+    assert plain[1] == 0
+    for other in (texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())):
+        assert count(other).tolist() == plain
+    assert count(texts.slice(2)).tolist() == plain[2:]
+    assert count(pa.nulls(2)).tolist() == [0, 0]
+
+
+def test_dropout_is_for_training(sources, tmp_path) -> None:
+    expected = len(trained(sources, tmp_path / "tokenizer.json").encode(sources[0]))
+    tokenizer = trained(sources, tmp_path / "tokenizer.json")
+    tokenizer.model.dropout = 0.5
+    tokenizer.save(str(tmp_path / "random.json"))
+    assert load_tokenizer(tmp_path / "random.json")(pa.array(sources[:1])).tolist() == [expected]
+
+
 @pytest.mark.parametrize(
     ("change", "piecewise"),
     [(None, True), (add_special, True), (normalise, True), (lower, False), (begin_with_space, False), (pad, True)],
