@@ -13,7 +13,7 @@ about their likeness.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tamis.batch import contiguous
 from tamis.dedup.index import Index
-from tamis.dedup.rows import TOUCHED_BYTES, RowNumbers, fill
+from tamis.dedup.rows import AROUND_BYTES, TOUCHED_BYTES, RowNumbers, fill
 from tamis.dedup.settle import Homes, PairWriter, histogram
 from tamis.dedup.shuffle import (
     Files,
@@ -278,18 +278,14 @@ def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
 
 @tells_limits
 def verify(
-    homes: Homes, collected: Iterable[Path], bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
+    homes: Homes, collected: Files, bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
 ) -> dict[str, Any]:
     """Decide about the rows of the components in one bucket."""
-    batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets)]
-    table = pa.Table.from_batches(batches, how.schema())
+    table, fits = _bucket(collected, bucket, num_buckets, how, memory)
     component, row = numbers(table.column("component")), numbers(table.column("row"))
     source, ours = numbers(table.column("source")), row < homes.rows.total
     order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
-    table = table.take(pa.array(order)) if table.nbytes <= memory else _take_on_disk(table, order, path)
-    del batches
-    if table.nbytes > TOUCHED_BYTES:
-        let_go()
+    table = table.take(pa.array(order)) if fits else _take_on_disk(table, order, path)
     component, row, source, ours = component[order], row[order], source[order], ours[order]
     keys = as_matrix(table.column("keys"), np.uint64)
     ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
@@ -342,14 +338,29 @@ def verify(
     return {"dropped": int(gone.sum()), "sizes": histogram(sizes), "largest_component": largest}
 
 
+def _bucket(collected: Files, bucket: int, num_buckets: int, how: Comparison, memory: int) -> tuple[pa.Table, bool]:
+    """The candidates of a bucket, and whether they are in memory; they are mapped if they are more than `memory`."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for file in collected:
+        for batch in read_bucket(file, bucket, num_buckets):
+            batches.append(batch)
+            size += batch.nbytes
+        if size > memory:
+            batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets, mapped=True)]
+            return pa.Table.from_batches(batches, how.schema()), False
+    return pa.Table.from_batches(batches, how.schema()), True
+
+
 def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
     """`table.take(order)` through a file: for a component that is larger than a worker's share."""
     path.parent.mkdir(parents=True, exist_ok=True)
     make_sure_of_room(path.parent, table.nbytes)
     file = path.with_name(f"{path.name}.sorted")
+    step = max(1, TOUCHED_BYTES // (AROUND_BYTES + table.nbytes // len(order)))
     with pa.ipc.new_file(file, table.schema) as writer:
-        for start in range(0, len(order), 2**12):
-            writer.write_table(table.take(pa.array(order[start : start + 2**12])))
+        for start in range(0, len(order), step):
+            writer.write_table(table.take(pa.array(order[start : start + step])))
             let_go()
     result = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
     file.unlink()

@@ -21,6 +21,9 @@ from tamis.operator import Observations
 TOUCHED_BYTES = 16_000_000
 """So much of mapped files may be held at a time."""
 
+AROUND_BYTES = 2**17
+"""What the kernel maps beside a row that is read alone: sixteen pages around each that is touched."""
+
 
 def address_facts(batch: Batch) -> dict[str, Column]:
     """Where each row is, for `observe`: its place, which is the same for long runs of rows, and its position."""

@@ -1,7 +1,7 @@
 """Rows on their way from "by partition" to "by key": files of Arrow batches, one batch per bucket.
 
     part 0   | bucket 0 | bucket 1 | ... |        each file is written by one call, whole or not at all;
-    part 1   | bucket 0 | bucket 1 | ... |        a bucket is read as one batch of each file, mapped from disk,
+    part 1   | bucket 0 | bucket 1 | ... |        a bucket is read as one batch of each file,
     ...          |                                so a file per part is enough, however many buckets there are
                  v
              one call
@@ -52,6 +52,9 @@ MANY_PARTS = 1024
 
 OVERFLOW = "overflow"
 """The result of a call that ran out of memory."""
+
+GATHERED_BYTES = 4_000_000
+"""Rows are gathered up to here before they are divided, so that a bucket is a few batches, and not many of a row each."""
 
 RESERVE_BYTES = 100_000
 """Left free on the disk, for the ledger."""
@@ -184,6 +187,7 @@ class ShuffleWriter:
     def __init__(self, path: Path, num_buckets: int, schema: pa.Schema) -> None:
         self.num_buckets, self.schema = num_buckets, schema
         self._file = Unfinished(path)
+        self._gathered: list[tuple[pa.Table, np.ndarray]] = []
 
     def __enter__(self) -> ShuffleWriter:
         self._writer = pa.ipc.new_file(self._file.__enter__(), self.schema)
@@ -191,6 +195,8 @@ class ShuffleWriter:
 
     def __exit__(self, kind: object, *exc: object) -> None:
         try:
+            if kind is None:
+                self._divide()
             self._writer.close()
         except BaseException as error:
             self._file.__exit__(type(error))
@@ -201,6 +207,16 @@ class ShuffleWriter:
 
     def write(self, table: pa.Table, buckets: np.ndarray) -> None:
         """Append the rows of a table, each to its bucket; rows of a bucket keep their order."""
+        self._gathered.append((table, buckets))
+        if sum(each.nbytes for each, _ in self._gathered) > GATHERED_BYTES:
+            self._divide()
+
+    def _divide(self) -> None:
+        if not self._gathered:
+            return
+        table = pa.concat_tables([table for table, _ in self._gathered])
+        buckets = np.concatenate([buckets for _, buckets in self._gathered])
+        self._gathered = []
         small = buckets.astype(np.uint16) if self.num_buckets <= 65536 else buckets
         order = np.argsort(small, kind="stable")  # a radix sort for 16 bits
         ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))
@@ -219,13 +235,17 @@ class ShuffleWriter:
             start = int(end)
 
 
-def read_bucket(path: Path, bucket: int, num_buckets: int) -> Iterator[pa.RecordBatch]:
-    """The rows of one bucket of a file, in the order in which they were written, mapped from disk."""
-    reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    for number in range(bucket, reader.num_record_batches, num_buckets):
-        batch = reader.get_batch(number)
-        if batch.num_rows:
-            yield batch
+def read_bucket(path: Path, bucket: int, num_buckets: int, *, mapped: bool = False) -> Iterator[pa.RecordBatch]:
+    """The rows of one bucket of a file, in the order in which they were written.
+
+    They are read, for where a bucket is many small batches the pages that the kernel maps around each are far more than these.
+    """
+    with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for number in range(bucket, reader.num_record_batches, num_buckets):
+            batch = reader.get_batch(number)
+            if batch.num_rows:
+                yield batch
 
 
 def gather_bucket(paths: Iterable[Path], bucket: int, num_buckets: int) -> pa.Table | None:
