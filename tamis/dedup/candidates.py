@@ -46,6 +46,9 @@ from tamis.mapped import let_go
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
+LEAST_ROWS = 100
+"""Candidates that are compared at a time, however little memory there is."""
+
 NEAR = 0.15
 """Rows that stayed although they are this close below the threshold are worth a look."""
 
@@ -64,6 +67,11 @@ class Comparison:
     def row_bytes(self) -> int:
         """Memory per candidate while it is compared, less its set of n-grams."""
         return 64 + 8 * self.num_bands + 14 * self.num_bands
+
+    def rows_in(self, memory: int, table: pa.Table) -> int:
+        """How many candidates like those of a table can be compared at a time: with a copy, and with sets unpacked."""
+        times = 2 if self.verify == "jaccard" else 6
+        return max(LEAST_ROWS, memory // (self.row_bytes + times * table.nbytes // max(1, table.num_rows)))
 
     def schema(self) -> pa.Schema:
         whole = self.verify == "jaccard"
@@ -280,101 +288,152 @@ def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
 def verify(
     homes: Homes, collected: Files, bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
 ) -> dict[str, Any]:
-    """Decide about the rows of the components in one bucket."""
+    """Decide about the rows of the components in one bucket.
+
+    They are gone through in the order of the policy, as many at a time as fit; of a component that began before, those that
+    stay are at hand, and no row is compared with others.
+    """
     table, fits = _bucket(collected, bucket, num_buckets, how, memory)
     component, row = numbers(table.column("component")), numbers(table.column("row"))
     source, ours = numbers(table.column("source")), row < homes.rows.total
     order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
-    table = table.take(pa.array(order)) if fits else _take_on_disk(table, order, path)
     component, row, source, ours = component[order], row[order], source[order], ours[order]
-    keys = as_matrix(table.column("keys"), np.uint64)
     ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
+    found = Found(len(row))
+    step = how.rows_in(memory, table)
+    carried, before = None, np.zeros(0, np.int64)
+    for start in range(0, len(row), step):
+        stop = min(len(row), start + step)
+        some = _taken(table, order[start:stop], mapped=not fits)
+        if stop == len(row):
+            table = some  # nothing more is taken from it
+        some = pa.concat_tables([carried, some]) if carried is not None else some
+        places = np.concatenate([before, np.arange(start, stop)])
+        fixed = ~ours[places] | (places < start)
+        stays = found.look(some, places, component[places], ranks[places], fixed, how)
+        stays &= component[places] == component[stop] if stop < len(row) else False
+        carried, before = some.filter(pa.array(stays)) if stays.any() else None, places[stays]
     largest = _largest(component)
-    slots = kernel.num_slots(largest, how.num_bands)
-    share = memory // 4
-
-    def array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return room(shape, dtype, path.parent, share)
-
-    bits = np.full(len(row), packing.WHOLE, np.int8)
-    if how.verify == "jaccard":
-        lists = contiguous(table.column("shingles"))
-        sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
-    else:
-        packed, ends = byte_buffers(contiguous(table.column("signature")))
-        spans = array((len(row) + 1,), np.int64)
-        packing.packed_sizes(packed, ends, spans)
-        sets = array((int(spans[-1]),), np.uint32)
-        packing.unpack_sets(packed, ends, spans, sets, bits)
-        sets.flags.writeable = False  # one specialisation of the kernel
-    twins, near = array((len(row),), np.int64), array((len(row),), np.int64)
-    likeness, near_likeness = array((len(row),), np.float64), array((len(row),), np.float64)
-    kernel.choose(
-        component, ranks, keys, ~ours, how.verify == "none", sets, spans, bits, how.threshold,
-        max(0.0, how.threshold - NEAR), array((len(row),), np.int64), array((len(row), how.num_bands), np.int32),
-        array((slots,), np.int32 if slots < 2**31 else np.int64), twins, likeness, near, near_likeness,
-    )  # fmt: skip
-    sizes = np.unique(twins[twins >= 0], return_counts=True)[1] + 1
+    sizes = np.unique(found.twins[found.twins >= 0], return_counts=True)[1] + 1
     if how.none:
-        _drop_originals(twins, likeness, ours)
-    gone, close = twins >= 0, (near >= 0) & (twins < 0)
-    chosen = np.flatnonzero(gone | close)
-    counts = numbers(table.column("count"))
+        found.drop_originals(ours)
     with PairWriter(path, homes) as writer:
-        for start in range(0, len(chosen), 2**18):
-            some = chosen[start : start + 2**18]
-            twin = np.where(gone[some], twins[some], near[some])
-            similarity = np.where(gone[some], likeness[some], near_likeness[some])
-            writer.write(
-                {
-                    "row": row[some],
-                    "twin": row[twin],
-                    "similarity": similarity.astype(np.float32),
-                    "bands": np.count_nonzero(keys[some] == keys[twin], axis=1).astype(np.int16),
-                    "short": counts[some] < 0,
-                    "dropped": gone[some],
-                }
-            )
-    return {"dropped": int(gone.sum()), "sizes": histogram(sizes), "largest_component": largest}
+        found.write(writer, row)
+    return {"dropped": int(np.count_nonzero(found.twins >= 0)), "sizes": histogram(sizes), "largest_component": largest}
 
 
 def _bucket(collected: Files, bucket: int, num_buckets: int, how: Comparison, memory: int) -> tuple[pa.Table, bool]:
     """The candidates of a bucket, and whether they are in memory; they are mapped if they are more than `memory`."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for file in collected:
-        for batch in read_bucket(file, bucket, num_buckets):
-            batches.append(batch)
-            size += batch.nbytes
+    for batch in (batch for file in collected for batch in read_bucket(file, bucket, num_buckets)):
+        batches.append(batch)
+        size += batch.nbytes
         if size > memory:
             batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets, mapped=True)]
             return pa.Table.from_batches(batches, how.schema()), False
-    return pa.Table.from_batches(batches, how.schema()), True
+    return pa.Table.from_batches(batches, how.schema()).combine_chunks(), True
 
 
-def _take_on_disk(table: pa.Table, order: np.ndarray, path: Path) -> pa.Table:
-    """`table.take(order)` through a file: for a component that is larger than a worker's share."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_sure_of_room(path.parent, table.nbytes)
-    file = path.with_name(f"{path.name}.sorted")
-    step = max(1, TOUCHED_BYTES // (AROUND_BYTES + table.nbytes // len(order)))
-    with pa.ipc.new_file(file, table.schema) as writer:
-        for start in range(0, len(order), step):
-            writer.write_table(table.take(pa.array(order[start : start + step])))
-            let_go()
-    result = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-    file.unlink()
-    return result
+def _taken(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
+    """`table.take(order)`; of a mapped table little is held at a time, while Arrow would copy all chunks to look at some."""
+    if not mapped:
+        return table.take(pa.array(order))
+    batches = table.to_batches()
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    inside = np.searchsorted(ends, order, side="right")
+    by_batch = np.argsort(inside, kind="stable")
+    step = max(1, TOUCHED_BYTES // (AROUND_BYTES + table.nbytes // table.num_rows))
+    parts = []
+    for start in range(0, len(order), step):
+        some = by_batch[start : start + step]
+        for number in np.unique(inside[some]):
+            places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
+            parts.append(batches[number].take(pa.array(places)))
+        let_go()
+    back = np.empty(len(order), np.int64)
+    back[by_batch] = np.arange(len(order))
+    return pa.Table.from_batches(parts, table.schema).take(pa.array(back))
 
 
-def _drop_originals(twins: np.ndarray, likeness: np.ndarray, ours: np.ndarray) -> None:
-    """For keep="none": rows that others went in favour of go too, in favour of the most alike of these."""
-    copies = np.flatnonzero(twins >= 0)
-    copies = copies[np.argsort(-likeness[copies], kind="stable")]
-    originals, first = np.unique(twins[copies], return_index=True)
-    best = copies[first]
-    mine = ours[originals]
-    twins[originals[mine]], likeness[originals[mine]] = best[mine], likeness[best[mine]]
+class Found:
+    """What is decided about the rows of a bucket, by their places in the order of the policy.
+
+    twins, near            the place of the row in whose favour one goes, or of the most alike of those one stays beside; or -1
+    likeness, shared       how alike the two are, and how many bands they share
+    short                  whether a row has fewer words than an n-gram
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.twins, self.near = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
+        self.likeness, self.shared = np.zeros(rows, np.float64), np.zeros(rows, np.int16)
+        self.short = np.zeros(rows, np.bool_)
+
+    def look(
+        self,
+        table: pa.Table,
+        places: np.ndarray,
+        component: np.ndarray,
+        ranks: np.ndarray,
+        fixed: np.ndarray,
+        how: Comparison,
+    ) -> np.ndarray:
+        """Decide about the rows of a table; which of them stay."""
+        rows, keys = table.num_rows, as_matrix(table.column("keys"), np.uint64)
+        bits = np.full(rows, packing.WHOLE, np.int8)
+        if how.verify == "jaccard":
+            lists = contiguous(table.column("shingles"))
+            sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
+        else:
+            packed, ends = byte_buffers(contiguous(table.column("signature")))
+            spans = np.empty(rows + 1, np.int64)
+            packing.packed_sizes(packed, ends, spans)
+            sets = np.empty(int(spans[-1]), np.uint32)
+            packing.unpack_sets(packed, ends, spans, sets, bits)
+            sets.flags.writeable = False  # one specialisation of the kernel
+        slots = kernel.num_slots(_largest(component), how.num_bands)
+        twins, near = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        likeness, near_likeness = np.empty(rows, np.float64), np.empty(rows, np.float64)
+        kernel.choose(
+            component, ranks, keys, fixed, how.verify == "none", sets, spans, bits, how.threshold,
+            max(0.0, how.threshold - NEAR), np.empty(rows, np.int64), np.empty((rows, how.num_bands), np.int32),
+            np.empty(slots, np.int32 if slots < 2**31 else np.int64), twins, likeness, near, near_likeness,
+        )  # fmt: skip
+        met = np.flatnonzero((twins >= 0) | (near >= 0))
+        other = np.where(twins[met] >= 0, twins[met], near[met])
+        self.twins[places[met]] = np.where(twins[met] >= 0, places[other], -1)
+        self.near[places[met]] = np.where(twins[met] >= 0, -1, places[other])
+        self.likeness[places[met]] = np.where(twins[met] >= 0, likeness[met], near_likeness[met])
+        self.shared[places[met]] = np.count_nonzero(keys[met] == keys[other], axis=1)
+        self.short[places] = numbers(table.column("count")) < 0
+        return twins < 0
+
+    def drop_originals(self, ours: np.ndarray) -> None:
+        """For keep="none": rows that others went in favour of go too, in favour of the most alike of these."""
+        copies = np.flatnonzero(self.twins >= 0)
+        copies = copies[np.argsort(-self.likeness[copies], kind="stable")]
+        originals, first = np.unique(self.twins[copies], return_index=True)
+        best = copies[first]
+        mine = ours[originals]
+        originals, best = originals[mine], best[mine]
+        self.twins[originals], self.near[originals] = best, -1
+        self.likeness[originals], self.shared[originals] = self.likeness[best], self.shared[best]
+
+    def write(self, writer: PairWriter, row: np.ndarray) -> None:
+        chosen = np.flatnonzero((self.twins >= 0) | (self.near >= 0))
+        for start in range(0, len(chosen), 2**18):
+            some = chosen[start : start + 2**18]
+            gone = self.twins[some] >= 0
+            writer.write(
+                {
+                    "row": row[some],
+                    "twin": row[np.where(gone, self.twins[some], self.near[some])],
+                    "similarity": self.likeness[some].astype(np.float32),
+                    "bands": self.shared[some],
+                    "short": self.short[some],
+                    "dropped": gone,
+                }
+            )
 
 
 def _largest(component: np.ndarray) -> int:

@@ -170,6 +170,54 @@ def test_parts_do_not_grow_with_the_data_until_they_are_many():
     assert 10**9 / bucket_count(10**9, 20_000_000) <= 20_000_000
 
 
+@pytest.mark.parametrize("keep", ["first", "longest", "none"])
+@pytest.mark.parametrize("verify", ["jaccard", "signature", "none"])
+def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monkeypatch, verify, keep):
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefghijklm", k=6)) for _ in range(40)]
+
+    def changed(count):
+        return " ".join(rng.choice(words) if rng.random() < count / 40 else word for word in words)
+
+    rows = texts(300, 60) + [{"id": str(n), "text": changed(n % 7)} for n in range(300)]
+    rng.shuffle(rows)
+    step = FuzzyDedup(verify=verify, keep=keep)
+    expected = outcome(rows, step, tmp_path / "whole")
+    mapped = []
+    plain = candidates._taken
+    monkeypatch.setattr(candidates, "_taken", lambda *args, **how: mapped.append(how["mapped"]) or plain(*args, **how))
+    monkeypatch.setattr(candidates, "LEAST_ROWS", 7)
+    monkeypatch.setattr(candidates, "AROUND_BYTES", 10**6)
+    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 20_000)
+    assert outcome(rows, step, tmp_path / "bits", per_partition=70) == expected
+    assert sum(mapped) > 4
+
+
+# ------------------------------------------------------------------------------------------------------ rows in buckets
+
+
+@settings(max_examples=100)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=12),
+    gathered=st.sampled_from([0, 100, 10**6]),
+    mapped=st.booleans(),
+)
+def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathered, mapped):
+    path = tmp_path_factory.mktemp("shuffle") / "a.arrow"
+    expected, number = {bucket: [] for bucket in range(7)}, 0
+    with pytest.MonkeyPatch.context() as patch, ShuffleWriter(path, 7, pa.schema({"n": pa.int64()})) as writer:
+        patch.setattr(shuffle, "GATHERED_BYTES", gathered)
+        for part in parts:
+            writer.write(pa.table({"n": np.arange(number, number + len(part))}), np.array(part, np.int64))
+            for bucket in part:
+                expected[bucket].append(number)
+                number += 1
+    for bucket, rows in expected.items():
+        batches = list(shuffle.read_bucket(path, bucket, 7, mapped=mapped))
+        assert [n for batch in batches for n in batch.column("n").to_pylist()] == rows
+        assert gathered < 10**6 or len(batches) <= 1
+
+
 # ----------------------------------------------------------------------------------------------------------- full disks
 
 
