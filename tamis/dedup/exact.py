@@ -21,7 +21,16 @@ from tamis.dedup.equal import Equals, read_digests
 from tamis.dedup.index import Index, Options, add_generation, content_of, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
-from tamis.dedup.settle import Counts, Homes, PairWriter, Settling, check_disk, histogram, publish
+from tamis.dedup.settle import (
+    Counts,
+    Homes,
+    PairWriter,
+    Settling,
+    check_disk,
+    histogram,
+    index_folder_of,
+    publish,
+)
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     Files,
@@ -167,16 +176,14 @@ class ExactDedup(Gather):
         own = own_generation(work) if self.update else ""
         index = self._index(own)
         index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
-        index_folder = work.folder / "index" if self.update else None
         settle = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
-        halving(lambda usable: settle(self, rows, decide, work, index, index_folder, usable), work.worker_bytes)
+        index_folder = halving(lambda usable: settle(self, rows, decide, work, index, usable), work.worker_bytes)
         if index_folder is not None and self.against is not None:
-            index_folder.mkdir(exist_ok=True)
             add_generation(self.against, own, index_folder, self.storage_options)
 
     def _resolve_rows(
-        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, index_folder: Path | None, usable: int
-    ) -> None:
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, usable: int
+    ) -> Path | None:
         check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
         scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
@@ -188,11 +195,12 @@ class ExactDedup(Gather):
             [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
         )
         homes = Homes.of(rows, index, usable)
-        pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
+        index_folder = index_folder_of(self.update, work, homes)
+        pairs = Files(work.folder / "pairs", f"{num_buckets}, {homes.division}-", num_buckets)
         equals = Equals(rows.total, self.keep == "none", self.across_sources)
         found = in_workers(
             work,
-            f"groups, {num_buckets}, {homes.num_groups}",
+            f"groups, {num_buckets}, {homes.division}",
             group_digests,
             [(homes, scattered, bucket, num_buckets, equals, path, usable) for bucket, path in enumerate(pairs)],
         )
@@ -206,8 +214,9 @@ class ExactDedup(Gather):
             index_folder=index_folder,
             keep_entries=keep_digests,
         )
-        settled = settling.run(work, str(num_buckets))
+        settled = settling.run(work, str(num_buckets), usable)
         publish(work, summary_of(self.name, rows, found, settled), {})
+        return index_folder
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
         name = self._columns[0]
@@ -282,11 +291,11 @@ def group_digests(
     return {"dropped": dropped, "sizes": histogram(equals.sizes)}
 
 
-def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:
+def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
     """The digests of the rows that stay, as a part of an index."""
     known = facts.column("high").is_valid().to_numpy()[local]
     local = local[known]
     if len(local):
         chosen = facts.select(["high", "low"]).take(pa.array(local))
         keys, low = numbers(chosen.column("high")), numbers(chosen.column("low"))
-        write_part(folder, partition, pa.table(subset(facts, local)), keys, {"low": low})
+        write_part(folder, block, pa.table(subset(facts, local)), keys, {"low": low})

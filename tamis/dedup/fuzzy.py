@@ -24,7 +24,7 @@ from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, subset
-from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, publish
+from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, index_folder_of, publish
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     Files,
@@ -285,17 +285,17 @@ class FuzzyDedup(Gather):
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
         homes = Homes.of(rows, index, usable)
-        pairs = Files(work.folder / "pairs", f"{num_buckets}-{homes.num_groups}-", num_buckets)
+        pairs = Files(work.folder / "pairs", f"{num_buckets}, {homes.division}-", num_buckets)
         found = in_workers(
             work,
-            f"comparisons, {num_buckets}, {homes.num_groups}",
+            f"comparisons, {num_buckets}, {homes.division}",
             candidates.verify,
             [
                 (homes, collected, bucket, num_buckets, self._comparison, path, usable)
                 for bucket, path in enumerate(pairs)
             ],
         )
-        index_folder = work.folder / "index" if self.update else None
+        index_folder = index_folder_of(self.update, work, homes)
         settling = Settling(
             homes,
             decide,
@@ -307,7 +307,7 @@ class FuzzyDedup(Gather):
             index_folder=index_folder,
             keep_entries=keep_signed,
         )
-        settled = settling.run(work, str(num_buckets))
+        settled = settling.run(work, str(num_buckets), usable)
         summary |= summary_of(self.name, rows, found, settled)
         summary |= {"largest_component": max((part["largest_component"] for part in found), default=0)}
         summary |= {"threshold": self.threshold, "verify": self.verify}
@@ -416,7 +416,7 @@ class FuzzyDedup(Gather):
         return index, Files(folder / CANDIDATES, "part-", 0, tuple(sorted(found))), int(earlier["buckets"])
 
 
-def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, partition: int) -> None:
+def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
     """What is known of the rows that stay, as a part of an index."""
     local = local[facts.column("count").to_numpy()[local] != 0]
     if not len(local):
@@ -424,7 +424,7 @@ def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, partition: int
     names = [name for name in ("count", "keys", "signature", "shingles") if name in facts.column_names]
     chosen = facts.select(names).take(pa.array(local))
     entries = pa.table({**subset(facts, local), **{name: chosen.column(name) for name in names}})
-    write_part(folder, partition, entries, as_matrix(chosen.column("keys"), np.uint64), {})
+    write_part(folder, block, entries, as_matrix(chosen.column("keys"), np.uint64), {})
 
 
 def best_split(threshold: float, num_hashes: int) -> tuple[int, int]:

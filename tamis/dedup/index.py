@@ -199,17 +199,15 @@ def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any
         )
 
 
-def write_part(
-    folder: Path, partition: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]
-) -> None:
-    """Write the kept rows of one partition; keys uint64[rows] or [rows, keys per row], `more` beside each key."""
+def write_part(folder: Path, number: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]) -> None:
+    """Write kept rows as one part; keys uint64[rows] or [rows, keys per row], `more` beside each key."""
     per_row = keys.shape[1] if keys.ndim == 2 else 1
     flat = keys.reshape(-1)
     order = np.argsort(flat, kind="stable")
     columns = {"key": flat[order], **{name: values[order] for name, values in more.items()}}
     columns["entry"] = (order // per_row).astype(np.uint32)
     for prefix, table in ((_ENTRIES, entries), (_KEYS, pa.table(columns))):
-        path = folder / f"{prefix}{partition:06d}.arrow"
+        path = folder / f"{prefix}{number:06d}.arrow"
         with Unfinished(path) as temporary, pa.ipc.new_file(temporary, table.schema) as writer:
             batches = table.combine_chunks().to_batches()
             writer.write_batch(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))

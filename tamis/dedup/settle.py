@@ -1,13 +1,14 @@
 """The last step of every deduplication: what was found about each row becomes its fate, and is written down.
 
-    pairs (row, twin), by where the twin is     ->  names: addresses of twins, by partition of the row
-    pairs and names, by partition of the row    ->  decide(partition, drop, reason)
+    pairs (row, twin), by where the twin is     ->  names: addresses of twins, by where the row is
+    pairs and names, by where the row is        ->  decide(partition, drop, reason)
                                                 ->  _tamis/groups/stage-0-000000.parquet    rows that go, and why
                                                 ->  _tamis/dedup/stage-0/near_misses/       rows that just stayed
                                                 ->  entries of an index, if one is kept
 
 Twins may be anywhere. Were each partition to look its twins up, every partition would open every other one's file; so each file
-is opened once, and what it tells of twins is sent to those who ask.
+is opened once, and what it tells of twins is sent to those who ask. A partition may be millions of rows of a few bytes, so it
+is gone through in blocks of so many rows as fit.
 
 A pipeline may deduplicate several times; what each step found is under the number of its stage.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,11 @@ from tamis.dedup.shuffle import (
     link,
     make_sure_of_room,
     numbers,
+    read_bucket,
     tells_limits,
 )
 from tamis.errors import BudgetError
+from tamis.mapped import let_go
 from tamis.operator import Decide, Work
 from tamis.parameters import format_bytes
 
@@ -80,47 +84,93 @@ FOUND = pa.schema(
 )
 """A row that went (or a unit of it that was cut), and the one that stayed in its place. Without ids where the data has none."""
 KeepEntries = Callable[[pa.Table, np.ndarray, Path, int], None]
-"""Writes the rows of a partition that stay to a part of an index: (facts, local row numbers, folder, partition)."""
+"""Writes the rows of a block that stay to a part of an index: (facts, row numbers in the block, folder, block)."""
+
+SETTLED_BYTES = 250
+"""A row with the name of its twin, while it is settled; half of it while its name is looked up."""
+LEAST_ROWS = 2**14
 
 
 @dataclass(frozen=True)
 class Homes:
-    """Where rows and entries of the index lie: partitions and parts, in groups of neighbours that are asked together."""
+    """Where rows and entries of the index lie: in blocks of rows of a partition, or of entries of a part of the index.
+
+    Blocks are neighbours in groups, which are asked for names together.
+    """
 
     rows: RowNumbers
     index: Index | None
-    num_groups: int
+    block_rows: int
+    most_groups: int
 
     @staticmethod
     def of(rows: RowNumbers, index: Index | None, usable: int) -> Homes:
-        """As many groups as make each fit if every row had a twin, and a few more for the workers."""
-        homes = rows.num_partitions + (len(index.parts) if index is not None else 0)
-        return Homes(rows, index, max(1, min(homes, max(8, bucket_count(rows.total * 150, usable)))))
+        """Blocks and groups that fit if every row had a twin, and a few more groups for the workers."""
+        block_rows = max(LEAST_ROWS, 1 << (usable // SETTLED_BYTES).bit_length() - 1)
+        return Homes(rows, index, block_rows, max(8, bucket_count(rows.total * SETTLED_BYTES // 2, usable)))
+
+    @cached_property
+    def _blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """(the partition, or the part of the index behind these, of each block, and the number of its first row)"""
+        inside, starts = [], []
+        for number, (first, last) in enumerate(zip(self._borders, self._borders[1:], strict=False)):
+            starts.append(np.arange(first, last, self.block_rows))
+            inside.append(np.full(len(starts[-1]), number))
+        if not starts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(inside), np.concatenate(starts)
+
+    @cached_property
+    def _borders(self) -> list[int]:
+        """Where partitions and parts begin, and where the last one ends."""
+        parts = [before for _, before in self.index.parts] + [self.index.total] if self.index is not None else [0]
+        return [*self.rows.offsets[:-1].tolist(), *(self.rows.total + before for before in parts)]
 
     @property
     def starts(self) -> np.ndarray:
-        """The number of the first row of each home."""
-        parts = [self.rows.total + before for _, before in self.index.parts] if self.index is not None else []
-        return np.concatenate([self.rows.offsets[:-1], np.array(parts, np.int64)])
+        """The number of the first row of each block."""
+        return self._blocks[1]
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks of rows; those of the index lie behind them."""
+        return int(np.searchsorted(self.starts, self.rows.total))
+
+    @property
+    def num_groups(self) -> int:
+        return max(1, min(len(self.starts), self.most_groups))
+
+    @property
+    def division(self) -> str:
+        """What files and results of earlier calls depend on."""
+        return f"{self.num_groups}, {self.block_rows}"
+
+    def block_of(self, rows: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.starts, rows, side="right") - 1
 
     def group_of(self, twins: np.ndarray) -> np.ndarray:
-        starts = self.starts
-        # Homes without rows start where the next one does: the last of them is the one that has the row.
-        return (np.searchsorted(starts, twins, side="right") - 1) * self.num_groups // max(1, len(starts))
+        return self.block_of(twins) * self.num_groups // max(1, len(self.starts))
 
-    def facts(self, home: int) -> pa.Table:
-        if home < self.rows.num_partitions:
-            return self.rows.observed[home]
-        assert self.index is not None
-        return self.index.part(home - self.rows.num_partitions)
+    def blocks_of(self, partition: int) -> range:
+        first, last = np.searchsorted(self.starts, self.rows.offsets[partition : partition + 2])
+        return range(int(first), int(last))
+
+    def facts(self, block: int) -> pa.Table:
+        inside, start = int(self._blocks[0][block]), int(self.starts[block])
+        if inside < self.rows.num_partitions:
+            whole = self.rows.observed[inside]
+        else:
+            assert self.index is not None
+            whole = self.index.part(inside - self.rows.num_partitions)
+        return whole.slice(start - self._borders[inside], self.block_rows)
 
 
 class PairWriter:
-    """Writes pairs twice: whole, by partition of the row, and who asks for which name, by where the twin is."""
+    """Writes pairs twice: whole, by where the row is, and who asks for which name, by where the twin is."""
 
     def __init__(self, path: Path, homes: Homes) -> None:
         self._homes = homes
-        self._pairs = ShuffleWriter(path, homes.rows.num_partitions, PAIRS)
+        self._pairs = ShuffleWriter(path, homes.num_blocks, PAIRS)
         self._asked = ShuffleWriter(path.with_suffix(ASKED), homes.num_groups, _ASKED)
 
     def __enter__(self) -> PairWriter:
@@ -136,7 +186,7 @@ class PairWriter:
         """Append pairs: row, twin, and what else is known; the rest is null."""
         rows = len(found["row"])
         table = pa.table({spec.name: found.get(spec.name, pa.nulls(rows, spec.type)) for spec in PAIRS}).cast(PAIRS)
-        self._pairs.write(table, self._homes.rows.partition_of(numbers(table.column("row"))))
+        self._pairs.write(table, self._homes.block_of(numbers(table.column("row"))))
         self._asked.write(table.select(_ASKED.names), self._homes.group_of(numbers(table.column("twin"))))
 
 
@@ -165,43 +215,63 @@ class Settling:
 
     @property
     def names(self) -> Files:
-        return Files(self.folder / "names", f"{self.pairs.stem}{self.homes.num_groups}-", self.homes.num_groups)
+        return Files(self.folder / "names", f"{self.pairs.stem}{self.homes.division}-", self.homes.num_groups)
 
-    def run(self, work: Work, name: str, settle_partition: Callable[..., dict[str, int]] | None = None) -> list[Any]:
-        groups = self.homes.num_groups
-        in_workers(work, f"names, {name}, {groups}", find_names, [(self, group) for group in range(groups)])
-        partitions = range(self.rows.num_partitions)
+    def run(
+        self, work: Work, name: str, usable: int, settle_partition: Callable[..., dict[str, int]] | None = None
+    ) -> list[Any]:
+        name = f"{name}, {self.homes.division}"
+        most = max(LEAST_ROWS, usable // SETTLED_BYTES)
+        groups, partitions = range(self.homes.num_groups), range(self.rows.num_partitions)
+        in_workers(work, f"names, {name}", find_names, [(self, group, most) for group in groups])
         return in_workers(
             work, f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions]
         )
 
 
 @tells_limits
-def find_names(settling: Settling, group: int) -> int:
-    """Look up the addresses and ids of the twins that lie in one group of homes."""
+def find_names(settling: Settling, group: int, most: int) -> int:
+    """Look up the addresses and ids of the twins that lie in one group of blocks, so many at a time."""
     homes, files = settling.homes, [path.with_suffix(ASKED) for path in settling.pairs]
-    asked = gather_bucket(files, group, homes.num_groups)
-    with ShuffleWriter(settling.names[group], homes.rows.num_partitions, _NAMES) as writer:
-        if asked is None:
-            return 0
-        asked = asked.take(pc.sort_indices(asked.column("twin")))
-        twins, starts = numbers(asked.column("twin")), homes.starts
-        home = np.searchsorted(starts, twins, side="right") - 1
-        begins = np.flatnonzero(np.append(True, home[1:] != home[:-1]))
-        found = []
-        for first, last in zip(begins, [*begins[1:], len(home)], strict=True):
-            number = int(home[first])
-            found.append(named(homes.facts(number), twins[first:last] - starts[number]))
-        address, name = (pa.chunked_array([part[side].cast(pa.large_string()) for part in found]) for side in (0, 1))
-        table = pa.table({"row": asked.column("row"), "unit": asked.column("unit"), "address": address, "id": name})
-        writer.write(table, homes.rows.partition_of(numbers(asked.column("row"))))
-    return len(twins)
+    found = 0
+    with ShuffleWriter(settling.names[group], homes.num_blocks, _NAMES) as writer:
+        for asked in _pieces(files, group, homes.num_groups, most):
+            table = _named(homes, asked)
+            writer.write(table, homes.block_of(numbers(table.column("row"))))
+            found += table.num_rows
+    return found
 
 
-def read_pairs(settling: Settling, partition: int) -> tuple[pa.Table, pa.Table] | None:
-    """(pairs of the rows of a partition, the names of their twins), both in source order; None if there are none."""
-    pairs = gather_bucket(settling.pairs, partition, settling.rows.num_partitions)
-    names = gather_bucket(settling.names, partition, settling.rows.num_partitions)
+def _pieces(files: Iterable[Path], bucket: int, num_buckets: int, most: int) -> Iterator[pa.Table]:
+    """The rows of a bucket of all files, about so many at a time."""
+    held: list[pa.RecordBatch] = []
+    for batch in (batch for file in files for batch in read_bucket(file, bucket, num_buckets)):
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= most:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _named(homes: Homes, asked: pa.Table) -> pa.Table:
+    asked = asked.take(pc.sort_indices(asked.column("twin")))
+    twins = numbers(asked.column("twin"))
+    block = homes.block_of(twins)
+    begins = np.flatnonzero(np.append(True, block[1:] != block[:-1]))
+    found = []
+    for first, last in zip(begins, [*begins[1:], len(block)], strict=True):
+        number = int(block[first])
+        found.append(named(homes.facts(number), twins[first:last] - homes.starts[number]))
+        let_go()
+    address, name = (pa.chunked_array([part[side].cast(pa.large_string()) for part in found]) for side in (0, 1))
+    return pa.table({"row": asked.column("row"), "unit": asked.column("unit"), "address": address, "id": name})
+
+
+def read_pairs(settling: Settling, block: int) -> tuple[pa.Table, pa.Table] | None:
+    """(pairs of the rows of a block, the names of their twins), both in source order; None if there are none."""
+    pairs = gather_bucket(settling.pairs, block, settling.homes.num_blocks)
+    names = gather_bucket(settling.names, block, settling.homes.num_blocks)
     if pairs is None or names is None:
         return None
     order = [("row", "ascending"), ("unit", "ascending")]
@@ -212,62 +282,75 @@ def read_pairs(settling: Settling, partition: int) -> tuple[pa.Table, pa.Table] 
 def settle(settling: Settling, partition: int) -> dict[str, int]:
     """Decide about the rows of one partition and write down why."""
     rows = settling.rows
-    facts = rows.observed[partition]
-    first, last = int(rows.offsets[partition]), int(rows.offsets[partition + 1])
-    drop = np.zeros(last - first, np.bool_)
-    reasons = np.zeros(last - first, np.int8)
-    found = read_pairs(settling, partition)
-    if found is not None:
-        pairs, names = found
-        dropped = pairs.column("dropped")
-        gone = pairs.filter(dropped)
-        local = numbers(gone.column("row")) - first
-        drop[local] = True
-        reasons[local] = np.where(numbers(gone.column("short")), 2, 1)
-        reasons[local[numbers(gone.column("twin")) >= rows.total]] = 3
-        for folder, mask in ((GROUPS, dropped), (NEAR_MISSES, pc.invert(dropped))):
-            write_found(settling, facts, pairs.filter(mask), names.filter(mask), {}, folder, partition)
+    start, count = int(rows.offsets[partition]), rows.observed.num_rows(partition)
+    drop, reasons = np.zeros(count, np.bool_), np.zeros(count, np.int8)
+    with FoundWriter(settling, GROUPS, partition) as groups, FoundWriter(settling, NEAR_MISSES, partition) as near:
+        for block in settling.homes.blocks_of(partition):
+            facts, first = settling.homes.facts(block), int(settling.homes.starts[block]) - start
+            found = read_pairs(settling, block)
+            if found is not None:
+                pairs, names = found
+                dropped = pairs.column("dropped")
+                gone = pairs.filter(dropped)
+                local = numbers(gone.column("row")) - start
+                drop[local] = True
+                reasons[local] = np.where(numbers(gone.column("short")), 2, 1)
+                reasons[local[numbers(gone.column("twin")) >= rows.total]] = 3
+                groups.write(block, facts, gone, names.filter(dropped), {})
+                near.write(block, facts, pairs.filter(pc.invert(dropped)), names.filter(pc.invert(dropped)), {})
+            stays = np.flatnonzero(~drop[first : first + facts.num_rows])
+            if settling.keep_entries is not None and settling.index_folder is not None and len(stays):
+                settling.keep_entries(facts, stays, settling.index_folder, block)
+            let_go()
     texts = pa.array([None, settling.reason, settling.short_reason, settling.index_reason], pa.string())
-    settling.decide(partition, drop, texts.take(pa.array(reasons)))
-    if settling.keep_entries is not None and settling.index_folder is not None and not drop.all():
-        settling.keep_entries(facts, np.flatnonzero(~drop), settling.index_folder, partition)
-    return {"rows": len(drop), "dropped": int(drop.sum())}
+    settling.decide(partition, drop, pa.DictionaryArray.from_arrays(pa.array(reasons), texts))
+    return {"rows": count, "dropped": int(drop.sum())}
 
 
-def write_found(
-    settling: Settling,
-    facts: pa.Table,
-    pairs: pa.Table,
-    names: pa.Table,
-    more: Mapping[str, Any],
-    folder: str,
-    partition: int,
-) -> None:
-    """Write a part of the groups as Parquet: rows of one partition, the names of their twins, what is known of each pair."""
-    if not pairs.num_rows:
-        return
-    row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
-    address, name = named(facts, row - settling.rows.offsets[partition])
-    old = twin >= settling.rows.total
-    index = settling.homes.index
-    columns: dict[str, Any] = {
-        **{column: pairs.column(column) for column in ("unit", "kept_unit", "similarity", "bands", "short")},
-        "id": name,
-        "kept_id": names.column("id"),
-        "address": address,
-        "kept_address": names.column("address"),
-        "row": row,
-        "kept_row": pa.array(twin, mask=old),
-        "index": pc.if_else(pa.array(old), pa.scalar(index.path if index is not None else None, pa.string()), None),
-        **more,
-    }
-    if "id" not in facts.column_names and names.column("id").null_count == len(row):
-        del columns["id"], columns["kept_id"]
-    schema = pa.schema([spec for spec in FOUND if spec.name in columns or not spec.name.endswith("id")])
-    table = pa.table({spec.name: columns.get(spec.name, pa.nulls(len(row), spec.type)) for spec in schema}).cast(schema)
-    with Unfinished(settling.folder / folder / f"{partition:06d}.parquet") as temporary:
-        make_sure_of_room(temporary.parent, table.nbytes)
-        pq.write_table(table, temporary, compression="zstd")
+class FoundWriter:
+    """Writes a part of the groups as Parquet: rows of one partition, the names of their twins, what is known of each pair."""
+
+    def __init__(self, settling: Settling, folder: str, partition: int) -> None:
+        self._settling = settling
+        self._file = Unfinished(settling.folder / folder / f"{partition:06d}.parquet")
+        self._writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> FoundWriter:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._file.__exit__(kind, *exc)
+
+    def write(self, block: int, facts: pa.Table, pairs: pa.Table, names: pa.Table, more: Mapping[str, Any]) -> None:
+        """Append the pairs of a block."""
+        if not pairs.num_rows:
+            return
+        homes = self._settling.homes
+        row, twin = numbers(pairs.column("row")), numbers(pairs.column("twin"))
+        address, name = named(facts, row - homes.starts[block])
+        old = twin >= homes.rows.total
+        path = homes.index.path if homes.index is not None else None
+        columns: dict[str, Any] = {
+            **{column: pairs.column(column) for column in ("unit", "kept_unit", "similarity", "bands", "short")},
+            "id": name,
+            "kept_id": names.column("id"),
+            "address": address,
+            "kept_address": names.column("address"),
+            "row": row,
+            "kept_row": pa.array(twin, mask=old),
+            "index": pc.if_else(pa.array(old), pa.scalar(path, pa.string()), None),
+            **more,
+        }
+        if "id" not in facts.column_names and path is None:
+            del columns["id"], columns["kept_id"]
+        schema = pa.schema([spec for spec in FOUND if spec.name in columns or not spec.name.endswith("id")])
+        table = pa.table({spec.name: columns.get(spec.name, pa.nulls(len(row), spec.type)) for spec in schema})
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file.__enter__(), schema, compression="zstd")
+        make_sure_of_room(self._file.path.parent, table.nbytes)
+        self._writer.write_table(table.cast(schema))
 
 
 # ------------------------------------------------------------------------------------------------------------- summary
@@ -331,6 +414,14 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[
 def stage_number(name: str) -> int:
     """The number in `stage-3` and `stage-3-000001.parquet`."""
     return int(name.split("-")[1]) if name.startswith("stage-") else 0
+
+
+def index_folder_of(update: bool, work: Work, homes: Homes) -> Path | None:
+    """Where the entries for an index are written before it takes them in; parts are blocks, and another division has others."""
+    folder = work.folder / f"index-{homes.block_rows}" if update else None
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+    return folder
 
 
 def check_disk(work: Work, needed: int, what: str) -> None:

@@ -69,8 +69,8 @@ class Overflow(BudgetError):
     """A call held more than its worker may: it is planned again with smaller parts."""
 
 
-def halving(resolve: Callable[[int], None], worker_bytes: int) -> None:
-    """Call `resolve(usable)` with what a call may plan to hold, with half of it if that proves too much, and so on.
+def halving(resolve: Callable[[int], R], worker_bytes: int) -> R:
+    """`resolve(usable)`, with what a call may plan to hold, with half of it if that proves too much, and so on.
 
     How the work is divided does not change the result; what is written in larger parts is not used again.
     """
@@ -207,6 +207,8 @@ class ShuffleWriter:
 
     def write(self, table: pa.Table, buckets: np.ndarray) -> None:
         """Append the rows of a table, each to its bucket; rows of a bucket keep their order."""
+        if not table.num_rows:
+            return
         self._gathered.append((table, buckets))
         if sum(each.nbytes for each, _ in self._gathered) > GATHERED_BYTES:
             self._divide()

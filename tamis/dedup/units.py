@@ -13,7 +13,17 @@ from tamis.batch import Column, contiguous
 from tamis.dedup.equal import Equals, read_digests
 from tamis.dedup.index import Index, write_part
 from tamis.dedup.rows import RowNumbers, subset
-from tamis.dedup.settle import GROUPS, Homes, PairWriter, Settling, check_disk, publish, read_pairs, write_found
+from tamis.dedup.settle import (
+    GROUPS,
+    FoundWriter,
+    Homes,
+    PairWriter,
+    Settling,
+    check_disk,
+    index_folder_of,
+    publish,
+    read_pairs,
+)
 from tamis.dedup.shuffle import (
     Files,
     ShuffleWriter,
@@ -27,6 +37,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import TextNormal, digest_spans, text_buffers
 from tamis.kernels import digests as kernel
+from tamis.mapped import let_go
 from tamis.operator import Decide, Work
 
 if TYPE_CHECKING:
@@ -90,9 +101,8 @@ def resolve(
     decide: Decide,
     work: Work,
     index: Index | None,
-    index_folder: Path | None,
     usable: int,
-) -> None:
+) -> Path | None:
     """Find the units that repeat an earlier one, and decide what is cut and which rows lose too much."""
     counts = in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
@@ -107,22 +117,24 @@ def resolve(
         [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
     )
     homes = Homes.of(rows, index, usable)
-    cuts = Files(work.folder / "cuts", f"{num_buckets}-{homes.num_groups}-", num_buckets)
+    cuts = Files(work.folder / "cuts", f"{num_buckets}, {homes.division}-", num_buckets)
     in_workers(
         work,
-        f"repeats, {num_buckets}, {homes.num_groups}",
+        f"repeats, {num_buckets}, {homes.division}",
         group_units,
         [(homes, scattered, bucket, num_buckets, path, usable) for bucket, path in enumerate(cuts)],
     )
+    index_folder = index_folder_of(step.update, work, homes)
     reason = f"more than {step.max_removed:.0%} repeated {step.unit}s"
     settling = Settling(
         homes, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
     )
-    settled = settling.run(work, str(num_buckets), settle_units)
+    settled = settling.run(work, str(num_buckets), usable, settle_units)
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
         summary[name] = sum(part[name] for part in settled)
     publish(work, summary, {})
+    return index_folder
 
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
@@ -171,10 +183,27 @@ def group_units(homes: Homes, scattered: Files, bucket: int, num_buckets: int, p
 @tells_limits
 def settle_units(settling: Settling, partition: int) -> dict[str, int]:
     """Decide what is cut out of the rows of one partition, and which of them lose too much."""
-    rows = settling.rows
-    first, count = int(rows.offsets[partition]), int(rows.offsets[partition + 1] - rows.offsets[partition])
-    facts = rows.observed[partition]
-    found = read_pairs(settling, partition)
+    parts = []
+    totals = {"cut": 0, "dropped": 0, "cut_bytes": 0, "rewritten": 0}
+    with FoundWriter(settling, GROUPS, partition) as groups:
+        for block in settling.homes.blocks_of(partition):
+            drop, payload, counts = _settle_block(settling, block, groups)
+            parts.append((drop, payload))
+            totals = {name: total + counts[name] for name, total in totals.items()}
+            let_go()
+    drop = np.concatenate([np.empty(0, np.bool_), *(drop for drop, _ in parts)])
+    payload = pa.concat_arrays([pa.array([], pa.list_(pa.int32())), *(payload for _, payload in parts)])
+    settling.decide(partition, drop, settling.reason, payload)
+    return totals
+
+
+def _settle_block(
+    settling: Settling, block: int, groups: FoundWriter
+) -> tuple[np.ndarray, pa.ListArray, dict[str, int]]:
+    """(which rows of a block go, the numbers of the units that are cut out of the others, counts)"""
+    facts, first = settling.homes.facts(block), int(settling.homes.starts[block])
+    count = facts.num_rows
+    found = read_pairs(settling, block)
     drop = np.zeros(count, np.bool_)
     removed = np.zeros(count, np.int64)
     local = unit_numbers = np.empty(0, np.int64)
@@ -189,24 +218,24 @@ def settle_units(settling: Settling, partition: int) -> dict[str, int]:
         drop = removed > settling.max_removed * length
         drop |= (removed > 0) & (removed >= length)
         more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes}
-        write_found(settling, facts, cuts, names, more, GROUPS, partition)
+        groups.write(block, facts, cuts, names, more)
     keep = ~drop[local] if len(local) else np.empty(0, np.bool_)
-    ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32) if count else np.empty(0, np.int32)
+    ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32)
     payload = pa.ListArray.from_arrays(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
-    settling.decide(partition, drop, settling.reason, payload)
-    if settling.index_folder is not None and count:
-        _keep_units(facts, local, unit_numbers, settling.index_folder, partition)
-    return {
+    if settling.index_folder is not None:
+        _keep_units(facts, local, unit_numbers, settling.index_folder, block)
+    counts = {
         "cut": len(local),
         "dropped": int(drop.sum()),
         "cut_bytes": int(removed.sum()),
         "rewritten": int(np.count_nonzero((removed > 0) & ~drop)),
     }
+    return drop, payload, counts
 
 
-def _keep_units(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, partition: int) -> None:
+def _keep_units(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, block: int) -> None:
     """The digests of units that were not cut, as a part of an index; an entry is a unit, with its row's address."""
     offsets = _offsets(contiguous(facts.column("high")))
     stays = np.ones(int(offsets[-1]), np.bool_)
@@ -215,4 +244,4 @@ def _keep_units(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, fo
     if len(owner):
         high = numbers(contiguous(facts.column("high")).flatten())[stays]
         low = numbers(contiguous(facts.column("low")).flatten())[stays]
-        write_part(folder, partition, pa.table(subset(facts, owner)), high, {"low": low})
+        write_part(folder, block, pa.table(subset(facts, owner)), high, {"low": low})

@@ -541,7 +541,7 @@ class _PartitionRun:
         began = time.perf_counter()
         here = slice(self.fated, self.fated + len(batch))
         self.fated += len(batch)
-        drop, reasons, payload = self.fates[0][here], self.fates[1][here], self.fates[2]
+        drop, reasons, payload = self.fates[0][here], self.fates[1][here].cast(pa.string()), self.fates[2]
         verdicts = []
         if drop.any():
             for reason in dict.fromkeys(reasons.filter(pa.array(drop)).to_pylist()):

@@ -158,9 +158,14 @@ class Fates:
         index = self.partitions[partition]
         if len(drop) != self.rows[index]:
             raise OperatorError(f"resolve() decided about {len(drop)} rows of a partition that has {self.rows[index]}")
-        reasons = pa.array([reason] * len(drop), pa.string()) if isinstance(reason, str) else as_array(reason)
+        if isinstance(reason, str):
+            reasons: pa.Array = pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros(len(drop), np.int8)), pa.array([reason])
+            )
+        else:
+            reasons = as_array(reason)
         path = self._path(index)
-        table = pa.table({"drop": pa.array(np.asarray(drop, dtype=np.bool_)), "reason": reasons.cast(pa.string())})
+        table = pa.table({"drop": pa.array(np.asarray(drop, dtype=np.bool_)), "reason": reasons})
         if payload is not None:
             table = table.append_column("payload", payload)
         temporary = path.with_suffix(".unfinished")
