@@ -40,11 +40,15 @@ from tamis.dedup.shuffle import (
     tells_limits,
 )
 from tamis.dedup.texts import byte_buffers
+from tamis.errors import BudgetError, is_shortage
 from tamis.kernels import groups as kernel
 from tamis.kernels import sets as packing
 from tamis.mapped import let_go
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
+
+FOUND_BYTES = 100
+"""What is held of each row of a component, however it is divided."""
 
 LEAST_ROWS = 100
 """Candidates that are compared at a time, however little memory there is."""
@@ -187,7 +191,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
     """
     dtype = np.int32 if total < 2**31 else np.int64
     parents = room((total,), dtype, path.parent, memory)
-    on_disk = parents.nbytes > memory
+    on_disk, held = parents.nbytes > memory, 0
     step = 2**22
     for start in range(0, total, step):
         parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
@@ -201,8 +205,10 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
             kernel.unite(parents, left, right)
             kernel.mark(touched, left)
             kernel.mark(touched, right)
-        if on_disk:
-            let_go()
+            held += batch.nbytes
+            if held > TOUCHED_BYTES:
+                let_go()
+                held = 0
     found = {"candidates": 0, "components": 0}
     with Unfinished(path) as temporary, temporary.open("wb") as written:
         for start in range(0, total, step):
@@ -293,33 +299,20 @@ def verify(
     They are gone through in the order of the policy, as many at a time as fit; of a component that began before, those that
     stay are at hand, and no row is compared with others.
     """
-    table, fits = _bucket(collected, bucket, num_buckets, how, memory)
-    component, row = numbers(table.column("component")), numbers(table.column("row"))
-    source, ours = numbers(table.column("source")), row < homes.rows.total
-    order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
-    component, row, source, ours = component[order], row[order], source[order], ours[order]
-    ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
-    found = Found(len(row))
-    step = how.rows_in(memory, table)
-    carried, before = None, np.zeros(0, np.int64)
-    for start in range(0, len(row), step):
-        stop = min(len(row), start + step)
-        some = _taken(table, order[start:stop], mapped=not fits)
-        if stop == len(row):
-            table = some  # nothing more is taken from it
-        some = pa.concat_tables([carried, some]) if carried is not None else some
-        places = np.concatenate([before, np.arange(start, stop)])
-        fixed = ~ours[places] | (places < start)
-        stays = found.look(some, places, component[places], ranks[places], fixed, how)
-        stays &= component[places] == component[stop] if stop < len(row) else False
-        carried, before = some.filter(pa.array(stays)) if stays.any() else None, places[stays]
-    largest = _largest(component)
-    sizes = np.unique(found.twins[found.twins >= 0], return_counts=True)[1] + 1
-    if how.none:
-        found.drop_originals(ours)
+    found = Found()
+    try:
+        found.decide(*_bucket(collected, bucket, num_buckets, how, memory), homes.rows.total, how, memory)
+    except Exception as error:
+        if is_shortage(error) and found.largest * FOUND_BYTES > 4 * memory:
+            raise BudgetError(
+                f"{found.largest:,} rows that may be near-duplicates of each other are more than a worker can decide about",
+                hint="run the same command again with more --memory or fewer --workers, or deduplicate exactly before",
+            ) from error
+        raise
     with PairWriter(path, homes) as writer:
-        found.write(writer, row)
-    return {"dropped": int(np.count_nonzero(found.twins >= 0)), "sizes": histogram(sizes), "largest_component": largest}
+        found.write(writer)
+    dropped = int(np.count_nonzero(found.twins >= 0))
+    return {"dropped": dropped, "sizes": histogram(found.sizes), "largest_component": found.largest}
 
 
 def _bucket(collected: Files, bucket: int, num_buckets: int, how: Comparison, memory: int) -> tuple[pa.Table, bool]:
@@ -359,15 +352,45 @@ def _taken(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
 class Found:
     """What is decided about the rows of a bucket, by their places in the order of the policy.
 
+    row                    the number of each
     twins, near            the place of the row in whose favour one goes, or of the most alike of those one stays beside; or -1
     likeness, shared       how alike the two are, and how many bands they share
     short                  whether a row has fewer words than an n-gram
+    sizes                  of groups: a row that stays, and those that went in its favour
+    largest                rows of the largest component
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self) -> None:
+        self.largest = 0
+
+    def decide(self, table: pa.Table, fits: bool, total: int, how: Comparison, memory: int) -> None:
+        """Go through the candidates of a table, which are in memory if that `fits`; rows from `total` on are of the index."""
+        component, row = numbers(table.column("component")), numbers(table.column("row"))
+        self.largest = _largest(component)
+        source, ours = numbers(table.column("source")), row < total
+        order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
+        component, row, source, ours = component[order], row[order], source[order], ours[order]
+        ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
+        self.row, rows = row, len(row)
         self.twins, self.near = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
         self.likeness, self.shared = np.zeros(rows, np.float64), np.zeros(rows, np.int16)
         self.short = np.zeros(rows, np.bool_)
+        step = how.rows_in(memory, table)
+        carried, before = None, np.zeros(0, np.int64)
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            some = _taken(table, order[start:stop], mapped=not fits)
+            if stop == rows:
+                table = some  # nothing more is taken from it
+            some = pa.concat_tables([carried, some]) if carried is not None else some
+            places = np.concatenate([before, np.arange(start, stop)])
+            fixed = ~ours[places] | (places < start)
+            stays = self.look(some, places, component[places], ranks[places], fixed, how)
+            stays &= component[places] == component[stop] if stop < rows else False
+            carried, before = some.filter(pa.array(stays)) if stays.any() else None, places[stays]
+        self.sizes = np.unique(self.twins[self.twins >= 0], return_counts=True)[1] + 1
+        if how.none:
+            self.drop_originals(ours)
 
     def look(
         self,
@@ -419,15 +442,15 @@ class Found:
         self.twins[originals], self.near[originals] = best, -1
         self.likeness[originals], self.shared[originals] = self.likeness[best], self.shared[best]
 
-    def write(self, writer: PairWriter, row: np.ndarray) -> None:
+    def write(self, writer: PairWriter) -> None:
         chosen = np.flatnonzero((self.twins >= 0) | (self.near >= 0))
         for start in range(0, len(chosen), 2**18):
             some = chosen[start : start + 2**18]
             gone = self.twins[some] >= 0
             writer.write(
                 {
-                    "row": row[some],
-                    "twin": row[np.where(gone, self.twins[some], self.near[some])],
+                    "row": self.row[some],
+                    "twin": self.row[np.where(gone, self.twins[some], self.near[some])],
                     "similarity": self.likeness[some].astype(np.float32),
                     "bands": self.shared[some],
                     "short": self.short[some],

@@ -230,10 +230,11 @@ class ShuffleWriter:
         batches = whole.to_batches()
         assert len(batches) <= 1, "columns of fixed size and large lists are one piece"
         make_sure_of_room(self._file.path.parent, whole.nbytes)
-        batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
+        empty = pa.RecordBatch.from_pylist([], schema=self.schema)
         start = 0
         for end in ends:
-            self._writer.write_batch(batch.slice(start, int(end) - start))
+            # Of a slice without rows Arrow would write the offsets of all rows.
+            self._writer.write_batch(batches[0].slice(start, int(end) - start) if end > start else empty)
             start = int(end)
 
 
