@@ -106,7 +106,7 @@ class Homes:
     @staticmethod
     def of(rows: RowNumbers, index: Index | None, usable: int) -> Homes:
         """Blocks and groups that fit if every row had a twin, and a few more groups for the workers."""
-        block_rows = max(LEAST_ROWS, 1 << (usable // SETTLED_BYTES).bit_length() - 1)
+        block_rows = max(LEAST_ROWS, usable // SETTLED_BYTES)
         return Homes(rows, index, block_rows, max(8, bucket_count(rows.total * SETTLED_BYTES // 2, usable)))
 
     @cached_property

@@ -1,5 +1,6 @@
 """Many partitions, keys that never end, disks that do: what grows with the data stays within its bounds."""
 
+import dataclasses
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
-from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, shuffle
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, settle, shuffle
 from tamis.dedup.candidates import edges_of
 from tamis.dedup.equal import Equals
 from tamis.dedup.shuffle import ShuffleWriter, bucket_count, pieces, room
@@ -193,6 +194,53 @@ def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monk
     assert sum(mapped) > 4
 
 
+def test_a_group_too_large_to_decide_about_is_told_at_once(tmp_path, monkeypatch):
+    tried = []
+
+    def full(*args, **how):
+        tried.append(args)
+        raise MemoryError
+
+    monkeypatch.setattr(candidates, "_taken", full)
+    monkeypatch.setattr(candidates, "FOUND_BYTES", 10**9)
+    with pytest.raises(BudgetError, match="90 rows that may be near-duplicates of each other"):
+        outcome([{"text": "one and the same text of many words " * 3}] * 90, FuzzyDedup(), tmp_path / "out")
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
+def test_a_partition_of_more_rows_than_fit_is_settled_in_blocks(tmp_path, monkeypatch, step):
+    def run(folder, rows):
+        kept = dataclasses.replace(step, against=str(tmp_path / folder / "index"), update=True)
+        first = outcome(rows[:200], kept, tmp_path / folder / "first", per_partition=90)
+        again = dataclasses.replace(step, against=str(tmp_path / folder / "index"))
+        lines, pairs = outcome(rows[200:], again, tmp_path / folder / "second", per_partition=45)
+        return first, lines, pairs
+
+    rows = texts(300, 60)
+    expected = run("whole", rows)
+    assert expected[0][1]
+    assert any(pair["kept_row"] is None for pair in expected[2])
+    monkeypatch.setattr(settle, "LEAST_ROWS", 7)
+    monkeypatch.setattr(settle, "SETTLED_BYTES", 10**12)
+    assert run("blocks", rows) == expected
+    parts = list((tmp_path / "blocks" / "index").glob("*/entries-*.arrow"))
+    assert len(parts) > 10
+
+
+def test_reasons_and_failures_stay_with_their_rows_in_blocks(tmp_path, monkeypatch):
+    rows = [
+        {"id": str(n), "text": "too short" if n % 3 else f"{n} " + "one and the same text of many words " * 3}
+        for n in range(90)
+    ]
+    expected = outcome(rows, FuzzyDedup(), tmp_path / "whole")
+    monkeypatch.setattr(settle, "LEAST_ROWS", 4)
+    monkeypatch.setattr(settle, "SETTLED_BYTES", 10**12)
+    assert outcome(rows, FuzzyDedup(), tmp_path / "blocks", per_partition=50) == expected
+    report = json.loads((tmp_path / "blocks" / "_tamis" / "report.json").read_text())
+    assert len(report["dropped"]) == 2
+
+
 # ------------------------------------------------------------------------------------------------------ rows in buckets
 
 
@@ -216,6 +264,18 @@ def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathere
         batches = list(shuffle.read_bucket(path, bucket, 7, mapped=mapped))
         assert [n for batch in batches for n in batch.column("n").to_pylist()] == rows
         assert gathered < 10**6 or len(batches) <= 1
+
+
+def test_buckets_without_rows_take_no_room(tmp_path):
+    rows = pa.table(
+        {
+            "text": pa.array([b"word"] * 10_000, pa.large_binary()),
+            "set": pa.array([[1]] * 10_000, pa.large_list(pa.uint32())),
+        }
+    )
+    with ShuffleWriter(tmp_path / "a.arrow", 500, rows.schema) as writer:
+        writer.write(rows, np.full(10_000, 250))
+    assert (tmp_path / "a.arrow").stat().st_size < rows.nbytes + 500 * 1000
 
 
 # ----------------------------------------------------------------------------------------------------------- full disks
