@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tamis.batch import contiguous
 from tamis.dedup.index import Index
@@ -47,7 +48,7 @@ from tamis.mapped import let_go
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
-FOUND_BYTES = 100
+FOUND_BYTES = 60
 """What is held of each row of a component, however it is divided."""
 
 LEAST_ROWS = 100
@@ -299,16 +300,19 @@ def verify(
     They are gone through in the order of the policy, as many at a time as fit; of a component that began before, those that
     stay are at hand, and no row is compared with others.
     """
-    found = Found()
-    try:
-        found.decide(*_bucket(collected, bucket, num_buckets, how, memory), homes.rows.total, how, memory)
-    except Exception as error:
-        if is_shortage(error) and found.largest * FOUND_BYTES > 4 * memory:
-            raise BudgetError(
-                f"{found.largest:,} rows that may be near-duplicates of each other are more than a worker can decide about",
-                hint="run the same command again with more --memory or fewer --workers, or deduplicate exactly before",
-            ) from error
-        raise
+    for share in (memory, memory // 8):
+        found = Found()
+        try:
+            found.decide(*_bucket(collected, bucket, num_buckets, how, share), homes.rows.total, how, share)
+            break
+        except Exception as error:
+            if not is_shortage(error) or found.largest * FOUND_BYTES < 2 * memory:
+                raise  # smaller buckets will do
+            if share < memory:
+                raise BudgetError(
+                    f"{found.largest:,} rows that may be near-duplicates of each other are more than a worker can decide about",
+                    hint="run the same command again with more --memory or fewer --workers, or deduplicate exactly before",
+                ) from error
     with PairWriter(path, homes) as writer:
         found.write(writer)
     dropped = int(np.count_nonzero(found.twins >= 0))
@@ -365,15 +369,18 @@ class Found:
 
     def decide(self, table: pa.Table, fits: bool, total: int, how: Comparison, memory: int) -> None:
         """Go through the candidates of a table, which are in memory if that `fits`; rows from `total` on are of the index."""
-        component, row = numbers(table.column("component")), numbers(table.column("row"))
-        self.largest = _largest(component)
-        source, ours = numbers(table.column("source")), row < total
-        order = np.lexsort([row, numbers(table.column("order")), source, ours, component])
-        component, row, source, ours = component[order], row[order], source[order], ours[order]
-        ranks = np.where(ours, source.astype(np.int64) + 1, 0) if how.across else np.arange(len(row))
-        self.row, rows = row, len(row)
-        self.twins, self.near = np.full(rows, -1, np.int64), np.full(rows, -1, np.int64)
-        self.likeness, self.shared = np.zeros(rows, np.float64), np.zeros(rows, np.int16)
+        component, self.row = numbers(table.column("component")), numbers(table.column("row"))
+        rows, self.largest = len(component), _largest(component)
+        ours, source = self.row < total, numbers(table.column("source")) if how.across else None
+        # What is the same for all rows is not sorted by: a component may be all that fits.
+        policy = [numbers(column) for name in ("order", "source") if _varies(column := table.column(name))]
+        order = np.lexsort([self.row, *policy, *([] if ours.all() else [ours]), component])
+        del policy
+        component, self.row, ours = component[order], self.row[order], ours[order]
+        source = source[order].astype(np.int64) if source is not None else None
+        places_of: Any = np.int32 if rows < 2**31 else np.int64
+        self.twins, self.near = np.full(rows, -1, places_of), np.full(rows, -1, places_of)
+        self.likeness, self.shared = np.zeros(rows, np.float32), np.zeros(rows, np.int16)
         self.short = np.zeros(rows, np.bool_)
         step = how.rows_in(memory, table)
         carried, before = None, np.zeros(0, np.int64)
@@ -385,7 +392,8 @@ class Found:
             some = pa.concat_tables([carried, some]) if carried is not None else some
             places = np.concatenate([before, np.arange(start, stop)])
             fixed = ~ours[places] | (places < start)
-            stays = self.look(some, places, component[places], ranks[places], fixed, how)
+            ranks = np.where(ours[places], source[places] + 1, 0) if source is not None else places
+            stays = self.look(some, places, component[places], ranks, fixed, how)
             stays &= component[places] == component[stop] if stop < rows else False
             carried, before = some.filter(pa.array(stays)) if stays.any() else None, places[stays]
         self.sizes = np.unique(self.twins[self.twins >= 0], return_counts=True)[1] + 1
@@ -451,12 +459,17 @@ class Found:
                 {
                     "row": self.row[some],
                     "twin": self.row[np.where(gone, self.twins[some], self.near[some])],
-                    "similarity": self.likeness[some].astype(np.float32),
+                    "similarity": self.likeness[some],
                     "bands": self.shared[some],
                     "short": self.short[some],
                     "dropped": gone,
                 }
             )
+
+
+def _varies(column: pa.ChunkedArray) -> bool:
+    ends = pc.min_max(column)
+    return ends["min"] != ends["max"]
 
 
 def _largest(component: np.ndarray) -> int:
