@@ -110,8 +110,11 @@ def make_corpus(folder: Path, documents: int, workers: int = 2) -> int:
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(workers) as pool:
-            for number, first in enumerate(range(0, documents, PER_FILE)):
-                size = min(PER_FILE, documents - first)
-                pool.submit(write_file, str(folder / f"{number:05d}.jsonl"), first, size)
+            written = [
+                pool.submit(write_file, str(folder / f"{number:05d}.jsonl"), first, min(PER_FILE, documents - first))
+                for number, first in enumerate(range(0, documents, PER_FILE))
+            ]
+            for each in written:
+                each.result()  # a full disk is told here
         (folder / "complete").touch()
     return sum(file.stat().st_size for file in folder.glob("*.jsonl"))

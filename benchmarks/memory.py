@@ -9,7 +9,8 @@ matrix can be filled bit by bit.
 
 The documents for recipes are paragraphs of the speeches that come with the package, from a line to a hundred kilobytes
 long, the lengths as in a crawl; those for `code` and `code_fertility` are the modules of the standard library. A folder
-holds one such file many times over. Deduplication gets documents of its own (corpus.py), every one in its place.
+holds one such file many times over. Deduplication gets documents of its own (corpus.py), every one in its place; and, by the
+jobs `tiny` and `group`, what is hard for it: twelve million rows of a word, and a million documents that are all alike.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +48,16 @@ DEDUP = {
     "exact, by paragraph": ["exact", "--unit", "paragraph"],
     "fuzzy": ["fuzzy"],
     "fuzzy, nemo": ["fuzzy", "--settings", "nemo"],
+    "exact, tiny rows": ["exact"],
+    "fuzzy, one group": ["fuzzy"],
 }
 
-SHORT = {"paragraph": "exact, by paragraph", "nemo": "fuzzy, nemo"}
+SHORT = {
+    "paragraph": "exact, by paragraph",
+    "nemo": "fuzzy, nemo",
+    "tiny": "exact, tiny rows",
+    "group": "fuzzy, one group",
+}
 """Names of jobs without a comma, for the command line."""
 
 
@@ -98,6 +107,29 @@ def write_documents(path: Path, pieces: list[str], *, joined: bool) -> None:
             line = json.dumps({"id": f"d{number}", "url": f"https://example.org/{number}", "text": text})
             size += file.write(line + "\n")
             number += 1
+
+
+def tiny_rows() -> Iterator[dict[str, str]]:
+    generator = random.Random(1)
+    return ({"text": f"w{generator.randrange(6_000_000)}"} for _ in range(12_000_000))
+
+
+def one_group() -> Iterator[dict[str, str]]:
+    """Documents of eighty words, of which one is changed."""
+    generator = random.Random(1)
+    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 9))) for _ in range(80)]
+    for _ in range(1_000_000):
+        place = generator.randrange(80)
+        yield {"text": " ".join([*words[:place], f"x{generator.randrange(1000)}", *words[place + 1 :]])}
+
+
+HARD = {"exact, tiny rows": tiny_rows, "fuzzy, one group": one_group}
+
+
+def write_rows(folder: Path, rows: Iterator[dict[str, str]]) -> int:
+    folder.mkdir(exist_ok=True)
+    with (folder / "rows.jsonl").open("w") as file:
+        return sum(file.write(json.dumps(row) + "\n") for row in rows)
 
 
 def same_file_often(folder: Path, file: Path, size: int) -> int:
@@ -173,7 +205,9 @@ def main() -> None:
             size = int(options.times * parse_bytes(budget))
             for job in jobs:
                 source = folder / "in"
-                if job in DEDUP:
+                if job in HARD:
+                    data_bytes = write_rows(source, HARD[job]())
+                elif job in DEDUP:
                     source = folder / f"documents-{budget}"
                     data_bytes = make_corpus(source, -(-size // DOCUMENT_BYTES))
                 else:
@@ -185,8 +219,7 @@ def main() -> None:
                 sys.stdout.flush()
                 if options.save:
                     save(row)
-                if job not in DEDUP:
-                    shutil.rmtree(source)
+                shutil.rmtree(folder / "in", ignore_errors=True)
             shutil.rmtree(folder / f"documents-{budget}", ignore_errors=True)
     raise SystemExit(broken)
 

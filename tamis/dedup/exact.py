@@ -214,7 +214,7 @@ class ExactDedup(Gather):
             index_folder=index_folder,
             keep_entries=keep_digests,
         )
-        settled = settling.run(work, str(num_buckets), usable)
+        settled = settling.run(work, str(num_buckets))
         publish(work, summary_of(self.name, rows, found, settled), {})
         return index_folder
 

@@ -307,7 +307,7 @@ class FuzzyDedup(Gather):
             index_folder=index_folder,
             keep_entries=keep_signed,
         )
-        settled = settling.run(work, str(num_buckets), usable)
+        settled = settling.run(work, str(num_buckets))
         summary |= summary_of(self.name, rows, found, settled)
         summary |= {"largest_component": max((part["largest_component"] for part in found), default=0)}
         summary |= {"threshold": self.threshold, "verify": self.verify}

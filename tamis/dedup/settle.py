@@ -217,25 +217,22 @@ class Settling:
     def names(self) -> Files:
         return Files(self.folder / "names", f"{self.pairs.stem}{self.homes.division}-", self.homes.num_groups)
 
-    def run(
-        self, work: Work, name: str, usable: int, settle_partition: Callable[..., dict[str, int]] | None = None
-    ) -> list[Any]:
+    def run(self, work: Work, name: str, settle_partition: Callable[..., dict[str, int]] | None = None) -> list[Any]:
         name = f"{name}, {self.homes.division}"
-        most = max(LEAST_ROWS, usable // SETTLED_BYTES)
         groups, partitions = range(self.homes.num_groups), range(self.rows.num_partitions)
-        in_workers(work, f"names, {name}", find_names, [(self, group, most) for group in groups])
+        in_workers(work, f"names, {name}", find_names, [(self, group) for group in groups])
         return in_workers(
             work, f"fates, {name}", settle_partition or settle, [(self, partition) for partition in partitions]
         )
 
 
 @tells_limits
-def find_names(settling: Settling, group: int, most: int) -> int:
-    """Look up the addresses and ids of the twins that lie in one group of blocks, so many at a time."""
+def find_names(settling: Settling, group: int) -> int:
+    """Look up the addresses and ids of the twins that lie in one group of blocks, as many at a time as a block has rows."""
     homes, files = settling.homes, [path.with_suffix(ASKED) for path in settling.pairs]
     found = 0
     with ShuffleWriter(settling.names[group], homes.num_blocks, _NAMES) as writer:
-        for asked in _pieces(files, group, homes.num_groups, most):
+        for asked in _pieces(files, group, homes.num_groups, homes.block_rows):
             table = _named(homes, asked)
             writer.write(table, homes.block_of(numbers(table.column("row"))))
             found += table.num_rows

@@ -129,7 +129,7 @@ def resolve(
     settling = Settling(
         homes, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
     )
-    settled = settling.run(work, str(num_buckets), usable, settle_units)
+    settled = settling.run(work, str(num_buckets), settle_units)
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
         summary[name] = sum(part[name] for part in settled)
