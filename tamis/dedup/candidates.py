@@ -369,6 +369,7 @@ class Found:
 
     def decide(self, table: pa.Table, fits: bool, total: int, how: Comparison, memory: int) -> None:
         """Go through the candidates of a table, which are in memory if that `fits`; rows from `total` on are of the index."""
+        self.largest = table.num_rows  # as far as is known, should there be no room to look
         component, self.row = numbers(table.column("component")), numbers(table.column("row"))
         rows, self.largest = len(component), _largest(component)
         ours, source = self.row < total, numbers(table.column("source")) if how.across else None
