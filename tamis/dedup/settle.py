@@ -242,11 +242,13 @@ def find_names(settling: Settling, group: int) -> int:
 def _pieces(files: Iterable[Path], bucket: int, num_buckets: int, most: int) -> Iterator[pa.Table]:
     """The rows of a bucket of all files, about so many at a time."""
     held: list[pa.RecordBatch] = []
+    rows = 0
     for batch in (batch for file in files for batch in read_bucket(file, bucket, num_buckets)):
         held.append(batch)
-        if sum(each.num_rows for each in held) >= most:
+        rows += batch.num_rows
+        if rows >= most:
             yield pa.Table.from_batches(held)
-            held = []
+            held, rows = [], 0
     if held:
         yield pa.Table.from_batches(held)
 

@@ -188,6 +188,7 @@ class ShuffleWriter:
         self.num_buckets, self.schema = num_buckets, schema
         self._file = Unfinished(path)
         self._gathered: list[tuple[pa.Table, np.ndarray]] = []
+        self._gathered_bytes = 0
 
     def __enter__(self) -> ShuffleWriter:
         self._writer = pa.ipc.new_file(self._file.__enter__(), self.schema)
@@ -210,7 +211,8 @@ class ShuffleWriter:
         if not table.num_rows:
             return
         self._gathered.append((table, buckets))
-        if sum(each.nbytes for each, _ in self._gathered) > GATHERED_BYTES:
+        self._gathered_bytes += table.nbytes
+        if self._gathered_bytes > GATHERED_BYTES:
             self._divide()
 
     def _divide(self) -> None:
@@ -218,7 +220,7 @@ class ShuffleWriter:
             return
         table = pa.concat_tables([table for table, _ in self._gathered])
         buckets = np.concatenate([buckets for _, buckets in self._gathered])
-        self._gathered = []
+        self._gathered, self._gathered_bytes = [], 0
         small = buckets.astype(np.uint16) if self.num_buckets <= 65536 else buckets
         order = np.argsort(small, kind="stable")  # a radix sort for 16 bits
         ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))

@@ -73,10 +73,10 @@ def test_pieces_are_as_short_as_words(style):
 def test_long_runs_take_no_longer_than_their_length(style):
     count = PieceCounter(lambda pieces: [1] * len(pieces), STYLES[list(STYLES)[NAMES.index(style)]], "")
     count(pa.array(["x"]))
-    start = time.perf_counter()
+    start = time.process_time()
     for run in (" ", "\n", "\t", ".", "'", "é", "\n ", " \t"):
         count(pa.array([run * 1_000_000]))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 20  # by the square of their length it would be minutes
 
 
 def test_what_was_not_counted_is_not_remembered():
