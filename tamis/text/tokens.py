@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
-from tamis.errors import require
+from tamis.errors import ParameterError, require
 from tamis.kernels.pieces import WORDS_APART, WORDS_WITH_SIGNS, count_pieces
 from tamis.operator import Filter, Rule, Scores, at_least, between, operator
 from tamis.text.lists import check_files, identify_files
@@ -134,10 +135,12 @@ def load_tokenizer(path: str | Path) -> Counter:
 def _load(path: str, stamp: int) -> Counter:
     if path.endswith(".model"):
         module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
-        processor = module.SentencePieceProcessor(model_file=path)
+        with _told(path, "a SentencePiece model"):
+            processor = module.SentencePieceProcessor(model_file=path)
         return functools.partial(_count_whole, lambda texts: [len(ids) for ids in processor.encode(texts)])
     module = require("tokenizers", extra="text", purpose="counting tokens")
-    tokenizer = module.Tokenizer.from_file(path)
+    with _told(path, "a tokenizer.json of the library tokenizers"):
+        tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
@@ -148,6 +151,15 @@ def _load(path: str, stamp: int) -> Counter:
 
     way = piecewise(json.loads(tokenizer.to_str()))
     return functools.partial(_count_whole, encode) if way is None else PieceCounter(encode, *way)
+
+
+@contextmanager
+def _told(path: str, what: str) -> Iterator[None]:
+    """The libraries raise whatever comes to hand."""
+    try:
+        yield
+    except Exception as error:
+        raise ParameterError(f"{path} is not {what}: {error}", hint="name another file in tokenizer=") from error
 
 
 def _count_whole(encode: Encode, column: Column) -> np.ndarray:
@@ -178,6 +190,9 @@ class TokenCount(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.tokenizer])
 
+    def setup(self) -> None:
+        load_tokenizer(self.tokenizer)
+
     def score(self, batch: Batch) -> Scores:
         return {"tokens": count_tokens(self.tokenizer, batch)}
 
@@ -203,6 +218,9 @@ class TokenizerFertility(Filter):
 
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.tokenizer])
+
+    def setup(self) -> None:
+        load_tokenizer(self.tokenizer)
 
     def score(self, batch: Batch) -> Scores:
         return {"chars_per_token": ratio(text_facts(batch)["chars"], count_tokens(self.tokenizer, batch))}

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tamis import Pipeline, Rows
 from tamis.batch import Batch
-from tamis.errors import ParameterError
+from tamis.errors import ParameterError, TamisError
 from tamis.text.tokens import PieceCounter, TokenCount, TokenizerFertility, count_tokens, load_tokenizer
 
 TOKENIZER = str(Path(__file__).parent / "data" / "tokenizer.json")
@@ -39,6 +40,15 @@ def test_an_empty_batch_has_no_tokens() -> None:
 def test_a_tokenizer_that_is_not_there_is_missed_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="not there"):
         TokenCount(str(tmp_path / "tokenizer.json")).check()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_that_is_no_tokenizer_stops_the_run_before_the_first_row(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("sentencepiece")
+    (tmp_path / name).write_text('{"version": 1')
+    steps = Pipeline(Rows([{"text": "a"}]), TokenizerFertility(str(tmp_path / name)))
+    with pytest.raises(TamisError, match=f"{name} is not a "):
+        steps.run(executor="inline")
 
 
 def test_sentencepiece_models_are_read_too(tmp_path: Path) -> None:
