@@ -185,7 +185,7 @@ def scale(args: argparse.Namespace) -> None:
         def watch(event: object, out: Path = out) -> None:
             nonlocal most
             if type(event).__name__ == "StageStarted":
-                found = sum(file.stat().st_size for file in (out / "_tamis").rglob("*") if file.is_file())
+                found = sum(file.stat().st_size for file in (out / ".tamis").rglob("*") if file.is_file())
                 most = max(most, found)
 
         pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(out)))

@@ -149,7 +149,7 @@ def run(job: str, budget: str, source: Path, data_bytes: int, folder: Path) -> R
         if job == "code_fertility":
             command += ["--set", f"tokenizer_fertility.tokenizer={folder / 'tokenizer.json'}"]
     seconds, peak = measured([*command, "--memory", budget, "--workers", "2", "--quiet"])
-    report = json.loads((output / "_tamis" / "report.json").read_text())
+    report = json.loads((output / ".tamis" / "report.json").read_text())
     if report["read"] != report["kept"] + sum(report["dropped"].values()) + report["failed"] or report["failed"]:
         raise SystemExit(f"{job} at {budget}: the account does not balance, or rows failed: {report}")
     shutil.rmtree(output)

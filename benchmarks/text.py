@@ -250,7 +250,7 @@ def compare(recipe: str, peers: dict[str, Any], work: Path, files: list[Path], o
         best = min(runs, key=lambda each: each.seconds)
         least = min(each.processor for each in runs)
         row(name, size, start, Run(best.seconds, least, best.peak, best.kept), fastest)
-    report = json.loads((work / "out" / "_tamis" / "report.json").read_text())
+    report = json.loads((work / "out" / ".tamis" / "report.json").read_text())
     say("\nWhere the time of the last run went, by the clock of its one worker:\n")
     say("| step | rows | seconds | MB/s |\n|---|---:|---:|---:|")
     for step in report["operators"]:

@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tamis"
-        talk(error_text(getattr(error, "format_message", error.__str__)(), f"`{command} --help` lists what it takes"))
+        print_status(
+            error_text(getattr(error, "format_message", error.__str__)(), f"`{command} --help` lists what it takes")
+        )
         return BAD_USE
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -60,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 P = ParamSpec("P")
 
 
-def talk(text: str) -> None:
+def print_status(text: str) -> None:
     """To the person, on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
-def give(text: str) -> None:
+def print_result(text: str) -> None:
     """Data, on stdout. Ends quietly when nobody reads on."""
     try:
         sys.stdout.write(text + "\n")
@@ -76,8 +78,8 @@ def give(text: str) -> None:
         raise typer.Exit(BROKEN_PIPE) from None
 
 
-def give_json(value: object) -> None:
-    give(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+def print_json(value: object) -> None:
+    print_result(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -90,7 +92,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except TamisError as error:
-            talk(error_text(error.message, error.hint))
+            print_status(error_text(error.message, error.hint))
             raise typer.Exit(BAD_USE) from None
         except BrokenPipeError as error:  # typer would take it for a closed stdout and say nothing
             raise RuntimeError("a pipe inside the run broke") from error
@@ -193,7 +195,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from tamis import __version__
 
-        give(f"tamis {__version__}")
+        print_result(f"tamis {__version__}")
         raise typer.Exit
 
 
@@ -205,7 +207,7 @@ def tamis(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        give(context.get_help())
+        print_result(context.get_help())
 
 
 @app.command()
@@ -261,14 +263,14 @@ def run(
                 )
             except Interrupted as error:
                 progress.stop()
-                talk(str(error))
+                print_status(str(error))
                 raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        give_json(report.as_dict())
+        print_json(report.as_dict())
     if not quiet and not as_json:
-        talk(summary_text(report))
+        print_status(summary_text(report))
     elif report.failed:
-        talk(failed_text(report))
+        print_status(failed_text(report))
 
 
 @app.command()
@@ -280,7 +282,7 @@ def check(
     pipeline = prepare(recipe, inputs, output, overrides).build()
     pipeline.check()
     names = ", ".join(f"{number} {step.name}" for number, step in enumerate(pipeline.steps, 1))
-    give(f"ok: {len(pipeline.steps)} steps: {names}")
+    print_result(f"ok: {len(pipeline.steps)} steps: {names}")
 
 
 @app.command()
@@ -299,9 +301,9 @@ def explain(
     settings = resources_of(chosen, memory, workers)
     explanation = chosen.build().explain(**settings)
     if as_json:
-        give_json(explanation.as_dict())
+        print_json(explanation.as_dict())
     else:
-        give(str(explanation))
+        print_result(str(explanation))
 
 
 @app.command()
@@ -329,9 +331,9 @@ def rethreshold(
         settings = resources_of(chosen, memory, workers)
         report = chosen.build().run(**settings, scores=True, on_event=progress)
     if as_json:
-        give_json(report.as_dict())
+        print_json(report.as_dict())
     else:
-        talk(summary_text(report))
+        print_status(summary_text(report))
 
 
 @app.command()
@@ -349,9 +351,9 @@ def profile(
     chosen = prepare(recipe, inputs, output if output is not None else "profiled-output", overrides)
     found = chosen.build().profile(rows=rows, memory=memory if memory is not None else chosen.settings.memory)
     if as_json:
-        give_json(found.as_dict())
+        print_json(found.as_dict())
     else:
-        give(str(found))
+        print_result(str(found))
 
 
 @app.command()
@@ -367,7 +369,7 @@ def memory(
     """What this machine, its GPUs and its largest processes or one process tree hold."""
     from tamis.memory.commands import show_memory
 
-    show_memory(pid, as_json=as_json, watch_s=watch, give=give)
+    show_memory(pid, as_json=as_json, watch_s=watch, print_result=print_result)
 
 
 @app.command()
@@ -385,9 +387,9 @@ def ops(
     known = {name: find_operator(name)} if name is not None else registered()
     if as_json:
         shown = [operator_dict(each, cls) for each, cls in known.items()]
-        give_json(shown if name is None else shown[0])
+        print_json(shown if name is None else shown[0])
     else:
-        give(operators_text(known) if name is None else operator_text(name, known[name]))
+        print_result(operators_text(known) if name is None else operator_text(name, known[name]))
 
 
 @app.command()
@@ -403,9 +405,9 @@ def recipes(
     known = {name: find_shipped(name)} if name is not None else shipped()
     if as_json:
         listed = [recipe_dict(each) for each in known.values()]
-        give_json(listed if name is None else listed[0])
+        print_json(listed if name is None else listed[0])
     else:
-        give(recipes_text(known) if name is None else shipped_text(name).rstrip("\n"))
+        print_result(recipes_text(known) if name is None else shipped_text(name).rstrip("\n"))
 
 
 @app.command()
@@ -426,18 +428,18 @@ def report(
 
     account = Report.load(output)
     if memory:
-        from tamis.memory.page import memory_page
+        from tamis.memory.markdown import memory_markdown
 
-        give(memory_page(account, load_manifest(output)))
+        print_result(memory_markdown(account, load_manifest(output)))
         return
     wanted = {kind: count for kind, count in [("failed", failed), ("rejects", rejects)] if count}
     rows = {kind: list(islice(side_rows(output, kind), count)) for kind, count in wanted.items()}
     if as_json:
-        give_json(account.as_dict() | ({"rows": rows} if rows else {}))
+        print_json(account.as_dict() | ({"rows": rows} if rows else {}))
         return
-    give(report_text(account))
+    print_result(report_text(account))
     for kind, found in rows.items():
-        give(f"\n{kind}:\n{rows_text(found)}" if found else f"\n{kind}: none is stored")
+        print_result(f"\n{kind}:\n{rows_text(found)}" if found else f"\n{kind}: none is stored")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def failed_text(report: Report) -> str:
     noun = "row" if report.failed == 1 else "rows"
     if not report.output:
         return f"{report.failed:,} {noun} failed"
-    lines = [f"{report.failed:,} {noun} failed; see {report.output.rstrip('/')}/_tamis/failed/"]
+    lines = [f"{report.failed:,} {noun} failed; see {report.output.rstrip('/')}/.tamis/failed/"]
     for error, count in frequent_errors(report.output):
         lines.append(f"  {count:>12,}  {error}")
     return "\n".join(lines)
@@ -170,7 +170,7 @@ def frequent_errors(output: str, most: int = 3) -> list[tuple[str, int]]:
 
 
 def side_rows(output: str, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows in `_tamis/failed` or `_tamis/rejects` of an output folder, one file at a time."""
+    """The rows in `.tamis/failed` or `.tamis/rejects` of an output folder, one file at a time."""
     from tamis.store import INTERNAL, Store
 
     store = Store(output)

@@ -1,7 +1,7 @@
 """Which partitions are committed, under which inputs and settings: resuming is skipping those.
 
-    _tamis/ledger.jsonl          on a disk: one line per record, `crc32 json`, appended and synced
-    _tamis/ledger/00000007.log   in an object store, where nothing can be appended: a few such lines per object
+    .tamis/ledger.jsonl          on a disk: one line per record, `crc32 json`, appended and synced
+    .tamis/ledger/00000007.log   in an object store, where nothing can be appended: a few such lines per object
 
 A record is believed only if its checksum holds. Losing one costs the work of its partition, never its correctness: the
 partition is done again under the same file names.

@@ -16,7 +16,7 @@ _DONTNEED = 4
 """MADV_DONTNEED, see madvise(2): what was written to a shared mapping of a file is kept."""
 
 
-def let_go(*, code: bool = False) -> None:
+def release_pages(*, code: bool = False) -> None:
     """Hold no more of the files this process has mapped, all of which can be read as before; of code neither. Linux only."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()

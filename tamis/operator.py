@@ -333,9 +333,11 @@ class Work(Protocol):
     """What each call in a worker may hold."""
 
     def map(
-        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, fresh: bool = False
+        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
     ) -> list[Any]:
-        """`[function(*item) for item in items]` in the workers, results in order; if `fresh`, in workers that hold nothing yet.
+        """`[function(*item) for item in items]` in the workers, results in order.
+
+        With `new_workers`, in workers that were just started, whose heap is empty.
 
         Each result (something JSON can hold; large ones belong in files) is recorded as it comes, so a resumed run asks only
         for what is missing. `function` must leave its files complete, and give the same when called again.
@@ -343,15 +345,15 @@ class Work(Protocol):
         ...
 
     def publish(self, name: str, file: Path) -> None:
-        """Move a finished file to `_tamis/<name>` in the output folder."""
+        """Move a finished file to `.tamis/<name>` in the output folder."""
         ...
 
     def published(self, folder: str) -> list[str]:
-        """The names in `_tamis/<folder>`, of this run and of earlier ones."""
+        """The names in `.tamis/<folder>`, of this run and of earlier ones."""
         ...
 
     def withdraw(self, name: str) -> None:
-        """Remove `_tamis/<name>`, a file or a folder that an earlier run published."""
+        """Remove `.tamis/<name>`, a file or a folder that an earlier run published."""
         ...
 
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from tamis.errors import BudgetError, DiskFull, ParameterError
 from tamis.events import Events, Subscriber
-from tamis.executors.drive import Run, prepare_output
+from tamis.executors.driver import Run, prepare_output
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
@@ -89,13 +89,13 @@ class Pipeline:
         """Run the pipeline and account for every row.
 
         Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` starts over. A row that
-        breaks a step is set aside under `_tamis/failed/` and the rest goes on, except inline, where errors are raised as
-        they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `_tamis/rejects/`.
+        breaks a step is set aside under `.tamis/failed/` and the rest goes on, except inline, where errors are raised as
+        they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `.tamis/rejects/`.
 
-        `scores` keeps what filters measured under `_tamis/scores/`, so that the same pipeline with other thresholds need not
+        `scores` keeps what filters measured under `.tamis/scores/`, so that the same pipeline with other thresholds need not
         measure again.
 
-        `alerts` says when to raise the alarm about memory and whom to tell, as the `alerts:` of a recipe does.
+        `alerts` says when to raise the alert about memory and whom to tell, as the `alerts:` of a recipe does.
 
         If the job as a whole cannot fit its memory or disk, that is an error; with `on_overflow="sample"` a random share of
         the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
@@ -218,7 +218,7 @@ class Pipeline:
     def _budget(
         self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
     ) -> Budget:
-        let_go(code=True)  # or what is held depends on what was in the page cache when libraries were loaded
+        release_pages(code=True)  # or what is held depends on what was in the page cache when libraries were loaded
         return make_budget(
             memory=memory,
             workers=workers,

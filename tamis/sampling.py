@@ -12,18 +12,18 @@ from tamis.errors import ParameterError
 from tamis.operator import Decide, Filter, Gather, Observations, Rule, Scores, Work, at_most, operator
 
 
-def lots(batch: Batch, seed: int) -> np.ndarray:
+def random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A random number per row that depends on its address and on nothing else."""
     salt = seed.to_bytes(8, "little", signed=True)
     keys = (batch.origin.address(row).encode() for row in range(len(batch)))
     return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys), dtype="<u8")
 
 
-@operator(writes="lot")
+@operator(writes="random_key")
 class RowShare(Filter):
     """Keep a random share of the rows; a larger share holds all rows of a smaller one.
 
-    The choice depends on the addresses of the rows and on `seed`. The score `lot` is spread evenly over 0 to 1.
+    The choice depends on the addresses of the rows and on `seed`. The score `random_key` is spread evenly over 0 to 1.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = Rows([{"n": n} for n in range(1000)])
@@ -39,10 +39,10 @@ class RowShare(Filter):
             raise ParameterError(f"`share` must lie between 0 and 1, got {self.share}")
 
     def score(self, batch: Batch) -> Scores:
-        return {"lot": lots(batch, self.seed) / 2.0**64}
+        return {"random_key": random_keys(batch, self.seed) / 2.0**64}
 
     def rules(self) -> list[Rule]:
-        return [at_most("lot", self.share)]
+        return [at_most("random_key", self.share)]
 
 
 @operator()
@@ -65,26 +65,28 @@ class Sample(Gather):
             raise ParameterError(f"`rows` must not be negative, got {self.rows}")
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        return {"lot": lots(batch, self.seed)}
+        return {"random_key": random_keys(batch, self.seed)}
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         smallest = np.empty(0, dtype=np.uint64)
         for facts in observed:
-            lots = np.concatenate([smallest, _lots(facts)])
+            random_keys = np.concatenate([smallest, _random_keys(facts)])
             smallest = (
-                np.partition(lots, self.rows - 1)[: self.rows] if 0 < self.rows < len(lots) else lots[: self.rows]
+                np.partition(random_keys, self.rows - 1)[: self.rows]
+                if 0 < self.rows < len(random_keys)
+                else random_keys[: self.rows]
             )
         room = self.rows
         limit = smallest.max() if len(smallest) else None
         for number, facts in enumerate(observed):
-            lots = _lots(facts)
-            keep = lots <= limit if limit is not None else np.zeros(len(lots), dtype=np.bool_)
+            random_keys = _random_keys(facts)
+            keep = random_keys <= limit if limit is not None else np.zeros(len(random_keys), dtype=np.bool_)
             if keep.sum() > room:  # two rows drew the same lot: the first in source order wins
                 keep[np.flatnonzero(keep)[room:]] = False
             room -= int(keep.sum())
             decide(number, ~keep, "not in the sample")
 
 
-def _lots(facts: object) -> np.ndarray:
-    column = facts.column("lot") if "lot" in facts.column_names else None  # type: ignore[attr-defined]
+def _random_keys(facts: object) -> np.ndarray:
+    column = facts.column("random_key") if "random_key" in facts.column_names else None  # type: ignore[attr-defined]
     return column.to_numpy() if column is not None else np.empty(0, dtype=np.uint64)

@@ -17,7 +17,7 @@ from typing import Any
 from tamis.errors import SinkError, TamisError
 from tamis.operator import digest
 
-INTERNAL = "_tamis"
+INTERNAL = ".tamis"
 """The one name in an output folder that is not data: ledger, report, failed and rejected rows."""
 
 

@@ -104,7 +104,7 @@ class _Deduplication:
     def run(self, **options: Any) -> Report:
         """Deduplicate; takes the options of `Pipeline.run`.
 
-        Without `perform_removal` no rows are written, only the groups of duplicates, to `_tamis/groups/` in the output folder.
+        Without `perform_removal` no rows are written, only the groups of duplicates, to `.tamis/groups/` in the output folder.
         """
         return self.pipeline().run(**options)
 

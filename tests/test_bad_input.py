@@ -41,12 +41,12 @@ def good(folder, name="good.jsonl", rows=3):
 
 
 def failed(tmp_path):
-    folder = tmp_path / "out" / "_tamis" / "failed"
+    folder = tmp_path / "out" / ".tamis" / "failed"
     return [json.loads(line) for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
 
 
 def account(tmp_path):
-    report = json.loads((tmp_path / "out" / "_tamis" / "report.json").read_text())
+    report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
     assert report["read"] == report["kept"] + sum(report["dropped"].values()) + report["failed"]
     return report["read"], report["kept"], report["failed"]
 
@@ -302,7 +302,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(tmp_path):
         assert done.returncode == 0, done.stderr
         lines = [line for file in sorted((disk / "out").glob("part-*")) for line in file.read_text().splitlines()]
         assert len(lines) == 16_000
-        assert not list((disk / "out" / "_tamis" / "tmp").iterdir())
+        assert not list((disk / "out" / ".tamis" / "tmp").iterdir())
     finally:
         if mounted.returncode == 0:
             subprocess.run(["umount", str(disk)], check=True)

@@ -180,8 +180,8 @@ def test_failed_rows_are_told_with_their_place_and_most_frequent_errors(here, te
         file.write('{"text": broken\n{"text": broken\n')
     code, _, err = tell(*RUN, "--on-error", "isolate")
     assert code == 0
-    assert "2 rows failed; see out/_tamis/failed/" in err
-    listed = err.partition("_tamis/failed/\n")[2].splitlines()
+    assert "2 rows failed; see out/.tamis/failed/" in err
+    listed = err.partition(".tamis/failed/\n")[2].splitlines()
     assert listed[0].split()[0] in ("1", "2")
     assert tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2].startswith("2 rows failed")
 
@@ -247,7 +247,7 @@ def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_goes_on(here):
         [*command, "--json"], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
     assert "Traceback" not in second.stderr
-    assert json.loads((here / "out/_tamis/report.json").read_text())["read"] == 8
+    assert json.loads((here / "out/.tamis/report.json").read_text())["read"] == 8
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes

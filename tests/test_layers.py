@@ -13,7 +13,7 @@ LAYERS = [
     {"cli", "__main__", "dashboard", "console", "progress", "dedup.commands", "models.commands", "memory.commands"},
     {"workflows", "recipes"},
     {"pipeline"},
-    {"executors.drive"},
+    {"executors.driver"},
     {"plan"},
     {"executors"},
     {"memory", "ledger"},

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.memory.monitor import held_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
@@ -31,7 +31,7 @@ def test_what_was_read_of_an_arrow_file_is_let_go_of_and_can_be_read_again(tmp_p
     first = pa.compute.sum(pa.compute.count_substring(table["text"], "x"))
     held = held_bytes(os.getpid())
     assert held - before > 40_000_000
-    let_go()
+    release_pages()
     assert held - held_bytes(os.getpid()) > 40_000_000
     assert pa.compute.sum(pa.compute.count_substring(table["text"], "x")) == first
 
@@ -40,7 +40,7 @@ def test_what_was_written_to_an_array_in_a_file_is_kept(tmp_path):
     array = np.memmap(tmp_path / "array", np.int64, "w+", shape=(5_000_000,))
     array[:] = np.arange(len(array))
     held = held_bytes(os.getpid())
-    let_go()
+    release_pages()
     assert held - held_bytes(os.getpid()) > 30_000_000
     assert np.array_equal(array, np.arange(len(array)))
 

@@ -53,8 +53,8 @@ def test_rows_go_from_bucket_to_bucket(bucket, executor):
     assert (report.read, report.kept) == (300, len(rows_out(bucket)))
     assert report.balances
     assert [row["id"] for row in rows_out(bucket)][:3] == ["0-3", "0-4", "0-5"]
-    assert "_tamis/report.json" in listing(bucket)
-    assert "_tamis/lock" not in listing(bucket)
+    assert ".tamis/report.json" in listing(bucket)
+    assert ".tamis/lock" not in listing(bucket)
 
 
 def test_a_second_run_has_nothing_to_do_and_a_changed_object_is_done_again(bucket):
@@ -97,7 +97,7 @@ def test_two_runs_cannot_write_to_one_bucket(bucket):
 
 def test_a_lock_left_by_a_dead_run_is_taken_over(bucket):
     Store(f"{bucket.url}/out", bucket.storage_options).write(
-        "_tamis/lock", json.dumps({"owner": "gone", "renewed": 0, "process": 1}).encode()
+        ".tamis/lock", json.dumps({"owner": "gone", "renewed": 0, "process": 1}).encode()
     )
     assert job(bucket).run(executor="inline").kept > 0
 

@@ -43,7 +43,7 @@ def outcome(source, output, *, blocksize, **options):
         JsonlWriter(output),
     ).run(on_error="isolate", rejects=True, **options)
     rows = [line for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
-    failed = sorted(line for file in (output / "_tamis" / "failed").iterdir() for line in file.read_text().splitlines())
+    failed = sorted(line for file in (output / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines())
     return {"rows": rows, "failed": failed, "account": (report.read, report.kept, report.dropped, report.failed)}
 
 

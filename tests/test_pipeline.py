@@ -107,7 +107,7 @@ def test_a_list_of_steps_and_sequential_are_the_same_pipeline():
 
 def test_the_manifest_records_the_recipe_and_the_reasons(tmp_path):
     Pipeline(Rows(numbered(3)), WordCount(min_words=1), JsonlWriter(tmp_path)).run(memory="1GB", workers=1)
-    manifest = json.loads((tmp_path / "_tamis" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / ".tamis" / "manifest.json").read_text())
     assert manifest["recipe"]["steps"][1]["word_count"]["min_words"] == 1
     assert manifest["reasons"]["memory"] == "1.0 GB: as asked"
     assert manifest["memory"]["workers"] == 1
@@ -234,7 +234,7 @@ class TestFates:
             executor=executor, rejects=True
         )
         rejected = pa.concat_tables(
-            [pq.read_table(file) for file in sorted((tmp_path / "_tamis" / "rejects").iterdir())]
+            [pq.read_table(file) for file in sorted((tmp_path / ".tamis" / "rejects").iterdir())]
         ).to_pylist()
         assert sorted(row["_reason"] for row in rejected) == ["not in the sample"] * 7 + ["words < 2"] * 4
         assert {row["_scores"] for row in rejected if row["_step"] == "word_count"} == {'{"words": 0}', '{"words": 1}'}
@@ -304,7 +304,7 @@ class TestFates:
 
 
 def _failed(output):
-    return [line for file in sorted((output / "_tamis" / "failed").iterdir()) for line in file.read_text().splitlines()]
+    return [line for file in sorted((output / ".tamis" / "failed").iterdir()) for line in file.read_text().splitlines()]
 
 
 class TestGather:
@@ -358,13 +358,13 @@ class TestOutput:
         (tmp_path / "precious.txt").write_text("mine")
         with pytest.raises(SinkError, match=r"is not empty and was not written by tamis \(precious.txt\)"):
             Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run()
-        assert [path.name for path in tmp_path.iterdir() if path.name != "_tamis"] == ["precious.txt"]
+        assert [path.name for path in tmp_path.iterdir() if path.name != ".tamis"] == ["precious.txt"]
 
     def test_overwriting_replaces_data_of_the_same_format_only(self, tmp_path):
         (tmp_path / "old.jsonl").write_text("{}\n")
         (tmp_path / "notes.txt").write_text("mine")
         Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path, mode="overwrite")).run()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["_tamis", "notes.txt", "part-000000.jsonl"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".tamis", "notes.txt", "part-000000.jsonl"]
 
     def test_mode_error_refuses_an_earlier_output(self, tmp_path):
         Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run()
@@ -423,7 +423,7 @@ class TestLines:
         Pipeline(JsonlReader(tmp_path / "in.jsonl"), WordCount(min_words=2), JsonlWriter(tmp_path / "out")).run(
             rejects=True
         )
-        (file,) = (tmp_path / "out" / "_tamis" / "rejects").iterdir()
+        (file,) = (tmp_path / "out" / ".tamis" / "rejects").iterdir()
         assert pq.read_table(file).column("_line").to_pylist() == ['{"text": "short"}']
 
     def test_compressed_lines_too(self, tmp_path):

@@ -113,7 +113,7 @@ class TestChanges:
     def test_a_damaged_ledger_costs_work_not_rows(self, finished):
         source, output = finished
         before = contents(output)
-        ledger = output / "_tamis" / "ledger.jsonl"
+        ledger = output / ".tamis" / "ledger.jsonl"
         data = bytearray(ledger.read_bytes())
         for position in range(200, len(data), 2500):
             data[position] ^= 0xFF
@@ -176,7 +176,7 @@ def kill_tree(process):
 
 
 def lines_in_ledger(output):
-    ledger = output / "_tamis" / "ledger.jsonl"
+    ledger = output / ".tamis" / "ledger.jsonl"
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 
@@ -211,7 +211,7 @@ def test_killed_at_random_moments_gives_the_same_rows(tmp_path, gather):
     last.stderr.close()
     assert kills >= 8
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-    reports = [json.loads((tmp_path / name / "_tamis" / "report.json").read_text()) for name in ("out", "undisturbed")]
+    reports = [json.loads((tmp_path / name / ".tamis" / "report.json").read_text()) for name in ("out", "undisturbed")]
     for key in ("read", "kept", "dropped", "failed"):
         assert reports[0][key] == reports[1][key]
     assert reports[0]["read"] == 2500
@@ -229,8 +229,8 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, times):
 
     with pytest.raises(Interrupted, match=r"stopped: [2345] of 6 partitions are committed"):
         pipeline(source, tmp_path / "out").run(on_event=interrupt, workers=2)
-    assert not [path for path in (tmp_path / "out" / "_tamis" / "tmp").iterdir() if times == 1]
-    assert json.loads((tmp_path / "out" / "_tamis" / "report.json").read_text())["state"] == "interrupted"
+    assert not [path for path in (tmp_path / "out" / ".tamis" / "tmp").iterdir() if times == 1]
+    assert json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["state"] == "interrupted"
     report, done = run_counting(pipeline(source, tmp_path / "out"))
     assert 1 <= len(done) <= 4
     assert report.state == "finished"

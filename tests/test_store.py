@@ -15,9 +15,9 @@ def store(request, tmp_path):
 
 def test_what_is_written_can_be_read_listed_and_removed(store):
     store.write("a.txt", b"one")
-    store.write("_tamis/b.txt", b"two")
+    store.write(".tamis/b.txt", b"two")
     assert store.read("a.txt") == b"one"
-    assert store.size("_tamis/b.txt") == 3
+    assert store.size(".tamis/b.txt") == 3
     assert "a.txt" in store.names()
     store.remove("a.txt")
     assert store.read("a.txt") is None

@@ -122,4 +122,4 @@ def test_two_deduplications_in_one_pipeline_keep_both_their_groups(folder):
     groups = Groups.load(folder / "out")
     assert [summary["step"] for summary in groups.summaries.values()] == ["exact_dedup", "fuzzy_dedup"]
     assert [groups.explain(name)[0]["kept_id"] for name in ("b", "c")] == ["a", "a"]
-    assert pq.read_table(folder / "out" / "_tamis" / "groups").num_rows == 2
+    assert pq.read_table(folder / "out" / ".tamis" / "groups").num_rows == 2

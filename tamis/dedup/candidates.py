@@ -1,7 +1,7 @@
 """Near-duplicates, from band keys to decisions, each step a set of calls that fit a worker's share of memory.
 
     keys of a partition     -> by range of keys                                  scatter_bands     one call per partition
-    a range of keys         -> rows that share a key: edges                      meet              one call per range
+    a range of keys         -> rows that share a key: edges             candidate_pairs              one call per range
     all edges               -> components (union-find in one integer array)      join_components   one call
     rows in a component     -> with what is needed to compare them, by component collect           one call per partition
     some components         -> who stays, who goes in whose favour               verify            one call per bucket
@@ -30,6 +30,7 @@ from tamis.dedup.shuffle import (
     Files,
     ShuffleWriter,
     Unfinished,
+    allocate,
     as_matrix,
     bounds_of,
     duplicated,
@@ -37,14 +38,13 @@ from tamis.dedup.shuffle import (
     numbers,
     pieces,
     read_bucket,
-    room,
     tells_limits,
 )
 from tamis.dedup.texts import byte_buffers
 from tamis.errors import BudgetError, is_shortage
 from tamis.kernels import groups as kernel
 from tamis.kernels import sets as packing
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
@@ -135,7 +135,7 @@ def sum_content(rows: RowNumbers, partition: int) -> int:
 
 
 @tells_limits
-def meet(
+def candidate_pairs(
     rows: RowNumbers, scattered: Files, bucket: int, num_buckets: int, index: Index | None, path: Path, usable: int
 ) -> int:
     """Join each row of a range that shares a key with others to the first of them."""
@@ -191,12 +191,12 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
     Holds 5 bytes per row, 9 from two thousand million rows on; if that is more than `memory`, the array is mapped from disk.
     """
     dtype = np.int32 if total < 2**31 else np.int64
-    parents = room((total,), dtype, path.parent, memory)
+    parents = allocate((total,), dtype, path.parent, memory)
     on_disk, held = parents.nbytes > memory, 0
     step = 2**22
     for start in range(0, total, step):
         parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
-    touched = room((total,), np.bool_, path.parent, memory)
+    touched = allocate((total,), np.bool_, path.parent, memory)
     touched[:] = False
     for file in edges:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
@@ -208,7 +208,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
             kernel.mark(touched, right)
             held += batch.nbytes
             if held > TOUCHED_BYTES:
-                let_go()
+                release_pages()
                 held = 0
     found = {"candidates": 0, "components": 0}
     with Unfinished(path) as temporary, temporary.open("wb") as written:
@@ -217,7 +217,7 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
             kernel.flatten(parents, start, start + len(out), touched, out)
             written.write(out.tobytes())
             if on_disk:
-                let_go()
+                release_pages()
             found["candidates"] += int(np.count_nonzero(out >= 0))
             found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
     return found
@@ -347,7 +347,7 @@ def _taken(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
         for number in np.unique(inside[some]):
             places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
             parts.append(batches[number].take(pa.array(places)))
-        let_go()
+        release_pages()
     back = np.empty(len(order), np.int64)
     back[by_batch] = np.arange(len(order))
     return pa.Table.from_batches(parts, table.schema).take(pa.array(back))

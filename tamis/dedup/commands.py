@@ -25,7 +25,16 @@ app: typer.Typer = typer.Typer(
 )
 
 # After `app`: the main command imports it, and this module may be imported first.
-from tamis.cli import INTERRUPTED, JsonOption, MemoryOption, WorkersOption, explains_errors, give, give_json, talk  # noqa: E402
+from tamis.cli import (  # noqa: E402
+    INTERRUPTED,
+    JsonOption,
+    MemoryOption,
+    WorkersOption,
+    explains_errors,
+    print_json,
+    print_result,
+    print_status,
+)
 
 
 class Keep(StrEnum):
@@ -157,14 +166,14 @@ class Shared:
                 )
             except Interrupted as error:
                 progress.stop()
-                talk(str(error))
+                print_status(str(error))
                 raise typer.Exit(INTERRUPTED) from None
         if self.as_json:
-            give_json(report.as_dict())
+            print_json(report.as_dict())
         if not self.quiet and not self.as_json:
-            talk(summary_text(report))
+            print_status(summary_text(report))
         elif report.failed:
-            talk(failed_text(report))
+            print_status(failed_text(report))
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
@@ -273,10 +282,10 @@ def explain(
     if name is not None:
         found = groups.explain(name)
         if as_json:
-            give_json(found)
+            print_json(found)
         else:
             unknown = f"{name} is not among the duplicates: it stayed, or there is no such row"
-            give("\n".join(map(_sentence, found)) or unknown)
+            print_result("\n".join(map(_sentence, found)) or unknown)
         return
     overview = {
         "summary": {key: value for key, value in groups.summary.items() if key != "group_sizes"},
@@ -285,9 +294,9 @@ def explain(
         "closest": groups.closest(closest),
     }
     if as_json:
-        give_json(overview)
+        print_json(overview)
     else:
-        give(_overview(overview))
+        print_result(_overview(overview))
 
 
 # ------------------------------------------------------------------------------------------------------------ in sentences

@@ -38,10 +38,10 @@ from tamis.dedup.shuffle import (
     bucket_count,
     bucket_of,
     chunk_rows,
-    halving,
     in_workers,
     numbers,
     pieces,
+    retry_with_less_memory,
     tells_limits,
 )
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
@@ -68,7 +68,7 @@ class ExactDedup(Gather):
 
     `against` names an index of rows seen before, which stay; `update` adds the rows kept now. It may be in an object store,
     which `storage_options` say how to reach, and is then copied beside the run. Why each row went is in
-    `_tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
+    `.tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}, {"text": "b"}, {"text": "a"}]), ExactDedup()).collect()["text"].to_pylist()
@@ -177,7 +177,9 @@ class ExactDedup(Gather):
         index = self._index(own)
         index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
         settle = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
-        index_folder = halving(lambda usable: settle(self, rows, decide, work, index, usable), work.worker_bytes)
+        index_folder = retry_with_less_memory(
+            lambda usable: settle(self, rows, decide, work, index, usable), work.worker_bytes
+        )
         if index_folder is not None and self.against is not None:
             add_generation(self.against, own, index_folder, self.storage_options)
 

@@ -32,8 +32,8 @@ from tamis.dedup.shuffle import (
     bucket_count,
     chunk_rows,
     from_matrix,
-    halving,
     in_workers,
+    retry_with_less_memory,
 )
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
@@ -274,7 +274,7 @@ class FuzzyDedup(Gather):
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
         own = own_generation(work) if self.update else ""
-        halving(lambda usable: self._resolve(rows, decide, work, own, usable), work.worker_bytes)
+        retry_with_less_memory(lambda usable: self._resolve(rows, decide, work, own, usable), work.worker_bytes)
 
     def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, usable: int) -> None:
         summary: dict[str, Any] = {}
@@ -337,7 +337,7 @@ class FuzzyDedup(Gather):
         met = in_workers(
             work,
             f"meetings, {num_ranges}",
-            candidates.meet,
+            candidates.candidate_pairs,
             [(rows, scattered, bucket, num_ranges, index, path, usable) for bucket, path in enumerate(edges)],
         )
         components = work.folder / f"components-{num_ranges}.bin"
@@ -381,7 +381,7 @@ class FuzzyDedup(Gather):
         """Folder and summary of the run whose hashes are used again, after making sure that it fits."""
         wanted = {"hashing": self.hashing(), "verify": self.verify, "keep": self._keeping}
         refused: str | None = None
-        for file in sorted((Path(str(self.reuse)) / "_tamis" / DETAILS).glob("*/summary.json")):
+        for file in sorted((Path(str(self.reuse)) / ".tamis" / DETAILS).glob("*/summary.json")):
             summary = json.loads(file.read_text())
             if summary["step"] != self.name:
                 continue

@@ -35,7 +35,7 @@ from tamis.store import Store
 
 VERSION = 2
 OWN = "index"
-"""Where an output folder remembers its generation, under `_tamis/`."""
+"""Where an output folder remembers its generation, under `.tamis/`."""
 Options: TypeAlias = Mapping[str, Any] | None
 """How an object store is reached."""
 _ABOUT, _KEYS, _ENTRIES, _CONTENT, _UNFINISHED = "index.json", "keys-", "entries-", "content", ".unfinished"

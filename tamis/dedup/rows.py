@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, contiguous
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.operator import Observations
 
 TOUCHED_BYTES = 16_000_000
@@ -77,7 +77,7 @@ class RowNumbers:
             yield first + start, part
             touched += part.nbytes
             if touched > TOUCHED_BYTES:
-                let_go()
+                release_pages()
                 touched = 0
 
 

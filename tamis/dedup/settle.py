@@ -2,8 +2,8 @@
 
     pairs (row, twin), by where the twin is     ->  names: addresses of twins, by where the row is
     pairs and names, by where the row is        ->  decide(partition, drop, reason)
-                                                ->  _tamis/groups/stage-0-000000.parquet    rows that go, and why
-                                                ->  _tamis/dedup/stage-0/near_misses/       rows that just stayed
+                                                ->  .tamis/groups/stage-0-000000.parquet    rows that go, and why
+                                                ->  .tamis/dedup/stage-0/near_misses/       rows that just stayed
                                                 ->  entries of an index, if one is kept
 
 Twins may be anywhere. Were each partition to look its twins up, every partition would open every other one's file; so each file
@@ -44,7 +44,7 @@ from tamis.dedup.shuffle import (
     tells_limits,
 )
 from tamis.errors import BudgetError
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.operator import Decide, Work
 from tamis.parameters import format_bytes
 
@@ -262,7 +262,7 @@ def _named(homes: Homes, asked: pa.Table) -> pa.Table:
     for first, last in zip(begins, [*begins[1:], len(block)], strict=True):
         number = int(block[first])
         found.append(named(homes.facts(number), twins[first:last] - homes.starts[number]))
-        let_go()
+        release_pages()
     address, name = (pa.chunked_array([part[side].cast(pa.large_string()) for part in found]) for side in (0, 1))
     return pa.table({"row": asked.column("row"), "unit": asked.column("unit"), "address": address, "id": name})
 
@@ -300,7 +300,7 @@ def settle(settling: Settling, partition: int) -> dict[str, int]:
             stays = np.flatnonzero(~drop[first : first + facts.num_rows])
             if settling.keep_entries is not None and settling.index_folder is not None and len(stays):
                 settling.keep_entries(facts, stays, settling.index_folder, block)
-            let_go()
+            release_pages()
     texts = pa.array([None, settling.reason, settling.short_reason, settling.index_reason], pa.string())
     settling.decide(partition, drop, pa.DictionaryArray.from_arrays(pa.array(reasons), texts))
     return {"rows": count, "dropped": int(drop.sum())}

@@ -69,7 +69,7 @@ class Overflow(BudgetError):
     """A call held more than its worker may: it is planned again with smaller parts."""
 
 
-def halving(resolve: Callable[[int], R], worker_bytes: int) -> R:
+def retry_with_less_memory(resolve: Callable[[int], R], worker_bytes: int) -> R:
     """`resolve(usable)`, with what a call may plan to hold, with half of it if that proves too much, and so on.
 
     How the work is divided does not change the result; what is written in larger parts is not used again.
@@ -110,7 +110,7 @@ def in_workers(work: Work, name: str, function: Callable[..., Any], items: Seque
     left = [number for number, result in enumerate(results) if result == OVERFLOW]
     if left:
         items_left = [items[number] for number in left]
-        again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, fresh=True)
+        again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, new_workers=True)
         if OVERFLOW in again:
             raise Overflow(
                 f"looking for duplicates takes more memory than a worker may hold ({name})",
@@ -287,7 +287,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def room(shape: tuple[int, ...], dtype: Any, folder: Path, memory: int) -> np.ndarray:
+def allocate(shape: tuple[int, ...], dtype: Any, folder: Path, memory: int) -> np.ndarray:
     """An array in memory, or in a nameless file in `folder` if it is larger than `memory`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size <= memory or size == 0:

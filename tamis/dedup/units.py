@@ -37,7 +37,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import TextNormal, digest_spans, text_buffers
 from tamis.kernels import digests as kernel
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.operator import Decide, Work
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def settle_units(settling: Settling, partition: int) -> dict[str, int]:
             drop, payload, counts = _settle_block(settling, block, groups)
             parts.append((drop, payload))
             totals = {name: total + counts[name] for name, total in totals.items()}
-            let_go()
+            release_pages()
     drop = np.concatenate([np.empty(0, np.bool_), *(drop for drop, _ in parts)])
     payload = pa.concat_arrays([pa.array([], pa.list_(pa.int32())), *(payload for _, payload in parts)])
     settling.decide(partition, drop, settling.reason, payload)

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tamis.errors import WorkerError
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 
 LOSABLE = "800"
 """Of 1000, the preference to be killed when the machine or its container runs out of memory."""
@@ -165,7 +165,7 @@ def serve(descriptor: int) -> None:
                     message = json.loads(line)
                     if "preload" in message:
                         _import_all(message["preload"])
-                        let_go(code=True)
+                        release_pages(code=True)
                         continue
                     pid = os.fork()
                     if pid == 0:

@@ -64,7 +64,7 @@ class InlineExecutor:
         items: Sequence[tuple[Any, ...]],
         done: Callable[[int, Any], None],
         *,
-        fresh: bool = False,
+        new_workers: bool = False,
     ) -> None:
         for number, item in enumerate(items):
             if self.stop.level:

@@ -146,10 +146,10 @@ class LocalExecutor:
             self._end(idle, "memory is short")
 
     def _end(self, worker: _Worker, why: str) -> None:
-        self._let_go(worker)
+        self._stop_worker(worker)
         self.governor.recycled(worker.number, why)
 
-    def _let_go(self, worker: _Worker) -> None:
+    def _stop_worker(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         self._leaving.append(worker.pid)
         worker.connection.close()
@@ -176,7 +176,7 @@ class LocalExecutor:
                 self._hand_out(stage, payload, pending)
             for worker, message in self._messages():
                 if message is None:
-                    self._bury(worker, stage, pending, history)
+                    self._on_worker_death(worker, stage, pending, history)
                 elif message[0] == "progress":
                     assert worker.task is not None
                     index = worker.task.partition.index
@@ -191,7 +191,7 @@ class LocalExecutor:
                 elif message[0] == "compiled":
                     assert worker.task is not None
                     pending.appendleft(worker.task)
-                    self._let_go(worker)
+                    self._stop_worker(worker)
                     _count_compiled(compiled, worker.task.partition.index, worker.task.partition.pieces[0].path)
                 elif message[0] == "overflow":
                     task, worker.task = worker.task, None
@@ -203,7 +203,7 @@ class LocalExecutor:
                 elif message[0] == "too large":
                     assert worker.task is not None
                     pending.appendleft(worker.task)
-                    self._let_go(worker)
+                    self._stop_worker(worker)
                     error, share = message[1]
                     # One that had worked before is replaced; and maybe another one that failed has made room already.
                     if not worker.used and share >= self.governor.worker_bytes:
@@ -218,14 +218,14 @@ class LocalExecutor:
         items: Sequence[tuple[Any, ...]],
         done: Callable[[int, Any], None],
         *,
-        fresh: bool = False,
+        new_workers: bool = False,
     ) -> None:
         """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends.
 
-        With `fresh`, in workers that hold nothing yet: what one has been through leaves its heap in pieces.
+        With `new_workers`, in workers that hold nothing yet: what one has been through leaves its heap in pieces.
         """
-        for worker in list(self._workers) if fresh else []:
-            self._let_go(worker)
+        for worker in list(self._workers) if new_workers else []:
+            self._stop_worker(worker)
         running: dict[int, int] = {}
         try:
             self._map(function, items, done, running)
@@ -234,7 +234,7 @@ class LocalExecutor:
             for worker in [worker for worker in self._workers if worker.number in running]:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
-                self._let_go(worker)
+                self._stop_worker(worker)
 
     def _map(
         self,
@@ -262,7 +262,7 @@ class LocalExecutor:
                 number = running.pop(worker.number, None)
                 if message is None:
                     how = self._server.ending(worker.pid)
-                    self._let_go(worker)
+                    self._stop_worker(worker)
                     if number is None:
                         continue
                     self.emit(WorkerDied(worker.number, how, None, function.__name__))
@@ -278,7 +278,7 @@ class LocalExecutor:
                 elif message[0] == "compiled":
                     assert number is not None
                     pending.appendleft(number)
-                    self._let_go(worker)
+                    self._stop_worker(worker)
                     _count_compiled(compiled, number, function.__name__)
                 else:
                     assert number is not None
@@ -315,10 +315,12 @@ class LocalExecutor:
             worker.task = task
             self.emit(PartitionStarted(stage.index, task.partition.index, worker.number))
 
-    def _bury(self, worker: _Worker, stage: Stage, pending: deque[Task], history: dict[int, _History]) -> None:
+    def _on_worker_death(
+        self, worker: _Worker, stage: Stage, pending: deque[Task], history: dict[int, _History]
+    ) -> None:
         """Replace a dead worker and decide how to try its partition again."""
         how = self._server.ending(worker.pid)
-        self._let_go(worker)
+        self._stop_worker(worker)
         task = worker.task
         if task is None:
             return
@@ -360,7 +362,7 @@ class LocalExecutor:
     def _fit_workers(self) -> None:
         """After the governor took a worker away: end idle ones, and let the others have its share."""
         while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
-            self._let_go(idle)
+            self._stop_worker(idle)
         for worker in self._workers:
             worker.send("cap", self.governor.worker_bytes)
 

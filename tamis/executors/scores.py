@@ -3,7 +3,7 @@
 With scores kept, filters measure every row and drop none until the filters and maps at the head of a stage are
 through; what they measured is stored under a name made from everything that decides it, thresholds left out:
 
-    _tamis/scores/<digest of input and measuring parameters>.parquet     one line per row, one column per score
+    .tamis/scores/<digest of input and measuring parameters>.parquet     one line per row, one column per score
 
 A later run that finds the file skips the measuring; only rules are applied again. Rows, reasons and counts are the
 same as without.

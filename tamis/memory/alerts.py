@@ -1,10 +1,10 @@
-"""Alarms about memory: when they are raised, and who hears of them.
+"""Alerts about memory: when they are raised, and who hears of them.
 
     snapshot -> AlertRules.check -> alerts -> AlertDesk -> event or log line
                                                        |-> command, webhook   (from a thread of their own)
                                                        +-> remedy: pause, recycle, shrink, or nothing
 
-An alarm is raised once; it is not raised again before the figure has fallen below the threshold by a margin, which is
+An alert is raised once; it is not raised again before the figure has fallen below the threshold by a margin, which is
 told as an alert of level `cleared`. A receiver that fails is reported and never stops a run.
 """
 
@@ -30,7 +30,7 @@ ACTIONS = ("pause", "recycle", "shrink")
 KINDS = ("budget", "machine", "gpu", "exhaustion", "leak")
 
 MARGIN_PERCENT = 5.0
-"""How far below its threshold a percentage must fall before the alarm is over."""
+"""How far below its threshold a percentage must fall before the alert is over."""
 
 TREND_S = 60.0
 """Exhaustion is foreseen from the last minute."""
@@ -57,7 +57,7 @@ class Alert:
 
     @staticmethod
     def of_leak(leak: Leak, limit_bytes: int | None = None) -> Alert:
-        """The alarm for a leak; with the worker's limit it says how long it has."""
+        """The alert for a leak; with the worker's limit it says how long it has."""
         rate = format_bytes(leak.bytes_per_shard)
         text = f"worker {leak.worker} in {leak.stage or 'this stage'} holds {rate} more after each shard"
         if limit_bytes is not None:
@@ -67,7 +67,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When to raise an alarm; None for never. Percentages are of the budget, the machine or container, each GPU."""
+    """When to raise an alert; None for never. Percentages are of the budget, the machine or container, each GPU."""
 
     budget_percent: tuple[float, float] | None = (80, 95)
     """Warning and critical."""
@@ -363,7 +363,7 @@ def parse_alerts(config: object) -> AlertSettings:
             )
         command = tuple(command)
     settings = AlertSettings(Thresholds(**values), command, webhook, remedy)
-    settings.receivers()  # a wrong address is told now and not at the first alarm
+    settings.receivers()  # a wrong address is told now and not at the first alert
     return settings
 
 

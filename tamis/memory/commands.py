@@ -23,7 +23,7 @@ def show_memory(
     *,
     as_json: bool = False,
     watch_s: float | None = None,
-    give: Callable[[str], None],
+    print_result: Callable[[str], None],
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
     """Give the memory of the tree of `pid`, or of the largest processes, once or every `watch_s` until it ends.
@@ -50,9 +50,11 @@ def show_memory(
             if not processes:
                 return  # it has ended
         if as_json:
-            give(json.dumps(memory_dict(shot, processes), ensure_ascii=False, indent=2 if watch_s is None else None))
+            print_result(
+                json.dumps(memory_dict(shot, processes), ensure_ascii=False, indent=2 if watch_s is None else None)
+            )
         else:
-            give(memory_text(shot, processes, tree=pid is not None))
+            print_result(memory_text(shot, processes, tree=pid is not None))
         if watch_s is None:
             return
         wait(watch_s)

@@ -1,4 +1,4 @@
-"""Finding memory that keeps rising, with few false alarms.
+"""Finding memory that keeps rising, with few false alerts.
 
 Each worker is measured at comparable moments (after a committed shard, after collection and trimming), so that what is
 left is what it cannot let go of. A rise counts as a leak when all of these hold for the whole history or its recent part:
@@ -267,8 +267,8 @@ class _Series:
 class LeakDetector:
     """Looks at what each worker still holds after each shard, and says once when a worker leaks.
 
-    Of a thousand series of 200 noisy moments, fewer than ten raise an alarm; a leak of 1 % of the baseline per shard,
-    under noise of up to 1 %, is found within 30 shards. Where `limit_bytes` is given, an alarm waits until 40 moments show
+    Of a thousand series of 200 noisy moments, fewer than ten raise an alert; a leak of 1 % of the baseline per shard,
+    under noise of up to 1 %, is found within 30 shards. Where `limit_bytes` is given, an alert waits until 40 moments show
     the rise, as long as twice the shards it has yet to wait are left to the limit; what fills up over 20 or 30 shards then
     seldom raises one. Growth that takes a hundred shards to level off cannot be told from a leak before it does, and
     is reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
@@ -317,7 +317,7 @@ class LeakDetector:
             return None
         series.points.append((moment, float(num_bytes), at_s))
         if series.seen % max(1, len(series.points) // LOOKS):
-            return None  # every look is a chance for a false alarm, and a long series changes slowly
+            return None  # every look is a chance for a false alert, and a long series changes slowly
         leak = self._judge(worker, series.points, limit_bytes)
         if leak is None:
             return None

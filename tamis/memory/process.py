@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 
 
 def status() -> dict[str, int]:
@@ -72,7 +72,7 @@ def start_threads(path: Path) -> None:
 def trim() -> None:
     """Give back to the system what is free: collect garbage, release Arrow's pool, trim arenas, let go of mapped files."""
     gc.collect()
-    let_go(code=True)
+    release_pages(code=True)
     pa.default_memory_pool().release_unused()
     libc = _libc()
     if libc is not None:

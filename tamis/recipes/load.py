@@ -57,7 +57,7 @@ class Settings:
     workers: int | str | None = None
     rejects: bool | None = None
     alerts: Mapping[str, Any] | None = None
-    """When to raise the alarm about memory, and whom to tell."""
+    """When to raise the alert about memory, and whom to tell."""
 
     def __post_init__(self) -> None:
         if self.memory is not None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Failure, Origin, bytes_of
 from tamis.errors import SourceError
-from tamis.mapped import let_go
+from tamis.mapped import release_pages
 from tamis.operator import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import File, is_local, local_path, open_file
@@ -278,7 +278,7 @@ class ArrowReader(_Columnar):
                 for row, table in self._tables(piece, reading, wanted):
                     if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
                         yield batch
-                        let_go()
+                        release_pages()
 
     def _tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         before = Piece(piece.path, 0, piece.start)

@@ -129,7 +129,7 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
     """The files of `format` that `paths` lead to; a file that is named is taken whatever its extension.
 
     Names that begin with `_` or `.` are passed over in folders and globs, so that the output of a run, which keeps
-    its own records in `_tamis/`, can be read back.
+    its own records in `.tamis/`, can be read back.
     """
     arguments = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not arguments:

@@ -129,14 +129,14 @@ class FastTextQuality(Filter):
 
     def score(self, batch: Batch) -> Scores:
         scores = _scores(_open(self.model, self.label), batch["text"], self.label, self.max_chars)
-        drawn = (1 - _lots(batch, self.seed)) ** (-1 / self.alpha) - 1
+        drawn = (1 - _random_keys(batch, self.seed)) ** (-1 / self.alpha) - 1
         return {"fasttext_quality": scores, "fasttext_quality_margin": drawn - (1 - scores.astype(np.float64))}
 
     def rules(self) -> list[Rule]:
         return [at_least("fasttext_quality_margin", 0.0)]
 
 
-def _lots(batch: Batch, seed: int) -> np.ndarray:
+def _random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A number from 0 to 1 for each row, the same wherever and whenever it is drawn."""
     salt = seed.to_bytes(8, "little", signed=True)
     keys = (batch.origin.address(row).encode() for row in range(len(batch)))

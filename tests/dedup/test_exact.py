@@ -146,7 +146,7 @@ def test_sources_can_be_preferred_by_path(tmp_path):
 def test_groups_name_rows_by_address_and_id(tmp_path):
     write(tmp_path / "in", "a.jsonl", [{"id": "1", "text": "x"}, {"id": "1", "text": "y"}, {"id": "3", "text": "x"}])
     Pipeline(JsonlReader(str(tmp_path / "in")), ExactDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
-    (row,) = pq.read_table(tmp_path / "out" / "_tamis" / "groups").to_pylist()
+    (row,) = pq.read_table(tmp_path / "out" / ".tamis" / "groups").to_pylist()
     assert (row["id"], row["kept_id"], row["similarity"]) == ("3", "1", 1.0)
     assert row["address"].startswith(str(tmp_path / "in" / "a.jsonl"))
     assert row["kept_address"].endswith("a.jsonl:0")

@@ -326,7 +326,7 @@ def test_groups_near_misses_and_closest_calls(tmp_path):
     source = write_rows(tmp_path / "in", rows)
     Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
     groups = Groups.load(tmp_path / "out")
-    table = pq.read_table(tmp_path / "out" / "_tamis" / "groups")
+    table = pq.read_table(tmp_path / "out" / ".tamis" / "groups")
     assert {"id", "kept_id", "address", "kept_address", "similarity", "bands"} <= set(table.column_names)
     assert min(table["bands"].to_pylist()) >= 1
     closest = groups.closest(5)

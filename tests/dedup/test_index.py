@@ -161,7 +161,7 @@ def test_an_index_in_an_object_store(tmp_path, s3_server, make):
     row = Groups.load(tmp_path / "three").explain("d13")[0]
     assert (row["kept_id"], row["index"], row["similarity"]) == ("d13", index, 1.0)
     assert not list((tmp_path / "three").rglob("index-copies"))
-    report = (tmp_path / "three" / "_tamis" / "manifest.json").read_text()
+    report = (tmp_path / "three" / ".tamis" / "manifest.json").read_text()
     assert s3_server.storage_options["endpoint_url"] not in report
 
 

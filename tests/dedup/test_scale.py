@@ -19,7 +19,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, settle, shuffle
 from tamis.dedup.candidates import edges_of
 from tamis.dedup.equal import Equals
-from tamis.dedup.shuffle import ShuffleWriter, bucket_count, pieces, room
+from tamis.dedup.shuffle import ShuffleWriter, allocate, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
 from tamis.memory.spill import ObservedFacts
 
@@ -156,7 +156,7 @@ def test_edges_are_the_same_whatever_the_pieces(keys, size):
 
 def test_room_on_disk_is_like_room_in_memory(tmp_path):
     for memory in (10**9, 0):
-        array = room((1000, 3), np.int32, tmp_path, memory)
+        array = allocate((1000, 3), np.int32, tmp_path, memory)
         array[:] = 7
         assert int(array.sum()) == 21_000
     assert not list(tmp_path.iterdir())
@@ -237,7 +237,7 @@ def test_reasons_and_failures_stay_with_their_rows_in_blocks(tmp_path, monkeypat
     monkeypatch.setattr(settle, "LEAST_ROWS", 4)
     monkeypatch.setattr(settle, "SETTLED_BYTES", 10**12)
     assert outcome(rows, FuzzyDedup(), tmp_path / "blocks", per_partition=50) == expected
-    report = json.loads((tmp_path / "blocks" / "_tamis" / "report.json").read_text())
+    report = json.loads((tmp_path / "blocks" / ".tamis" / "report.json").read_text())
     assert len(report["dropped"]) == 2
 
 
@@ -392,7 +392,7 @@ def test_a_run_killed_in_any_phase_ends_as_if_nothing_had_happened(tmp_path, ste
         assert done.returncode == -9, done.stderr
     done = run(tmp_path / "killed", "none", 0)
     assert done.returncode == 0, done.stderr
-    for name in ("*.jsonl", "_tamis/groups/*.parquet"):
+    for name in ("*.jsonl", ".tamis/groups/*.parquet"):
         calm, killed = (
             {file.name: file.read_bytes() for file in (tmp_path / out).glob(name)} for out in ("calm", "killed")
         )

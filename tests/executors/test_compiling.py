@@ -36,7 +36,7 @@ def test_compiling_stays_inside_a_small_budget_and_the_next_run_finds_the_kernel
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("compiling kernels, once on this machine") == 1
     assert "died" not in done.stderr
-    report = json.loads((tmp_path / "out" / "_tamis" / "report.json").read_text())
+    report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
     assert (report["read"], report["kept"], report["failed"]) == (400, 200, 0)
     assert report["peak_memory_bytes"] <= 800_000_000
     compiled = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kernels").rglob("*.nbc")}

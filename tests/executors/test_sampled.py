@@ -37,7 +37,7 @@ def test_asked_to_sample_it_processes_the_largest_share_that_fits(source, tmp_pa
     assert report.kept == len(read_jsonl(tmp_path / "out"))
     assert 1000 < report.kept < 1500
     assert report.balances
-    assert json.loads((tmp_path / "out" / "_tamis" / "report.json").read_text())["sample"]["weight"] == 16
+    assert json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["sample"]["weight"] == 16
 
 
 def test_a_larger_share_holds_the_smaller_one(source, tmp_path):

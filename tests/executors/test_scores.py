@@ -80,7 +80,7 @@ def job(source, output, *, min_letters=10, min_share=0.1, case="any", gather=Fal
 
 def outcome(report, output):
     steps = [(op["name"], op["rows_in"], op["rows_out"], op["dropped"], op["failed"]) for op in report.operators]
-    failed = sorted(line for file in (output / "_tamis" / "failed").iterdir() for line in file.read_text().splitlines())
+    failed = sorted(line for file in (output / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines())
     return report.read, report.kept, report.dropped, report.failed, steps, read_jsonl(output), failed
 
 

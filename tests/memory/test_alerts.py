@@ -49,7 +49,7 @@ def test_the_budget_has_a_warning_and_a_critical_level_each_raised_once():
     ]
 
 
-def test_an_alarm_comes_again_only_after_the_figure_fell_below_by_a_margin():
+def test_an_alert_comes_again_only_after_the_figure_fell_below_by_a_margin():
     rules = AlertRules(budget_bytes=1_000)
     assert levels(rules, held=[800, 790, 800, 760, 800, 749, 800]) == [
         [("budget", "warning")],
@@ -130,7 +130,7 @@ def test_a_steady_rise_that_will_use_up_the_budget_is_foreseen():
     assert 130 <= at < 140
 
 
-def test_a_rise_that_would_take_an_hour_is_no_alarm():
+def test_a_rise_that_would_take_an_hour_is_no_alert():
     assert rise(AlertRules(budget_bytes=1_000_000), [10_000 + at for at in range(400)]) == []
 
 

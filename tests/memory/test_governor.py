@@ -198,7 +198,7 @@ def test_a_row_too_large_to_hold_fails_with_its_size(tmp_path):
             file.write(json.dumps({"text": f"row {number}"}) + "\n")
     report = run(tmp_path, "[JsonlReader(folder / 'in.jsonl'), JsonlWriter(folder / 'out')]")
     assert (report.read, report.kept, report.failed) == (51, 50, 1)
-    (line,) = next((tmp_path / "out" / "_tamis" / "failed").iterdir()).read_text().splitlines()
+    (line,) = next((tmp_path / "out" / ".tamis" / "failed").iterdir()).read_text().splitlines()
     assert "300,000,0" in json.loads(line)["error"]
 
 
@@ -245,7 +245,7 @@ def test_what_the_caller_held_before_is_not_the_run_s(tmp_path):
     held = "globals().update(held=b'x' * 900_000_000)"
     report = run(tmp_path, f"[{held} or JsonlReader(folder / 'in.jsonl'), JsonlWriter(folder / 'out')]")
     assert report.kept == 1
-    manifest = json.loads((tmp_path / "out" / "_tamis" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "out" / ".tamis" / "manifest.json").read_text())
     assert "MB the caller held before" in json.dumps(manifest)
 
 

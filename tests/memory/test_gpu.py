@@ -248,16 +248,16 @@ def test_weights_activations_and_buffers_are_told_apart_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_the_monitor_sees_a_gpu_fill_and_the_alarm_goes_off():
+def test_the_monitor_sees_a_gpu_fill_and_the_alert_goes_off():
     torch = real_torch()
-    alarms = []
+    alerts = []
     rules = AlertRules(Thresholds(gpu_percent=1), budget_bytes=10**12)
-    with MemoryMonitor(every_s=0.05, on_snapshot=lambda shot: alarms.extend(rules.check(shot))) as monitor:
+    with MemoryMonitor(every_s=0.05, on_snapshot=lambda shot: alerts.extend(rules.check(shot))) as monitor:
         before = monitor.sample().gpus[0]
         held = torch.zeros(before.total_bytes // 50, dtype=torch.uint8, device="cuda")
         after = monitor.sample().gpus[0]
     assert after.used_bytes - before.used_bytes >= 0.9 * held.numel()
-    assert [alarm.kind for alarm in alarms if "gpu" in alarm.kind]
+    assert [alert.kind for alert in alerts if "gpu" in alert.kind]
     assert monitor.table().column("gpu_bytes").to_numpy().max() >= held.numel()
     del held
     torch.cuda.empty_cache()

@@ -9,8 +9,8 @@ from tamis.memory.leaks import LeakDetector, Thinned, fit_trend
 BASE = 200e6
 
 
-def first_alarm(values, limit_bytes=None, **settings):
-    """The moment at which a series raises the alarm, or None."""
+def first_alert(values, limit_bytes=None, **settings):
+    """The moment at which a series raises the alert, or None."""
     detector = LeakDetector(**settings)
     for moment, value in enumerate(values):
         if detector.add(0, moment, int(value), limit_bytes=limit_bytes):
@@ -18,8 +18,8 @@ def first_alarm(values, limit_bytes=None, **settings):
     return None
 
 
-def alarms(make, count=50):
-    return sum(first_alarm(make(np.random.default_rng(seed))) is not None for seed in range(count))
+def alerts(make, count=50):
+    return sum(first_alert(make(np.random.default_rng(seed))) is not None for seed in range(count))
 
 
 def white(rng, n=200, sigma=0.02):
@@ -42,8 +42,8 @@ def noisy(rng):
 # ---------------------------------------------------------------------------------------------------------- no leaks
 
 
-def test_of_a_thousand_noisy_series_fewer_than_ten_raise_an_alarm():
-    assert alarms(noisy, 1_000) < 10
+def test_of_a_thousand_noisy_series_fewer_than_ten_raise_an_alert():
+    assert alerts(noisy, 1_000) < 10
 
 
 @pytest.mark.parametrize(("period", "height"), [(4, 0.5), (8, 0.3), (12, 0.3), (40, 0.08)])
@@ -52,17 +52,17 @@ def test_a_sawtooth_is_no_leak(period, height):
         teeth = (np.arange(200) + rng.integers(period)) % period / period
         return BASE * (1 + height * teeth + white(rng, sigma=0.01))
 
-    assert alarms(make) <= 1
+    assert alerts(make) <= 1
 
 
 @pytest.mark.parametrize(("shards", "rise"), [(2, 2.0), (3, 1.0), (5, 0.3)])
 def test_a_warm_up_that_reaches_a_plateau_is_no_leak(shards, rise):
-    assert alarms(lambda rng: BASE * (1 + rise * (1 - np.exp(-np.arange(200) / shards)) + white(rng))) == 0
+    assert alerts(lambda rng: BASE * (1 + rise * (1 - np.exp(-np.arange(200) / shards)) + white(rng))) == 0
 
 
 @pytest.mark.parametrize(("shards", "rise"), [(10, 0.15), (20, 0.1), (60, 0.08)])
 def test_an_allocator_that_drifts_and_settles_is_no_leak(shards, rise):
-    assert alarms(lambda rng: BASE * (1 + rise * (1 - np.exp(-np.arange(200) / shards)) + white(rng, sigma=0.01))) <= 1
+    assert alerts(lambda rng: BASE * (1 + rise * (1 - np.exp(-np.arange(200) / shards)) + white(rng, sigma=0.01))) <= 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -73,11 +73,11 @@ def test_a_few_steps_are_no_leak(count):
             steps[at:] += rng.uniform(0.05, 0.5)
         return BASE * (1 + steps + white(rng, sigma=0.01))
 
-    assert alarms(make) <= 1
+    assert alerts(make) <= 1
 
 
 def test_two_levels_by_turns_are_no_leak():
-    assert alarms(lambda rng: BASE * (1 + 0.3 * np.repeat(rng.integers(0, 2, 20), 10) + white(rng, sigma=0.01))) == 0
+    assert alerts(lambda rng: BASE * (1 + 0.3 * np.repeat(rng.integers(0, 2, 20), 10) + white(rng, sigma=0.01))) == 0
 
 
 def test_neighbours_that_are_alike_do_not_look_like_a_trend():
@@ -87,20 +87,20 @@ def test_neighbours_that_are_alike_do_not_look_like_a_trend():
             values[i] = 0.7 * values[i - 1] + rng.normal(0, 0.02)
         return BASE * (1 + values)
 
-    assert alarms(make) <= 2
+    assert alerts(make) <= 2
 
 
 def test_memory_that_falls_is_no_leak():
-    assert alarms(lambda rng: BASE * (2 - 0.005 * np.arange(200) + white(rng))) == 0
+    assert alerts(lambda rng: BASE * (2 - 0.005 * np.arange(200) + white(rng))) == 0
 
 
 def test_growth_too_small_to_matter_is_let_be():
-    assert first_alarm(1e6 + 10_000 * np.arange(200)) is None
-    assert first_alarm(1e6 + 10_000 * np.arange(200), min_growth_bytes=0) is not None
+    assert first_alert(1e6 + 10_000 * np.arange(200)) is None
+    assert first_alert(1e6 + 10_000 * np.arange(200), min_growth_bytes=0) is not None
 
 
 def test_a_constant_is_no_leak():
-    assert first_alarm([BASE] * 200) is None
+    assert first_alert([BASE] * 200) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- leaks
@@ -108,26 +108,26 @@ def test_a_constant_is_no_leak():
 
 @pytest.mark.parametrize("sigma", [0.0, 0.005, 0.01])
 def test_a_leak_of_one_percent_per_shard_is_found_within_thirty_shards(sigma):
-    found = alarms(lambda rng: BASE * (1 + 0.01 * np.arange(30) + white(rng, 30, sigma)), 300)
+    found = alerts(lambda rng: BASE * (1 + 0.01 * np.arange(30) + white(rng, 30, sigma)), 300)
     assert found > 0.99 * 300
 
 
 @pytest.mark.parametrize(("rate", "sigma"), [(0.002, 0.02), (0.001, 0.01), (0.001, 0.02)])
 def test_a_slow_leak_under_noise_is_found_in_the_end(rate, sigma):
-    assert alarms(lambda rng: BASE * (1 + rate * np.arange(300) + white(rng, 300, sigma)), 40) == 40
+    assert alerts(lambda rng: BASE * (1 + rate * np.arange(300) + white(rng, 300, sigma)), 40) == 40
 
 
 def test_a_leak_that_begins_late_is_found():
     def make(rng):
         return BASE * (1 + 0.01 * np.maximum(0, np.arange(170) - 120) + white(rng, 170))
 
-    moments = [first_alarm(make(np.random.default_rng(seed))) for seed in range(40)]
+    moments = [first_alert(make(np.random.default_rng(seed))) for seed in range(40)]
     assert all(moment is not None and moment > 120 for moment in moments)
 
 
 def test_a_very_slow_leak_is_found_although_old_moments_are_thinned():
     values = BASE * (1 + 0.0002 * np.arange(2_000) + white(np.random.default_rng(1), 2_000, 0.01))
-    assert first_alarm(values) is not None
+    assert first_alert(values) is not None
 
 
 def test_a_leak_says_where_how_fast_since_when_and_how_long_it_can_last():
@@ -153,8 +153,8 @@ FAR = int(10 * BASE)
 
 
 def moments(make, count=60, limit_bytes=FAR):
-    """When each of so many series raises the alarm, None where it does not."""
-    return [first_alarm(make(np.random.default_rng(seed)), limit_bytes) for seed in range(count)]
+    """When each of so many series raises the alert, None where it does not."""
+    return [first_alert(make(np.random.default_rng(seed)), limit_bytes) for seed in range(count)]
 
 
 def noise_of(rng, n):
@@ -221,17 +221,17 @@ def test_a_leak_is_found_with_room_to_spare_however_near_the_limit():
 
     for seed in range(100):
         series, limit = make(np.random.default_rng(seed))
-        found = first_alarm(series, limit)
+        found = first_alert(series, limit)
         if limit < 1.3 * BASE and found is None:
             continue  # too small to be told from noise
         assert found is not None, seed
         assert len(series) - found >= 6, seed
 
 
-def test_the_nearer_the_limit_the_sooner_the_alarm():
+def test_the_nearer_the_limit_the_sooner_the_alert():
     leak = BASE * (1 + 0.02 * np.arange(100))
-    assert first_alarm(leak, int(2 * BASE)) == first_alarm(leak) == 20
-    assert first_alarm(leak, FAR) == 44
+    assert first_alert(leak, int(2 * BASE)) == first_alert(leak) == 20
+    assert first_alert(leak, FAR) == 44
 
 
 def test_a_leak_behind_a_warm_up_is_found():

@@ -23,7 +23,7 @@ def child():
 
 def test_the_tree_of_a_process_is_shown(child):
     pages = []
-    show_memory(os.getpid(), give=pages.append)
+    show_memory(os.getpid(), print_result=pages.append)
     (page,) = pages
     assert page.startswith("machine    ")
     assert "tree       " in page
@@ -33,7 +33,7 @@ def test_the_tree_of_a_process_is_shown(child):
 
 def test_without_a_process_the_largest_are_shown():
     pages = []
-    show_memory(None, give=pages.append)
+    show_memory(None, print_result=pages.append)
     assert "pid  name" in pages[0]
     sizes = [process.rss_bytes for process in largest_processes(3)]
     assert 1 <= len(sizes) <= 3
@@ -41,7 +41,7 @@ def test_without_a_process_the_largest_are_shown():
 
 def test_as_json_it_is_one_object(child):
     pages = []
-    show_memory(child.pid, as_json=True, give=pages.append)
+    show_memory(child.pid, as_json=True, print_result=pages.append)
     (page,) = pages
     found = json.loads(page)
     assert set(found) == {"time", "system", "processes", "held_bytes", "gpus"}
@@ -59,7 +59,7 @@ def test_watching_goes_on_until_the_process_ends(child):
             child.kill()
             child.wait()
 
-    show_memory(child.pid, as_json=True, watch_s=2.0, give=lines.append, wait=wait)
+    show_memory(child.pid, as_json=True, watch_s=2.0, print_result=lines.append, wait=wait)
     assert waits == [2.0] * 3
     assert len(lines) == 3
     assert all(json.loads(line)["processes"] for line in lines)
@@ -69,13 +69,13 @@ def test_watching_goes_on_until_the_process_ends(child):
 @pytest.mark.parametrize("pid", [0, -1, 2**22 + 5])
 def test_a_process_that_is_not_there_is_a_mistake(pid):
     with pytest.raises(ParameterError, match=f"there is no process {pid}"):
-        show_memory(pid, give=lambda text: None)
+        show_memory(pid, print_result=lambda text: None)
 
 
 @pytest.mark.parametrize("watch_s", [0, -1.0])
 def test_the_time_between_must_be_positive(watch_s):
     with pytest.raises(ParameterError, match="`--watch` must be a positive number"):
-        show_memory(None, watch_s=watch_s, give=lambda text: None)
+        show_memory(None, watch_s=watch_s, print_result=lambda text: None)
 
 
 def test_a_page_has_container_gpus_and_swap():

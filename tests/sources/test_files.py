@@ -24,7 +24,7 @@ def names(folder: Path, files: list) -> list[str]:
 
 def test_a_folder_is_walked_in_string_order_and_hidden_names_are_passed_over(tmp_path):
     make(
-        tmp_path, "b.jsonl", "a/z.jsonl.gz", "a10.jsonl", "a9.jsonl", "_tamis/x.jsonl", ".cache/y.jsonl", "_part.jsonl"
+        tmp_path, "b.jsonl", "a/z.jsonl.gz", "a10.jsonl", "a9.jsonl", ".tamis/x.jsonl", ".cache/y.jsonl", "_part.jsonl"
     )
     assert names(tmp_path, list_files(tmp_path, "jsonl")) == ["a/z.jsonl.gz", "a10.jsonl", "a9.jsonl", "b.jsonl"]
 
@@ -166,7 +166,7 @@ def test_other_file_systems_are_listed_like_folders():
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    for name in ("crawl/b.jsonl", "crawl/a.jsonl", "crawl/_tamis/c.jsonl", "crawl/d.txt"):
+    for name in ("crawl/b.jsonl", "crawl/a.jsonl", "crawl/.tamis/c.jsonl", "crawl/d.txt"):
         memory.pipe(f"/files-test/{name}", b"{}\n")
     listed = [file.path for file in list_files("memory://files-test/crawl", "jsonl")]
     assert listed == ["memory:///files-test/crawl/a.jsonl", "memory:///files-test/crawl/b.jsonl"]

@@ -21,7 +21,7 @@ ACTIONS = {
 }
 
 
-def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
+def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
     """Markdown: settings with their reasons, measurements, thresholds, and how to repeat the run."""
     settings, reasons, measured = manifest["memory"], manifest["reasons"], report.memory
     name = Path(report.output or "").name or "this run"
@@ -60,7 +60,7 @@ def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
         *((f"taken by `{name}` before its first batch", format_bytes(size)) for name, size in _setup(measured)),
         *((ACTIONS.get(kind, kind), f"{count:,}") for kind, count in measured["actions"].items()),
     ]
-    alarms = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
+    alerts = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
     hardware, versions = manifest["hardware"], manifest["versions"]
     parts = [
         f"# Memory settings of {name}",
@@ -71,8 +71,8 @@ def memory_page(report: Report, manifest: Mapping[str, Any]) -> str:
         "## Measured",
         _table(("what", "value"), found),
     ]
-    if alarms:
-        parts += ["## Alarms", _table(("raised at", "value"), alarms)]
+    if alerts:
+        parts += ["## Alerts", _table(("raised at", "value"), alerts)]
     parts += ["## To repeat it", f"```\n{_command(manifest['command'])}\n```"]
     return "\n\n".join(parts)
 

@@ -71,7 +71,7 @@ class Executor(Protocol):
         items: Sequence[tuple[Any, ...]],
         done: Callable[[int, Any], None],
         *,
-        fresh: bool = False,
+        new_workers: bool = False,
     ) -> None: ...
 
 
@@ -503,7 +503,7 @@ class _GatherWork:
         self.worker_bytes = run.governor.worker_bytes
 
     def map(
-        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, fresh: bool = False
+        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
     ) -> list[Any]:
         ledger, stage = self._run.ledger, self._stage.index
         keys = [digest([self._key, name, number, len(items)]) for number in range(len(items))]
@@ -513,7 +513,7 @@ class _GatherWork:
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
-            self._executor.map(function, [items[number] for number in missing], done, fresh=fresh)
+            self._executor.map(function, [items[number] for number in missing], done, new_workers=new_workers)
         if self._run.stop.level:
             raise _Stopped
         return [ledger.steps[stage, key] for key in keys]
