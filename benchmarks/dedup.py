@@ -38,7 +38,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups
 from tamis.dedup.texts import text_buffers
 from tamis.dedup.verdicts import Verdicts
-from tamis.operator import Reading
+from tamis.operators import Reading
 
 PEER = r"""
 import json, resource, sys, time, shutil

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 import tamis
 from tamis.batch import Batch
-from tamis.operator import Filter
+from tamis.operators import Filter
 from tamis.text.code import PythonCommentToCode
 from tamis.text.lists import BadWords, BoilerPlate
 from tamis.text.quality import (

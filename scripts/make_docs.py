@@ -9,7 +9,7 @@ import inspect
 from itertools import groupby
 from pathlib import Path
 
-from tamis.operator import Operator
+from tamis.operators import Operator
 from tamis.registry import describe_parameters, registered
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"

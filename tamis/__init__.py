@@ -11,23 +11,29 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tamis.batch import Batch
+    from tamis.batch import Batch, Column
     from tamis.errors import TamisError
     from tamis.memory.monitor import MemoryMonitor
-    from tamis.operator import (
+    from tamis.operators import (
+        Decide,
         Expand,
         Filter,
         Gather,
         Map,
+        Observations,
         Operator,
         Resources,
         Rule,
+        Scores,
         Sink,
         Source,
+        Work,
         at_least,
         at_most,
         between,
+        less_than,
         one_of,
+        operator,
     )
     from tamis.pipeline import Pipeline, Sequential
     from tamis.report import Report
@@ -37,13 +43,12 @@ if TYPE_CHECKING:
     from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
 
 _HOMES = {
-    "Batch": "batch",
+    **dict.fromkeys(["Batch", "Column"], "batch"),
     "TamisError": "errors",
     "MemoryMonitor": "memory.monitor",
-    **dict.fromkeys(
-        ["Expand", "Filter", "Gather", "Map", "Operator", "Resources", "Rule", "Sink", "Source"], "operator"
-    ),
-    **dict.fromkeys(["at_least", "at_most", "between", "one_of"], "operator"),
+    **dict.fromkeys(["Expand", "Filter", "Gather", "Map", "Operator", "Sink", "Source", "operator"], "operators"),
+    **dict.fromkeys(["Decide", "Observations", "Resources", "Rule", "Scores", "Work"], "operators"),
+    **dict.fromkeys(["at_least", "at_most", "between", "less_than", "one_of"], "operators"),
     **dict.fromkeys(["Pipeline", "Sequential"], "pipeline"),
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
@@ -56,8 +61,10 @@ __all__ = [
     "ArrowReader",
     "ArrowWriter",
     "Batch",
+    "Column",
     "CsvReader",
     "CsvWriter",
+    "Decide",
     "ExactDeduplicationWorkflow",
     "Expand",
     "Filter",
@@ -67,6 +74,7 @@ __all__ = [
     "JsonlWriter",
     "Map",
     "MemoryMonitor",
+    "Observations",
     "Operator",
     "ParquetReader",
     "ParquetWriter",
@@ -75,15 +83,19 @@ __all__ = [
     "Resources",
     "Rows",
     "Rule",
+    "Scores",
     "Sequential",
     "Sink",
     "Source",
     "TamisError",
     "TextReader",
+    "Work",
     "at_least",
     "at_most",
     "between",
+    "less_than",
     "one_of",
+    "operator",
 ]
 
 

@@ -15,7 +15,7 @@ from tamis.errors import SourceError
 from tamis.report import Report
 
 if TYPE_CHECKING:
-    from tamis.operator import Operator
+    from tamis.operators import Operator
     from tamis.recipes.load import Recipe
 
 SIDE_ROWS_LOOKED_AT = 100_000

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.errors import OperatorError, ParameterError
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
 _NUMBER = r"\A\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*\z"

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from tamis.errors import DiskFull, LedgerError, SinkError, is_full_disk
-from tamis.operator import Shard
+from tamis.operators import Shard
 from tamis.report import Account
 from tamis.store import INTERNAL, Store
 

@@ -22,13 +22,14 @@ from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
+from tamis.functions import as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.profile import Profile, profile_of
-from tamis.operator import Operator, Sink, as_operator
+from tamis.operators import Operator, Sink
 from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
 from tamis.report import Report
 from tamis.store import INTERNAL, Store

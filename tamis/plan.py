@@ -19,10 +19,11 @@ import tamis
 from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
 from tamis.executors.worker import Stage
+from tamis.functions import Function
 from tamis.memory.budget import Budget, usable_cpus
 from tamis.memory.governor import Learned
 from tamis.memory.spill import SpilledRows
-from tamis.operator import ALL, Filter, Function, Gather, Layout, Operator, Sink, Source, digest
+from tamis.operators import ALL, Filter, Gather, Layout, Operator, Sink, Source, digest
 from tamis.parameters import as_text, format_bytes
 from tamis.store import Store
 

@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from tamis.errors import ParameterError, RecipeError, did_you_mean
-from tamis.operator import Operator, known_operators
+from tamis.operators import Operator, known_operators
 from tamis.parameters import as_text, type_name
 
 

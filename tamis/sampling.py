@@ -9,7 +9,7 @@ import numpy as np
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
-from tamis.operator import Decide, Filter, Gather, Observations, Rule, Scores, Work, at_most, operator
+from tamis.operators import Decide, Filter, Gather, Observations, Rule, Scores, Work, at_most, operator
 
 
 def random_keys(batch: Batch, seed: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import SinkError, TamisError
-from tamis.operator import digest
+from tamis.operators import digest
 
 INTERNAL = ".tamis"
 """The one name in an output folder that is not data: ledger, report, failed and rejected rows."""

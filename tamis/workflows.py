@@ -17,7 +17,7 @@ from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.keep import Keep
 from tamis.dedup.verdicts import Verdicts
 from tamis.errors import ParameterError, SourceError, did_you_mean
-from tamis.operator import Gather, Sink, Source
+from tamis.operators import Gather, Sink, Source
 from tamis.pipeline import Pipeline
 from tamis.report import Report
 

@@ -215,7 +215,7 @@ def test_an_interrupted_run_tells_how_to_go_on(here, tell, monkeypatch):
 SLOW = """
 import sys
 import tomllib
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 @operator(reads="text", writes="seen")
 class Signalling(Map):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tamis.batch import Batch, as_array
-from tamis.operator import ALL, Expand, Filter, Gather, Map, Operator, Sink, Source
+from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator, Sink, Source
 from tamis.registry import build_operator, registered
 
 TEXTS = [
@@ -161,7 +161,7 @@ def test_it_says_what_it_does(name):
 
 
 MODULES = sorted(
-    {cls.__module__ for cls in OURS.values()} | {"tamis.parameters", "tamis.batch", "tamis.operator", "tamis.pipeline"}
+    {cls.__module__ for cls in OURS.values()} | {"tamis.parameters", "tamis.batch", "tamis.operators", "tamis.pipeline"}
 )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tamis.errors import LedgerError
 from tamis.ledger import Commit, Ledger, format_line, parse_line
-from tamis.operator import Shard
+from tamis.operators import Shard
 from tamis.report import Account, OperatorAccount
 from tamis.store import Store
 

@@ -15,7 +15,7 @@ import pytest
 from tamis import Batch, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
-from tamis.operator import Expand, Filter, Map, Resources, at_least, operator
+from tamis.operators import Expand, Filter, Map, Resources, at_least, operator
 from tamis.report import Report
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount

@@ -16,7 +16,7 @@ import tamis
 MODULE = '''
 import os
 
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 
 @operator(reads="text", writes=("shout", "pid"))

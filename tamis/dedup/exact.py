@@ -46,7 +46,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
 from tamis.errors import ParameterError
-from tamis.operator import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 RECORD_BYTES = 40
 """A digest on its way: 16 bytes, the row, its order and source."""

@@ -40,7 +40,7 @@ from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operator import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 CANDIDATES = "candidates"
 

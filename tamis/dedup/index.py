@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from tamis.dedup.shuffle import Unfinished, link, make_sure_of_room, numbers
 from tamis.errors import ParameterError, TamisError
-from tamis.operator import Work, digest
+from tamis.operators import Work, digest
 from tamis.parameters import as_text
 from tamis.store import Store
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, contiguous
 from tamis.mapped import release_pages
-from tamis.operator import Observations
+from tamis.operators import Observations
 
 TOUCHED_BYTES = 16_000_000
 """So much of mapped files may be held at a time."""

@@ -45,7 +45,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.errors import BudgetError
 from tamis.mapped import release_pages
-from tamis.operator import Decide, Work
+from tamis.operators import Decide, Work
 from tamis.parameters import format_bytes
 
 PAIRS = pa.schema(

@@ -27,7 +27,7 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull, is_full_disk, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
-from tamis.operator import Work
+from tamis.operators import Work
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -38,7 +38,7 @@ from tamis.dedup.shuffle import (
 from tamis.dedup.texts import TextNormal, digest_spans, text_buffers
 from tamis.kernels import digests as kernel
 from tamis.mapped import release_pages
-from tamis.operator import Decide, Work
+from tamis.operators import Decide, Work
 
 if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tamis.operator import Shard, ShardWriter, Sink
+from tamis.operators import Shard, ShardWriter, Sink
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.governor import Governor
-from tamis.operator import Gather, Partition, Sink, digest
+from tamis.operators import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
 from tamis.plan import Plan
 from tamis.report import Account, Report

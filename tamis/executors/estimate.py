@@ -19,7 +19,7 @@ from tamis.executors.steps import facts_of, view
 from tamis.executors.worker import Stage
 from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
 from tamis.memory.governor import Governor, Learned
-from tamis.operator import Gather, Layout, Reading, Sink
+from tamis.operators import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
 
 SAMPLE_BYTES = 500_000

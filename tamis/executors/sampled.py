@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tamis.errors import BudgetError, DiskFull
 from tamis.events import Events, MemoryAction
-from tamis.operator import Operator
+from tamis.operators import Operator
 from tamis.report import Report
 from tamis.sampling import RowShare
 

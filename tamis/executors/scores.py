@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
 from tamis.executors.steps import Applied, apply_step, check_lengths, view
-from tamis.operator import Filter, Map, Operator, Partition, Source, digest
+from tamis.operators import Filter, Map, Operator, Partition, Source, digest
 from tamis.store import INTERNAL, Store
 
 ROW, DOOM, SCORE = "_tamis_row", "_tamis_doom", "_tamis_score"

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from tamis.batch import HIDDEN, Batch, as_array, bytes_of, table_from_rows
 from tamis.errors import OperatorError
-from tamis.operator import ALL, Expand, Filter, Function, Gather, Map, Operator
+from tamis.functions import Function
+from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator
 
 
 @dataclass(frozen=True)

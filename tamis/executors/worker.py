@@ -33,7 +33,7 @@ from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_ident
 from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
-from tamis.operator import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.operators import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
 from tamis.store import INTERNAL, Store

@@ -27,7 +27,7 @@ from tamis.memory.budget import (
     SMALLEST_BATCH_BYTES,
     Budget,
 )
-from tamis.operator import Operator
+from tamis.operators import Operator
 from tamis.parameters import format_bytes
 
 ROW_COPIES = 8

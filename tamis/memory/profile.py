@@ -17,7 +17,7 @@ from tamis.memory.budget import (
     usable_memory,
 )
 from tamis.memory.governor import Learned
-from tamis.operator import Operator
+from tamis.operators import Operator
 from tamis.parameters import format_bytes
 from tamis.report import Report
 

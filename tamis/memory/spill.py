@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
-from tamis.operator import Layout, Partition, Reading, Shard, Source
+from tamis.operators import Layout, Partition, Reading, Shard, Source
 
 _PLACE, _POSITION = "_tamis_place", "_tamis_position"
 

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
-from tamis.operator import Filter, Function, Operator
+from tamis.functions import Function
+from tamis.operators import Filter, Operator
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
 from tamis.recipes.paths import reader_step, writer_step

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.errors import SinkError
-from tamis.operator import Shard
+from tamis.operators import Shard
 from tamis.sinks.schemas import conform, encode_schema
 from tamis.sinks.streams import synced
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 
 from tamis.errors import ParameterError, did_you_mean
-from tamis.operator import ALL, Shard, ShardWriter, Sink, operator
+from tamis.operators import ALL, Shard, ShardWriter, Sink, operator
 from tamis.parameters import parse_bytes
 from tamis.sinks.formats import ArrowFormat, ParquetFormat, TypedFormat, rewrite
 from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas

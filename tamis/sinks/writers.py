@@ -20,7 +20,7 @@ import pyarrow.csv
 
 from tamis.batch import LINE, bytes_of
 from tamis.errors import ColumnError, SinkError, did_you_mean
-from tamis.operator import Shard
+from tamis.operators import Shard
 from tamis.sinks.encode import encode_rows, json_text, json_values
 from tamis.sinks.formats import TypedFile, TypedFormat
 from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tamis.batch import Batch, Failure, Origin, bytes_of
 from tamis.errors import SourceError
 from tamis.mapped import release_pages
-from tamis.operator import Layout, Partition, Piece, Reading, operator
+from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import File, is_local, local_path, open_file
 from tamis.sources.filesource import NEVER, WHOLE, FileSource

@@ -22,7 +22,7 @@ import pyarrow.csv as pv
 
 from tamis.batch import Batch, Failure, Origin
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import Layout, Partition, Piece, Reading, operator
+from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import codec_of, open_file
 from tamis.sources.filesource import NEVER, ByteSource

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import Layout, Piece, Reading, Source
+from tamis.operators import Layout, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries

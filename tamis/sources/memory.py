@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Origin, bytes_of, table_from_rows
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import Layout, Partition, Piece, Reading, Source, digest, operator
+from tamis.operators import Layout, Partition, Piece, Reading, Source, digest, operator
 from tamis.parameters import format_bytes
 from tamis.sources.schemas import cheapest_column, plain
 

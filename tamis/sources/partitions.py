@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from tamis.operator import Partition, Piece, digest
+from tamis.operators import Partition, Piece, digest
 from tamis.parameters import format_bytes
 from tamis.sources.files import File, fingerprint
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tamis.batch import LINE, Batch, Failure, Origin
 from tamis.errors import ParameterError, SourceError
-from tamis.operator import Layout, Partition, Piece, Reading, operator
+from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.parameters import parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.columnar import ArrowReader, ParquetReader

@@ -15,7 +15,7 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.models.fasttext import FastText, find_model, open_model, with_model
 from tamis.models.language_model import LanguageModel, open_language_model
 from tamis.models.linear import LinearModel, open_linear
-from tamis.operator import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
+from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.segment import buffers
 
 _MEMORY = Resources(memory="256MB")

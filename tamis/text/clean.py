@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.errors import OperatorError, ParameterError, require
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 POLICY_PHRASES = (
     "terms of use",

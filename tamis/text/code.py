@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column, Facts
 from tamis.errors import ParameterError, did_you_mean
 from tamis.kernels.code import measure_comments, measure_html, measure_python
-from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.lists import check_files, identify_files
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio

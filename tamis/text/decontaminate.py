@@ -21,7 +21,7 @@ import pyarrow as pa
 from tamis.batch import Batch
 from tamis.errors import ParameterError, SourceError
 from tamis.kernels import overlap as kernel
-from tamis.operator import Filter, Resources, Rule, Scores, at_most, digest, operator
+from tamis.operators import Filter, Resources, Rule, Scores, at_most, digest, operator
 from tamis.sources.files import File, fingerprint, list_files
 from tamis.text.segment import buffers
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column, contiguous
 from tamis.errors import ParameterError
 from tamis.fields import texts
-from tamis.operator import Decide, Expand, Gather, Observations, Work, operator
+from tamis.operators import Decide, Expand, Gather, Observations, Work, operator
 from tamis.text.clean import Pieces, mask_of, strings
 
 

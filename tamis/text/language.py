@@ -21,7 +21,7 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.kernels import scripts
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.models.fasttext import FastText, find_model, open_model, with_model
-from tamis.operator import Filter, Resources, Rule, Scores, at_least, one_of, operator
+from tamis.operators import Filter, Resources, Rule, Scores, at_least, one_of, operator
 from tamis.text.segment import buffers
 
 LID = "lid.176.ftz"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
 from tamis.fields import numbers
-from tamis.operator import Filter, Map, Rule, Scores, at_most, operator
+from tamis.operators import Filter, Map, Rule, Scores, at_most, operator
 from tamis.text.clean import POLICY_PHRASES, Pieces, any_of, literal, mask_of, strings
 from tamis.text.segment import WORD_STATS, buffers, ratio, word_stats
 

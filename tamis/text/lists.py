@@ -18,7 +18,7 @@ from tamis.batch import Batch, Column, Facts
 from tamis.errors import ParameterError
 from tamis.kernels.phrases import Automaton, build_automaton, character_set, count_members, count_phrases
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 from tamis.text.clean import mask_of, strings
 
 Kind: TypeAlias = Literal["email", "iban", "card", "ip", "phone"]

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from tamis.batch import Batch, Facts
-from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.segment import WORD_STATS, Words, WordStats, ended_lines, ratio, text_stats
 
 

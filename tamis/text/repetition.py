@@ -13,7 +13,7 @@ import numpy as np
 from tamis.batch import Batch, Facts
 from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
-from tamis.operator import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats
 from tamis.text.segment import NGRAM_STATS, WORD_STATS, Words, ratio, trimmed_line_stats

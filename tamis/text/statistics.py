@@ -24,7 +24,7 @@ from tamis.errors import TamisError
 from tamis.kernels import overlap as kernel
 from tamis.kernels.digests import digest_spans
 from tamis.models.fasttext import find_model
-from tamis.operator import Map, Resources, operator
+from tamis.operators import Map, Resources, operator
 from tamis.text.language import LID, Language, script_of
 from tamis.text.segment import NGRAM_STATS, buffers, ratio, text_stats, word_stats
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError, require
 from tamis.kernels.pieces import WORDS_APART, WORDS_WITH_SIGNS, count_pieces
-from tamis.operator import Filter, Rule, Scores, at_least, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, between, operator
 from tamis.text.lists import check_files, identify_files
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio

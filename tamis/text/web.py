@@ -24,7 +24,7 @@ from tamis.batch import Batch, Column, Facts
 from tamis.kernels.marks import MarkedWords
 from tamis.kernels.sentences import measure_sentences
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operator import Filter, Rule, Scores, at_least, between, less_than, operator
+from tamis.operators import Filter, Rule, Scores, at_least, between, less_than, operator
 from tamis.text.lists import automaton, check_files, identify_files, read_list
 from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats, RawStats

@@ -18,7 +18,7 @@ from tamis.executors.local import LocalExecutor, Stop
 from tamis.memory import process
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 
 def held_or_broken(number, begun, released):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tamis import JsonlReader, JsonlWriter, Pipeline
-from tamis.operator import Filter, Map, at_least, between, operator
+from tamis.operators import Filter, Map, at_least, between, operator
 from tamis.sampling import Sample
 from tests.test_pipeline import read_jsonl
 

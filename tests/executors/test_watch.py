@@ -15,7 +15,7 @@ from tamis import JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup
 from tamis.events import LeakFound, MemoryAction, MemoryAlert, PartitionCommitted, PartitionStarted
 from tamis.memory import gpu, monitor
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 
 KEPT = []
 

@@ -17,7 +17,7 @@ from tamis.errors import BudgetError, is_shortage
 from tamis.events import Events
 from tamis.memory.budget import SMALLEST_BATCH_BYTES, make_budget
 from tamis.memory.governor import Allowance, Governor, Learned
-from tamis.operator import Map, operator
+from tamis.operators import Map, operator
 from tamis.parameters import parse_bytes
 from tamis.report import Report
 

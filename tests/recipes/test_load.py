@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis.errors import ParameterError, RecipeError, SourceError, TamisError
-from tamis.operator import Map
+from tamis.operators import Map
 from tamis.recipes.load import Recipe, Settings, Step, _fitted, load_recipe, parse_recipe, recipe_of, shipped
 from tamis.registry import build_operator
 
@@ -363,7 +363,7 @@ class Steps:
     """Just the part of a pipeline that a recipe is made from."""
 
     def __init__(self, *given):
-        from tamis.operator import as_operator
+        from tamis.functions import as_operator
 
         self.steps = tuple(as_operator(step) for step in given)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tamis.batch import Failure
-from tamis.operator import Layout, Reading, Source
+from tamis.operators import Layout, Reading, Source
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis.errors import SourceError
-from tamis.operator import Piece
+from tamis.operators import Piece
 from tamis.sources.files import File
 from tamis.sources.partitions import explain, first_rows, group, pack, sampled, split_bytes
 from tamis.sources.schemas import conform, unify

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tamis.batch import Batch
-from tamis.operator import Filter
+from tamis.operators import Filter
 from tamis.text.repetition import GopherRepetition
 from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
 from tamis.errors import ParameterError
-from tamis.operator import Filter, at_least, operator
+from tamis.operators import Filter, at_least, operator
 from tamis.text.documents import DocumentJoin, DocumentSplit
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tamis.batch import Batch, as_array
 from tamis.errors import ParameterError
-from tamis.operator import Filter
+from tamis.operators import Filter
 from tamis.text.code import (
     Alpha,
     GeneralCommentToCode,

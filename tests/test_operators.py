@@ -1,15 +1,17 @@
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import tamis
 from tamis.errors import ParameterError, RecipeError
-from tamis.operator import (
+from tamis.functions import Function, as_operator
+from tamis.operators import (
     Filter,
-    Function,
     Rule,
-    as_operator,
     at_least,
     at_most,
     between,
@@ -131,3 +133,32 @@ def test_functions_are_batch_wise_by_their_annotation():
     assert isinstance(as_operator(by_batch), Function)
     assert as_operator(by_batch).batch_wise
     assert not as_operator(lambda row: True).batch_wise
+
+
+def test_what_an_own_operator_needs_comes_from_the_package():
+    code = """
+import sys
+from tamis import Batch, Filter, Rule, Scores, at_least, operator
+import tamis.operators
+from tamis import operator as again
+assert operator is again is tamis.operator is tamis.operators.operator
+
+@operator(reads="text", writes="length")
+class Length(Filter):
+    min_length: int = 2
+
+    def score(self, batch: Batch) -> Scores:
+        return {"length": [len(text) for text in batch["text"].to_pylist()]}
+
+    def rules(self) -> list[Rule]:
+        return [at_least("length", self.min_length)]
+
+from tamis import Pipeline, Rows
+print(Pipeline(Rows([{"text": "a"}, {"text": "ab"}]), Length()).run(executor="inline").dropped)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'length < 2': 1}\n"
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(tamis, name) for name in tamis.__all__)
