@@ -20,6 +20,9 @@ from tamis.operators import digest
 INTERNAL = ".tamis"
 """The one name in an output folder that is not data: ledger, report, failed and rejected rows."""
 
+TABLE, LINES = ".table", ".rows"
+"""Suffixes of Parquet files and of JSON lines in that folder: not those of data, so that no `**/*.parquet` matches."""
+
 
 class Store:
     """A folder of named files. Names are relative, with `/` between parts, and never climb out."""

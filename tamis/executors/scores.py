@@ -1,12 +1,17 @@
-"""Scores kept beside the output, so that thresholds can be changed without measuring again.
+"""Stored filter scores: change thresholds later without measuring again.
 
-With scores kept, filters measure every row and drop none until the filters and maps at the head of a stage are
-through; what they measured is stored under a name made from everything that decides it, thresholds left out:
+    .tamis/scores/<digest of input and measuring parameters>.table     Parquet; one line per row, one column per score
 
-    .tamis/scores/<digest of input and measuring parameters>.parquet     one line per row, one column per score
+The file name depends on everything that determines a score, and on no threshold. The measured operators are the filters
+and maps at the start of a stage, up to its last filter.
 
-A later run that finds the file skips the measuring; only rules are applied again. Rows, reasons and counts are the
-same as without.
+    first run     every row goes through all measured operators, because later thresholds may keep a row that these drop.
+                  A dropped row is counted and written to the rejects at the filter that drops it.
+    later runs    the stored scores are loaded before any operator runs. Rows that a filter will drop are dropped at once;
+                  with rejects, they pass the maps before that filter, so that the rejects hold the text the filter saw.
+
+A row that failed in the first run has no stored scores and is measured again. Rows, reasons and counts are the same as
+without stored scores.
 """
 
 from __future__ import annotations
@@ -20,96 +25,135 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
-from tamis.executors.steps import Applied, apply_step, check_lengths, view
+from tamis.executors.steps import Applied, apply_step, check_lengths, dropped, verdicts_of, view
 from tamis.operators import Filter, Map, Operator, Partition, Source, digest
-from tamis.store import INTERNAL, Store
+from tamis.store import INTERNAL, TABLE, Store
 
-ROW, DOOM, SCORE = "_tamis_row", "_tamis_doom", "_tamis_score"
-"""Columns a batch carries while it is measured: number in the partition, why it will be dropped, and the scores."""
+ROW, DROPPED, KNOWN, SCORE = "_tamis_row", "_tamis_dropped", "_tamis_known", "_tamis_score"
+"""Columns that a batch carries while it is measured: row number, already dropped, has stored scores, and the scores."""
 
 
-def measured_prefix(operators: Sequence[Operator]) -> int:
-    """How many operators at the head of a stage can be run before any row is dropped."""
+def measured_operators(operators: Sequence[Operator]) -> int:
+    """The number of operators at the start of a stage whose filters can be measured before any row is dropped."""
     count = 0
-    for op in operators:
+    for number, op in enumerate(operators, start=1):
         if not isinstance(op, (Filter, Map)):
             break
-        count += 1
+        if isinstance(op, Filter):
+            count = number
     return count
 
 
 def measuring_identity(source: Source, operators: Sequence[Operator]) -> str:
-    """Changes with everything that decides a score, and with no threshold."""
+    """Changes with everything that determines a score, and with no threshold."""
     return digest([source.identity(), [op.measuring_identity() for op in operators]])
 
 
 class ScoreKeeper:
-    """Runs the measuring operators of one partition, with scores from an earlier run where there are some."""
+    """Runs the measured operators on the batches of one partition, with stored scores where there are any."""
 
     def __init__(
         self, store: Store, identity: str, partition: Partition, operators: Sequence[Operator], scratch: Path
     ) -> None:
         self.operators = list(operators)
-        self.name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}.parquet"
-        self.reasons: list[tuple[int, str]] = []  # what a number in DOOM stands for: operator and reason
-        self._store, self._scratch = store, scratch
-        stored = store.read(self.name)
-        self._known = pq.read_table(io.BytesIO(stored)) if stored is not None else None
+        self._name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
+        self._store, self._path = store, scratch / "scores"
+        stored = store.read(self._name)
+        self._stored = pq.read_table(io.BytesIO(stored)) if stored is not None else None
         self._writer: pq.ParquetWriter | None = None
 
     def begin(self, batch: Batch, numbers: np.ndarray) -> Batch:
-        """The batch with what is known about its rows."""
-        batch = batch.with_columns({ROW: numbers, DOOM: np.full(len(batch), -1, dtype=np.int32)})
-        if self._known is None:
-            return batch
-        rows = self._known.column(ROW).to_numpy()
-        found = np.searchsorted(rows, numbers)
-        if len(rows) == 0 or (found >= len(rows)).any() or (rows[found] != numbers).any():
-            return batch  # a row that failed in the earlier run fails again by being measured again
-        known = self._known.drop_columns([ROW]).take(pa.array(found))
-        return batch.with_columns({name: as_array(known.column(name)) for name in known.column_names})
+        """The batch with the stored scores of its rows, or ready to be measured."""
+        if self._stored is None:
+            return batch.with_columns({ROW: numbers, DROPPED: np.zeros(len(batch), dtype=np.bool_)})
+        rows = self._stored.column(ROW).to_numpy()
+        places = np.searchsorted(rows, numbers)
+        known = np.zeros(len(batch), dtype=np.bool_)
+        inside = places < len(rows)
+        known[inside] = rows[places[inside]] == numbers[inside]
+        found = self._stored.drop_columns([ROW]).take(pa.array(places, mask=~known))
+        columns = {name: as_array(found.column(name)) for name in found.column_names}
+        return batch.with_columns({KNOWN: known, **columns})
+
+    def dropped_by_stored_scores(self, batch: Batch) -> list[tuple[int, str, np.ndarray]]:
+        """(operator, reason, rows) for the rows that will be dropped, before any operator has run."""
+        if self._stored is None:
+            return []
+        result = []
+        left = _mask(batch, KNOWN)
+        for number, op in enumerate(self.operators):
+            if isinstance(op, Filter) and not op.score_only:
+                scores = self._stored_scores(number, batch)
+                for reason, mask in verdicts_of(op, scores, left) if scores else []:
+                    result.append((number, reason, mask))
+                    left &= ~mask
+        return result
 
     def apply(self, number: int, batch: Batch) -> Applied:
-        """One operator over all rows, doomed or not."""
+        """Apply one operator. In a first run dropped rows stay in the batch, marked, so that later filters measure them."""
         op = self.operators[number]
-        if not isinstance(op, Filter) or op.score_only:
+        if not isinstance(op, Filter):
             return apply_step(op, batch)
-        prefix = f"{SCORE}_{number}_"
-        scores = self.scores_of(number, batch)
-        if not scores:
-            scores = check_lengths(op, op.score(view(op, batch)), len(batch))
-            batch = batch.with_columns({prefix + name: values for name, values in scores.items()})
-        doom = np.array(batch[DOOM].to_numpy(zero_copy_only=False))
-        for rule in op.rules():
-            for reason, broken in rule.verdicts(scores[rule.score]):
-                first_broken = broken & (doom < 0)
-                if first_broken.any():
-                    doom[first_broken] = len(self.reasons)
-                    self.reasons.append((number, reason))
-        return Applied(batch.with_columns({DOOM: doom}), batch)
+        scores = self._scores(number, op, batch)
+        if op.score_only:
+            names = op.score_columns()
+            made = batch.with_columns({names.get(name, name): values for name, values in scores.items()})
+            return Applied(self._with_scores(number, made, scores), batch)
+        if self._stored is not None:
+            return dropped(batch, verdicts_of(op, scores, np.ones(len(batch), dtype=np.bool_)), scores)
+        gone = _mask(batch, DROPPED)
+        verdicts = verdicts_of(op, scores, ~gone)
+        for _, mask in verdicts:
+            gone |= mask
+        marked = self._with_scores(number, batch, scores).with_columns({DROPPED: gone})
+        return Applied(marked, batch, verdicts, scores=scores)
 
-    def scores_of(self, number: int, batch: Batch) -> dict[str, pa.Array]:
-        """What operator `number` measured of a batch that is not released yet."""
+    def num_dropped(self, batch: Batch) -> int:
+        """How many rows of a batch are dropped already, and are there only to be measured."""
+        return int(np.count_nonzero(_mask(batch, DROPPED))) if DROPPED in batch else 0
+
+    def is_dropped(self, batch: Batch, row: int) -> bool:
+        return DROPPED in batch and bool(batch[DROPPED][row].as_py())
+
+    def end(self, batch: Batch) -> Batch:
+        """The rows that are kept, without the columns of the measurement; what was measured is stored."""
+        if self._stored is None:
+            self._store_scores(batch)
+            batch = batch.select(~_mask(batch, DROPPED)) if self.num_dropped(batch) else batch
+        own = [name for name in batch.columns if name in (ROW, DROPPED, KNOWN) or name.startswith(SCORE)]
+        return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo)
+
+    def close(self) -> None:
+        """Publish the measured scores."""
+        if self._writer is not None:
+            self._writer.close()
+            self._store.publish(self._path, self._name)
+
+    def _scores(self, number: int, op: Filter, batch: Batch) -> dict[str, pa.Array]:
+        """The scores of all rows of a batch: the stored ones where there are any, others measured now."""
+        stored = self._stored_scores(number, batch)
+        if not stored:
+            return check_lengths(op, op.score(view(op, batch)), len(batch))
+        unknown = ~_mask(batch, KNOWN)
+        if not unknown.any():
+            return stored
+        some = batch.select(unknown)
+        measured = check_lengths(op, op.score(view(op, some)), len(some))
+        places = np.arange(len(batch))
+        places[unknown] = len(batch) + np.arange(len(some))
+        return {
+            name: pa.concat_arrays([values, measured[name].cast(values.type)]).take(pa.array(places))
+            for name, values in stored.items()
+        }
+
+    def _stored_scores(self, number: int, batch: Batch) -> dict[str, pa.Array]:
         prefix = f"{SCORE}_{number}_"
         return {name.removeprefix(prefix): batch[name] for name in batch.columns if name.startswith(prefix)}
 
-    def release(self, batch: Batch) -> tuple[Batch, list[tuple[int, str, np.ndarray]]]:
-        """The batch as it was meant, and (operator, reason, rows) for what must be dropped from it now."""
-        doom = batch[DOOM].to_numpy(zero_copy_only=False)
-        drops = [(*self.reasons[code], doom == code) for code in np.unique(doom[doom >= 0]).tolist()]
-        if self._known is None:
-            self._store_scores(batch)
-        extra = [name for name in batch.columns if name in (ROW, DOOM) or name.startswith(SCORE)]
-        table = batch.table.drop_columns(extra)
-        assert table.num_columns, "rows have columns of their own"
-        return Batch(table, batch.origin, memo=batch.memo), drops
-
-    def fate(self, batch: Batch, row: int) -> tuple[int, str] | None:
-        """Why a row would have been dropped before it failed; without kept scores it would not have come that far."""
-        if DOOM not in batch:
-            return None
-        code = batch[DOOM][row].as_py()
-        return self.reasons[code] if code >= 0 else None
+    def _with_scores(self, number: int, batch: Batch, scores: dict[str, pa.Array]) -> Batch:
+        if self._stored is not None:
+            return batch
+        return batch.with_columns({f"{SCORE}_{number}_{name}": values for name, values in scores.items()})
 
     def _store_scores(self, batch: Batch) -> None:
         names = [ROW, *(name for name in batch.columns if name.startswith(SCORE))]
@@ -118,12 +162,6 @@ class ScoreKeeper:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
         self._writer.write_table(table.cast(self._writer.schema))
 
-    def close(self) -> None:
-        """Put what was measured in its place."""
-        if self._writer is not None:
-            self._writer.close()
-            self._store.publish(self._path, self.name)
 
-    @property
-    def _path(self) -> Path:
-        return self._scratch / "scores.parquet"
+def _mask(batch: Batch, column: str) -> np.ndarray:
+    return np.array(batch[column].to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -91,15 +91,20 @@ def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str
 def filter_rows(op: Filter, batch: Batch, alive: np.ndarray) -> Applied:
     """What a filter that drops rows decides about those that are `alive`; all rows of the batch stay where they are."""
     scores = check_lengths(op, op.score(view(op, batch)), len(batch))
+    return Applied(batch, batch, verdicts_of(op, scores, alive), scores=scores)
+
+
+def verdicts_of(op: Filter, scores: Mapping[str, pa.Array], alive: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """For each reason the rows among those `alive` that are dropped for it; the first rule a row breaks is its reason."""
     keep = alive.copy()
     verdicts: list[tuple[str, np.ndarray]] = []
     for rule in op.rules():
         for reason, broken in rule.verdicts(scores[rule.score]):
-            first_broken = broken & keep  # the first rule a row breaks is its reason
+            first_broken = broken & keep
             if first_broken.any():
                 verdicts.append((reason, first_broken))
                 keep &= ~first_broken
-    return Applied(batch, batch, verdicts, scores=scores)
+    return verdicts
 
 
 def _filter(op: Filter, batch: Batch) -> Applied:

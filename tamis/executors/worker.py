@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
-from tamis.executors.scores import ScoreKeeper, measured_prefix, measuring_identity
+from tamis.executors.scores import ScoreKeeper, measured_operators, measuring_identity
 from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
@@ -191,7 +191,7 @@ class _PartitionRun:
 
     def __enter__(self) -> _PartitionRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
-        head = self.stage.operators[: measured_prefix(self.stage.operators)]
+        head = self.stage.operators[: measured_operators(self.stage.operators)]
         if self.stage.scores and head:
             identity = measuring_identity(self.stage.source, head)
             self.keeper = ScoreKeeper(self.stage.store, identity, self.partition, head, self.scratch)
@@ -312,27 +312,33 @@ class _PartitionRun:
             self._hand_on(batch)
 
     def _measure(self, keeper: ScoreKeeper, batch: Batch, numbers: np.ndarray, first: int, size: int) -> Batch:
-        """The head of the stage with scores kept: all rows through all of it, and the drops at its end."""
+        """Run the operators whose scores are kept. Rows that are dropped but still measured are not counted."""
         batch = keeper.begin(batch, numbers)
+        if self.stage.rejects is None:
+            batch = self._drop_early(keeper, batch)
         for index, op in enumerate(keeper.operators):
             if not len(batch):
                 return batch
             self.step = self.first_operator + index
             self.marker(first, size, self.step)
+            account = self.account.operators[self.step]
+            account.rows_in -= keeper.num_dropped(batch)
             batch = self._timed(op, batch, partial(keeper.apply, index))
-        measured = batch
-        batch, drops = keeper.release(batch)
-        keep = np.ones(len(batch), dtype=np.bool_)
+            account.rows_out -= keeper.num_dropped(batch)
+        return keeper.end(batch)
+
+    def _drop_early(self, keeper: ScoreKeeper, batch: Batch) -> Batch:
+        """Drop the rows that stored scores decide against, counted as if they had reached their filter."""
+        drops = keeper.dropped_by_stored_scores(batch)
         for index, reason, mask in drops:
-            scores = keeper.scores_of(index, measured) if self.stage.rejects is not None else {}
-            self._settle(self.first_operator + index, Applied(batch, batch, [(reason, mask)], scores=scores))
-            keep &= ~mask
-            for later in range(index, len(keeper.operators)):  # as if the row had gone no further
-                account = self.account.operators[self.first_operator + later]
-                account.rows_out -= int(np.count_nonzero(mask))
-                if later > index:
-                    account.rows_in -= int(np.count_nonzero(mask))
-        return batch.select(keep) if drops else batch
+            count = int(np.count_nonzero(mask))
+            for account in self.account.operators[self.first_operator : self.first_operator + index]:
+                account.rows_in += count
+                account.rows_out += count
+            account = self.account.operators[self.first_operator + index]
+            account.rows_in += count
+            account.dropped[reason] = account.dropped.get(reason, 0) + count
+        return batch.select(~np.logical_or.reduce([mask for _, _, mask in drops])) if drops else batch
 
     def _hand_on(self, batch: Batch) -> None:
         if self.facts is not None:
@@ -560,15 +566,8 @@ class _PartitionRun:
 
     def _fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
         mine = self.account.operators[step]
-        doomed = self.keeper.fate(batch, row) if self.keeper is not None else None
-        if doomed is not None:
-            one = Batch(batch.table, batch.origin).select(slice(row, row + 1))
-            last = self.first_operator + doomed[0]
-            self._settle(last, Applied(one, one, [(doomed[1], np.array([True]))]))
-            for later in range(last, step):  # as if the row had gone no further
-                self.account.operators[later].rows_out -= 1
-                self.account.operators[later + 1].rows_in -= 1
-            return
+        if self.keeper is not None and self.keeper.is_dropped(batch, row):
+            return  # it was only measured
         mine.failed += 1
         values = batch.select(slice(row, row + 1)).rows()[0]
         line = values.get(LINE)

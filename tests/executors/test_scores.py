@@ -1,10 +1,11 @@
-"""Kept scores: the same rows and accounts as without, and no measuring the second time."""
+"""Stored scores: the same rows and accounts as without, and no measuring the second time."""
 
 import json
 import random
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tamis import JsonlReader, JsonlWriter, Pipeline
@@ -13,6 +14,7 @@ from tamis.sampling import Sample
 from tests.test_pipeline import read_jsonl
 
 CALLS = []
+STRIPPED = []
 
 
 @operator(reads="text", writes="letters")
@@ -52,6 +54,7 @@ class StripForTests(Map):
     """Takes blanks off the ends; refuses very short texts."""
 
     def apply(self, batch):
+        STRIPPED.append(len(batch))
         if "x" in batch["text"].to_pylist():
             raise ValueError("too short to strip")
         return {"text": pa.compute.utf8_trim_whitespace(batch["text"])}
@@ -82,6 +85,44 @@ def outcome(report, output):
     steps = [(op["name"], op["rows_in"], op["rows_out"], op["dropped"], op["failed"]) for op in report.operators]
     failed = sorted(line for file in (output / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines())
     return report.read, report.kept, report.dropped, report.failed, steps, read_jsonl(output), failed
+
+
+def rejects(output):
+    files = sorted((output / ".tamis" / "rejects").iterdir())
+    rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(rows, key=lambda row: (row["_address"], row["_step"]))
+
+
+def test_rejects_hold_the_text_that_the_dropping_filter_saw(source, tmp_path):
+    options = {"executor": "inline", "on_error": "isolate", "rejects": True}
+    job(source, tmp_path / "plain", min_letters=30).run(**options)
+    expected = rejects(tmp_path / "plain")
+    assert any(row["text"].endswith(" ") for row in expected if row["_step"] == "letters_for_tests")
+    job(source, tmp_path / "first", min_letters=30).run(**options, scores=True)
+    assert rejects(tmp_path / "first") == expected
+    job(source, tmp_path / "again").run(**options, scores=True)
+    job(source, tmp_path / "again", min_letters=30).run(**options, scores=True)
+    assert rejects(tmp_path / "again") == expected
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_with_stored_scores_maps_run_only_on_rows_that_pass_the_filters_before_them(source, tmp_path, kept):
+    options = {"executor": "inline", "on_error": "isolate", "scores": True, "rejects": kept}
+    job(source, tmp_path / "out").run(**options)
+    STRIPPED.clear()
+    report = job(source, tmp_path / "out", min_letters=40, min_share=0.4).run(**options)
+    dropped = {op["name"]: sum(op["dropped"].values()) for op in report.operators}
+    assert dropped["letters_for_tests"] and dropped["spaces_for_tests"]
+    survivors = report.read - report.failed - dropped["letters_for_tests"]
+    # Without rejects, rows that a later filter drops do not need the map either.
+    assert sum(STRIPPED) == survivors - (0 if kept else dropped["spaces_for_tests"])
+
+
+def test_maps_after_the_last_filter_run_only_on_kept_rows_in_the_first_run(source, tmp_path):
+    STRIPPED.clear()
+    steps = [LettersForTests(min_letters=30), StripForTests(), JsonlWriter(tmp_path / "out")]
+    report = Pipeline(JsonlReader(source), *steps).run(executor="inline", on_error="isolate", scores=True)
+    assert 0 < report.kept == sum(STRIPPED) < 700
 
 
 @pytest.mark.parametrize("gather", [False, True])
