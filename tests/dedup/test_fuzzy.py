@@ -20,7 +20,7 @@ from tamis.dedup.fuzzy import best_split
 from tamis.dedup.shuffle import as_matrix
 from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import WorkerDied
-from tamis.executors import drive
+from tamis.executors import driver
 
 VOCABULARY = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 6)) for n in range(4000)]
 
@@ -264,7 +264,7 @@ def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
     Pipeline(reader, FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(**options)
     marks = tmp_path / "marks"
     marks.mkdir()
-    plain = drive._GatherWork.map
+    plain = driver._GatherWork.map
 
     def killing(self, name, function, items):
         def once(*item):
@@ -276,7 +276,7 @@ def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
 
         return plain(self, name, once, items)
 
-    monkeypatch.setattr(drive._GatherWork, "map", killing)
+    monkeypatch.setattr(driver._GatherWork, "map", killing)
     events = []
     pipeline = Pipeline(reader, FuzzyDedup(), JsonlWriter(str(tmp_path / "killed")))
     report = pipeline.run(**options, on_event=events.append)
@@ -291,7 +291,7 @@ def test_a_run_that_broke_off_while_resolving_goes_on_there(tmp_path, monkeypatc
     rows = planted(200, 14)
     source = write_rows(tmp_path / "in", rows)
     expected = Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(executor="inline")
-    plain = drive._GatherWork.map
+    plain = driver._GatherWork.map
     calls = []
 
     def breaking(self, name, function, items):
@@ -306,7 +306,7 @@ def test_a_run_that_broke_off_while_resolving_goes_on_there(tmp_path, monkeypatc
         return result
 
     broken = []
-    monkeypatch.setattr(drive._GatherWork, "map", breaking)
+    monkeypatch.setattr(driver._GatherWork, "map", breaking)
     pipeline = Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "out")))
     with pytest.raises(RuntimeError, match="broken off"):
         pipeline.run(executor="inline")

@@ -344,13 +344,13 @@ SCRIPT = """
 import os, signal, sys
 from tamis import JsonlReader, JsonlWriter, Pipeline
 from tamis.dedup import ExactDedup, FuzzyDedup
-from tamis.executors import drive
+from tamis.executors import driver
 
 folder, out, step, when = sys.argv[1:]
-plain = drive._GatherWork.map
+plain = driver._GatherWork.map
 calls = [0]
 
-def map(self, name, function, items, *, fresh=False):
+def map(self, name, function, items, *, new_workers=False):
     def counted(*item):
         calls[0] += 1
         if name.startswith(when) and len(items) - 1 <= items.index(item) + 1:
@@ -362,7 +362,7 @@ def map(self, name, function, items, *, fresh=False):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 
-drive._GatherWork.map = map
+driver._GatherWork.map = map
 steps = {"exact": ExactDedup(), "line": ExactDedup(unit="line", min_unit_bytes=1), "fuzzy": FuzzyDedup()}
 Pipeline(JsonlReader(folder, blocksize="5kB"), steps[step], JsonlWriter(out)).run(executor="inline")
 """
