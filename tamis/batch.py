@@ -201,7 +201,9 @@ class Failure:
     error: str
     row: bytes | dict[str, Any] | None = field(default=None)
     rows: int = 1
-    """How many rows this stands for: a damaged part of a file loses several at once."""
+    """How many rows this stands for: a damaged part of a file loses several at once; 0 if nobody knows how many."""
+    damaged_file: str | None = None
+    """The file that is damaged, if the failure is that of a file and not of a row."""
 
 
 def table_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.Table:

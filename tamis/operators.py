@@ -409,6 +409,8 @@ class Layout:
     reasons: Mapping[str, str] = field(default_factory=dict)
     num_files: int = 0
     num_bytes: int = 0
+    damaged_files: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be opened or understood, with the error of each; no partition reads them."""
 
 
 class Source(Operator):

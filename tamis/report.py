@@ -61,6 +61,8 @@ class Account:
     """The most a worker held beyond what it held before the partition."""
     splits: int = 0
     """Batches that were halved because an operator ran out of memory."""
+    damaged_files: dict[str, str] = field(default_factory=dict)
+    """Files that could not be read, or not to their end, with the first error of each."""
 
     @property
     def failed(self) -> int:
@@ -90,6 +92,8 @@ class Account:
         self.num_bytes += other.num_bytes
         self.splits += other.splits
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
+        for path, error in other.damaged_files.items():
+            self.damaged_files.setdefault(path, error)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,6 +118,8 @@ class Report:
     peak_memory_bytes: int = 0
     num_bytes: int = 0
     operators: list[dict[str, Any]] = field(default_factory=list)
+    damaged_files: dict[str, str] = field(default_factory=dict)
+    """Input files that could not be read, or not to their end, with the first error of each."""
     output: str | None = None
     state: str = "finished"
     """finished, interrupted, or unchanged (there was nothing to do)"""
@@ -139,6 +145,7 @@ class Report:
             peak_memory_bytes=peak_memory_bytes,
             num_bytes=stages[0].num_bytes if stages else 0,
             operators=[_operator_row(op, busy) for op in steps],
+            damaged_files={path: why for stage in reversed(stages) for path, why in stage.damaged_files.items()},
             output=output,
         )
 

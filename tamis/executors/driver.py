@@ -261,6 +261,10 @@ class Run:
     def unchanged(self) -> Report:
         """The report of a run that had nothing to do."""
         report = Report(**{**(self.ledger.finished or {})["report"], "state": "unchanged", "notes": self.notes})
+        accounts = [commit.account for stage in self.plan.stages for commit in self._commits(stage.index)]
+        report.damaged_files = dict(self.plan.layout.damaged_files)
+        for account in accounts:
+            report.damaged_files.update(account.damaged_files)
         self.emit(RunFinished(report))
         return report
 
@@ -407,6 +411,7 @@ class Run:
         )
         report.state = state
         report.notes = self.notes
+        report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
         report.memory = self.governor.as_dict()
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
         self.plan.store.write(

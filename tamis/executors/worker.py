@@ -263,6 +263,8 @@ class _PartitionRun:
     def _bad_row(self, failure: Failure) -> None:
         if self.stage.reads_again:
             return
+        if failure.damaged_file is not None:
+            self.account.damaged_files.setdefault(failure.damaged_file, failure.error)
         self.account.read += failure.rows
         source = self.account.operators[0]
         source.rows_in += failure.rows
