@@ -1,11 +1,12 @@
-"""Worker processes forked from a small server that has imported everything and started nothing.
+"""Worker processes, forked from a small server that has imported every module and started no threads.
 
     driver --- control socket ---> server --- fork ---> worker 0, 1, ...
        \\________________________ one socket per worker ______________/
 
-Why not multiprocessing's: it runs the user's main script again in each child, and a script without
-`if __name__ == "__main__"` then starts the pipeline inside the pipeline. Here the main script is never imported; functions
-defined in it travel by value. The server dies with the driver, and the workers with the server, however the driver ends.
+multiprocessing's fork server runs the user's main script again in each child, so a script without
+`if __name__ == "__main__"` starts the pipeline inside the pipeline. This one never imports the main script; functions
+defined there are pickled by value. The server exits when the driver does, and the workers when the server does, however
+the driver ends.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from pathlib import Path
 from tamis.errors import WorkerError
 from tamis.mapped import release_pages
 
-LOSABLE = "800"
-"""Of 1000, the preference to be killed when the machine or its container runs out of memory."""
+OOM_SCORE = "800"
+"""Out of 1000: how strongly the kernel prefers to kill a worker when the machine or container runs out of memory."""
 
 
 class ForkServer:
-    """Starts workers and tells how they ended. Use as a context manager."""
+    """Starts workers and reports how they ended. Use as a context manager."""
 
     def __init__(self) -> None:
         mine, theirs = socket.socketpair()
@@ -58,43 +59,55 @@ class ForkServer:
         return self._process.pid
 
     def preload(self, modules: Iterable[str]) -> None:
-        """Have these imported before the next worker is forked; returns at once."""
-        self._control.sendall(json.dumps({"preload": sorted(modules)}).encode() + b"\n")
+        """Import these modules before the next worker is forked; returns at once."""
+        try:
+            self._control.sendall(json.dumps({"preload": sorted(modules)}).encode() + b"\n")
+        except ConnectionError as error:
+            raise self._gone() from error
 
     def start(self, marker: str) -> tuple[int, Connection]:
-        """A new worker: its process id and the connection to it."""
+        """Start a worker; returns its process id and the connection to it."""
         mine, theirs = socket.socketpair()
-        socket.send_fds(self._control, [json.dumps({"marker": marker}).encode() + b"\n"], [theirs.fileno()])
-        theirs.close()
-        while True:
-            message = self._receive()
-            if "started" in message:
-                return message["started"], Connection(mine.detach())
+        with mine:  # closes nothing once detached
+            try:
+                with theirs:
+                    request = json.dumps({"marker": marker}).encode() + b"\n"
+                    socket.send_fds(self._control, [request], [theirs.fileno()])
+            except ConnectionError as error:
+                raise self._gone() from error
+            while True:
+                message = self._receive()
+                if "started" in message:
+                    return message["started"], Connection(mine.detach())
 
     def ending(self, pid: int) -> str:
-        """How a worker that is gone ended, in words; waits until the server knows."""
+        """Describe how a worker ended, such as "killed by signal 9 (SIGKILL)"; blocks until it has."""
         while pid not in self._ended:
             self._receive()
-        status = self._ended[pid]
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            return f"killed by signal {number} ({signal.Signals(number).name})"
-        return f"exit code {os.WEXITSTATUS(status)}"
+        return _in_words(os.waitstatus_to_exitcode(self._ended[pid]))
 
     def _receive(self) -> dict[str, int]:
         while b"\n" not in self._buffer:
             try:
                 data = self._control.recv(65536)
-            except ConnectionResetError:
+            except ConnectionError:
                 data = b""
             if not data:
-                raise WorkerError("the process that starts workers has ended", hint="run the same command again")
+                raise self._gone()
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         message = json.loads(line)
         if "ended" in message:
             self._ended[message["ended"]] = message["status"]
         return message
+
+    def _gone(self) -> WorkerError:
+        self._control.close()  # a server that only closed its socket exits now
+        how = _in_words(self._process.wait())
+        return WorkerError(
+            f"the process that starts the workers has ended unexpectedly ({how})",
+            hint="rerun the same command to resume; committed work is kept",
+        )
 
     def __enter__(self) -> ForkServer:
         return self
@@ -104,33 +117,39 @@ class ForkServer:
         self._process.wait()
 
 
+def _in_words(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    return f"exit code {exit_code}"
+
+
 _waiting: list[ForkServer] = []
 
 
 @contextlib.contextmanager
 def launched(wanted: bool) -> Iterator[None]:
-    """Start a server now for the run that comes in this block: it imports while the caller still reads and plans."""
+    """Start a server now for the run inside the block, so that it imports modules while the caller plans."""
     if wanted:
         _waiting.append(ForkServer())
     try:
         yield
     finally:
-        while _waiting:  # nobody came for it
+        while _waiting:  # no run took it
             server = _waiting.pop()
             server._process.kill()
             server.__exit__()
 
 
 def take_server() -> ForkServer:
-    """The server that was launched already, or a new one."""
+    """Return the server that `launched` started, or a new one."""
     return _waiting.pop() if _waiting else ForkServer()
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and what keeps a worker small.
+    """This process's environment, plus settings that keep workers small.
 
-    Other allocators reserve a gigabyte at a time, and a cap on what a worker holds could not be kept. There is a worker for
-    each core, so a pool of threads in each of them (Arrow's, OpenBLAS's) would only cost memory; who wants one says so.
+    Other allocators than the C library's reserve a gigabyte at a time, which defeats the memory cap. There is a worker for
+    each core, so thread pools inside workers (Arrow's, OpenBLAS's) only cost memory; variables the user has set win.
     """
     threads = {
         name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -139,11 +158,11 @@ def _environment() -> dict[str, str]:
 
 
 def serve(descriptor: int) -> None:
-    """The server's life: fork on request, report deaths, and end all workers when the driver is gone."""
+    """Run the server: fork on request, report deaths, and kill all workers when the driver is gone."""
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
-    # pyarrow imports pandas, where there is one, when it first converts an array: better once here than in each worker.
+    # pyarrow imports pandas, if installed, when it first converts an array: do that once here instead of in each worker.
     _import_all(["tamis.executors.local", "pandas"])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -180,12 +199,12 @@ def serve(descriptor: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         sys.stderr.flush()
-        os._exit(0)  # taking everything apart in order takes longer than a small job
+        os._exit(0)  # an orderly interpreter shutdown takes longer than a small job
 
 
 def _import_all(modules: Iterable[str]) -> None:
     for module in modules:
-        with contextlib.suppress(ImportError):  # a worker that needs it will tell the driver
+        with contextlib.suppress(ImportError):  # a worker that needs it reports the error
             importlib.import_module(module)
 
 
@@ -198,12 +217,12 @@ def _report_ended(control: socket.socket, children: set[int]) -> None:
 
 
 def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket, int, int]) -> None:
-    """Never returns: runs the worker loop in the forked child and exits."""
+    """Run the worker loop in the forked child, then exit; never returns."""
     from tamis.executors.local import worker_loop
 
     _die_with_parent()
-    _die_first()
-    gc.freeze()  # what was imported before the fork stays shared, and collecting is quick
+    _prefer_as_oom_victim()
+    gc.freeze()  # keeps pages shared with the server, and collections quick
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -219,14 +238,14 @@ def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket,
         os._exit(code)
 
 
-def _die_first() -> None:
-    """On Linux, if memory runs out all the same, have the kernel end a worker, which is replaced, and not the driver."""
+def _prefer_as_oom_victim() -> None:
+    """On Linux, make the kernel kill a worker, which can be replaced, rather than the driver if memory runs out."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(LOSABLE)
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 
 
 def _die_with_parent() -> None:
-    """On Linux, have the kernel end this worker if the server is killed: an orphan must not go on writing."""
+    """On Linux, make the kernel kill this worker when the server dies, so that no orphan continues to write."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, see prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -112,7 +112,7 @@ def own_pid(_number):
 def test_calls_go_to_workers_that_hold_nothing_yet_if_that_is_asked_for(executor):
     found = {}
     for number, fresh in enumerate([False, False, True]):
-        executor.map(own_pid, [(0,)], lambda _, pid, number=number: found.update({number: pid}), fresh=fresh)
+        executor.map(own_pid, [(0,)], lambda _, pid, number=number: found.update({number: pid}), new_workers=fresh)
     assert found[0] == found[1] != found[2]
 
 

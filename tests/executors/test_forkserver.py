@@ -1,0 +1,101 @@
+"""A fork server killed from outside gives one clear error, whatever the driver is doing at the time."""
+
+import os
+import signal
+
+import pytest
+from typer.testing import CliRunner
+
+from tamis.cli import app
+from tamis.errors import WorkerError
+from tamis.events import Events
+from tamis.executors.forkserver import ForkServer
+from tamis.executors.local import LocalExecutor, Stop
+from tamis.memory.budget import make_budget
+from tamis.memory.governor import Governor
+from tests.test_pipeline import numbered, write_jsonl
+
+ENDED = r"the process that starts the workers has ended unexpectedly \(killed by signal 9 \(SIGKILL\)\)"
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.fixture
+def server():
+    with ForkServer() as found:
+        yield found
+
+
+@pytest.fixture
+def executor():
+    with LocalExecutor(Governor(make_budget(memory="4GB", workers=2), Events([])), [], Events([]), Stop()) as found:
+        yield found
+
+
+def test_killed_before_modules_are_preloaded(server):
+    kill(server.pid)
+    with pytest.raises(WorkerError, match=ENDED) as raised:
+        server.preload(["json"])
+    assert "rerun the same command to resume" in raised.value.hint
+
+
+def test_killed_before_a_worker_is_started(server, tmp_path):
+    kill(server.pid)
+    with pytest.raises(WorkerError, match=ENDED):
+        server.start(str(tmp_path / "marker"))
+
+
+def test_killed_with_a_request_in_its_socket(server, tmp_path):
+    os.kill(server.pid, signal.SIGSTOP)
+    server.preload(["json"])
+    kill(server.pid)
+    with pytest.raises(WorkerError, match=ENDED):
+        server.start(str(tmp_path / "marker"))
+
+
+def own_pid(_):
+    return os.getpid()
+
+
+def kills_its_server(_):
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_killed_while_workers_are_idle(executor):
+    executor.map(own_pid, [(0,), (1,)], lambda number, result: None)
+    kill(executor._server.pid)
+    with pytest.raises(WorkerError, match=ENDED):
+        executor.map(own_pid, [(number,) for number in range(4)], lambda number, result: None)
+
+
+def test_killed_while_a_worker_is_busy(executor):
+    with pytest.raises(WorkerError, match=ENDED):
+        executor.map(kills_its_server, [(0,)], lambda number, result: None)
+
+
+def test_killed_while_a_large_message_is_sent(executor):
+    executor.map(own_pid, [(0,)], lambda number, result: None)
+    (worker,) = executor._workers
+    os.kill(worker.pid, signal.SIGSTOP)  # reads nothing, so the message fills the socket
+    kill(executor._server.pid)
+    with pytest.raises(WorkerError, match=ENDED):
+        executor.map(own_pid, [(b"x" * 10_000_000,)], lambda number, result: None)
+
+
+def test_the_command_line_prints_the_error_and_no_traceback(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", numbered(10))
+    started = ForkServer.start
+
+    def start(self, marker):
+        kill(self.pid)
+        return started(self, marker)
+
+    monkeypatch.setattr(ForkServer, "start", start)
+    done = CliRunner().invoke(app, ["run", "gopher", "--input", str(source), "--output", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "the process that starts the workers has ended unexpectedly" in done.stderr
+    assert "Traceback" not in done.output
