@@ -223,7 +223,7 @@ class Pipeline:
         return make_budget(
             memory=memory,
             workers=workers,
-            operator_bytes=sum(step.resources.memory_bytes for step in self.steps),
+            operator_bytes=Learned().setup_bytes(self.steps),
             learned_bytes=(learned or Learned()).setup_bytes(self.steps),
             # Not its share of what it has in common with others: what that is changes as these come and go.
             caller_bytes=psutil.Process().memory_info().rss,

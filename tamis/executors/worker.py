@@ -125,14 +125,14 @@ class StageRunner:
         self.setup_bytes: list[int] = []
         """What each step took when it was set up."""
         for step in self._steps():
-            before = process.status().get("VmRSS", 0)
+            before = process.own_bytes()
             try:
                 step.setup()
             except Exception as error:
                 if is_shortage(error):
                     raise SetupTooLarge(f"`{step.name}`", error) from error
                 raise
-            self.setup_bytes.append(max(0, process.status().get("VmRSS", 0) - before))
+            self.setup_bytes.append(max(0, process.own_bytes() - before))
 
     def _steps(self) -> Iterator[Operator]:
         yield self.stage.source

@@ -67,14 +67,14 @@ def make_budget(
     memory: int | str | None = None,
     workers: int | str = "auto",
     operator_bytes: int = 0,
-    learned_bytes: int = 0,
+    learned_bytes: int | None = None,
     caller_bytes: int = 0,
 ) -> Budget:
-    """Derive a budget from what the user asked for and what the machine has.
+    """Derive a budget from the memory and workers requested and from what the machine has.
 
-    `operator_bytes` is what the operators declare they need beside their batches, `learned_bytes` what an earlier run saw
-    them take, `caller_bytes` what the calling process holds already. What was learned decides how many workers there are
-    and never refuses a budget: it may be about a larger model than today's.
+    `operator_bytes` is what the operators declare they need beside their batches, `learned_bytes` the same with measurements
+    of an earlier run where there are any, `caller_bytes` what the calling process already holds. Only what is declared can
+    refuse a budget, since a measurement may be of another model; measurements decide the number of workers.
     """
     reasons = {}
     usable = usable_memory()
@@ -102,7 +102,7 @@ def make_budget(
             f"{format_bytes(total)} of memory is too little for this pipeline",
             hint=f"the smallest budget it can work with is {format_bytes(driver + smallest)}",
         )
-    learned = WORKER_BYTES + max(operator_bytes, learned_bytes)
+    learned = WORKER_BYTES + (operator_bytes if learned_bytes is None else learned_bytes)
     enough = learned + BATCH_COPIES * (SMALLEST_BATCH_BYTES if isinstance(workers, int) else DEFAULT_BATCH_BYTES)
     count = max(1, min(wanted, each // enough))
     fixed = min(learned, each // count - BATCH_COPIES * SMALLEST_BATCH_BYTES)
@@ -115,7 +115,7 @@ def make_budget(
     )
     reasons["fixed_bytes"] = f"{format_bytes(fixed)}: interpreter, Arrow, compiled kernels"
     if learned > WORKER_BYTES:
-        source = "an earlier run saw operators take" if learned_bytes > operator_bytes else "operators declare"
+        source = "operators declare" if learned_bytes in (None, operator_bytes) else "an earlier run measured for operators"
         reasons["fixed_bytes"] += f", and the {format_bytes(learned - WORKER_BYTES)} that {source}"
     share = each // count
     reasons["worker_bytes"] = f"{format_bytes(share)}: an equal share of the rest for each worker"

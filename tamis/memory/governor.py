@@ -27,7 +27,7 @@ from tamis.memory.budget import (
     SMALLEST_BATCH_BYTES,
     Budget,
 )
-from tamis.operators import Operator
+from tamis.operators import Gather, Operator
 from tamis.parameters import format_bytes
 
 ROW_COPIES = 8
@@ -66,27 +66,42 @@ class Learned:
             self.copies[stage] = round(max(seen, 0.9 * self.copies.get(stage, 0.0) + 0.1 * seen), 2)
 
     def note_setup(self, taken: Iterable[tuple[str, int]]) -> None:
-        """What the operators of a stage took; those of one name are counted together, for they may share a model."""
+        """Record what each operator of a stage took; operators with the same name are added up, as they may share a model."""
         totals: Counter[str] = Counter()
         for name, num_bytes in taken:
             totals[name] += num_bytes
         for name, num_bytes in totals.items():
-            known = max(num_bytes, self.setup.pop(name, 0) * 9 // 10)
-            if known >= WORTH_NOTING:
-                self.setup[name] = known
+            known = max(num_bytes, self.setup.get(name, 0) * 9 // 10)
+            self.setup[name] = known if known >= WORTH_NOTING else 0
 
     def setup_bytes(self, steps: Iterable[Operator]) -> int:
-        """What these steps need before their first batch: what they declare, or more if they were seen to take more."""
-        declared: Counter[str] = Counter()
-        for step in steps:
-            declared[step.name] += step.resources.memory_bytes
-        return sum(max(num_bytes, self.setup.get(name, 0)) for name, num_bytes in declared.items())
+        """What a worker holds for these steps before its first batch.
+
+        Only the steps of one stage are loaded at a time, so the largest stage counts. A measurement replaces what an operator
+        declares, except for a Gather, which declares what it needs after its setup.
+        """
+        largest = 0
+        for stage in _stages(steps):
+            declared: Counter[str] = Counter()
+            for step in stage:
+                declared[step.name] += step.resources.memory_bytes
+            gathers = {step.name for step in stage if isinstance(step, Gather)}
+            largest = max(
+                largest,
+                sum(
+                    max(num_bytes, self.setup.get(name, 0)) if name in gathers else self.setup.get(name, num_bytes)
+                    for name, num_bytes in declared.items()
+                ),
+            )
+        return largest
 
     def as_text(self) -> bytes:
-        return json.dumps(self.as_dict(), indent=2).encode()
+        return json.dumps(self.as_dict() | {"bytes_held_after_setup": self.setup}, indent=2).encode()
 
     def as_dict(self) -> dict[str, Any]:
-        return {"bytes_held_per_batch_byte": self.copies, "bytes_held_after_setup": self.setup}
+        """For the report, which leaves out operators that take next to nothing."""
+        setup = {name: num_bytes for name, num_bytes in self.setup.items() if num_bytes}
+        return {"bytes_held_per_batch_byte": self.copies, "bytes_held_after_setup": setup}
 
     @staticmethod
     def from_text(text: bytes | None) -> Learned:
@@ -99,6 +114,16 @@ class Learned:
         except (ValueError, KeyError, TypeError, AttributeError):
             return Learned()  # a hint for the next run, not a record: a damaged one is as good as none
         return Learned(copies, setup)
+
+
+def _stages(steps: Iterable[Operator]) -> list[list[Operator]]:
+    """The steps of each stage of a pipeline; a Gather ends the stage that observes rows for it."""
+    stages: list[list[Operator]] = [[]]
+    for step in steps:
+        stages[-1].append(step)
+        if isinstance(step, Gather):
+            stages.append([])
+    return stages
 
 
 class Governor:

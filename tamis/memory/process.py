@@ -17,7 +17,7 @@ from tamis.mapped import release_pages
 
 
 def status() -> dict[str, int]:
-    """The `Vm...` lines of /proc/self/status in bytes; empty where there is no such file."""
+    """The memory lines of /proc/self/status (`VmRSS`, `RssAnon`, ...) in bytes; empty where there is no such file."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
@@ -25,7 +25,7 @@ def status() -> dict[str, int]:
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
-        if name.startswith("Vm"):
+        if name.startswith(("Vm", "Rss")):
             found[name] = int(value.split()[0]) * 1024
     return found
 
@@ -33,6 +33,12 @@ def status() -> dict[str, int]:
 def data_bytes() -> int:
     """Private writable memory this process has mapped, which RLIMIT_DATA limits."""
     return status().get("VmData", 0)
+
+
+def own_bytes() -> int:
+    """Resident memory that belongs to this process: private and shared anonymous pages, without pages of mapped files."""
+    found = status()
+    return found.get("RssAnon", found.get("VmRSS", 0)) + found.get("RssShmem", 0)
 
 
 def reset_peak() -> int:

@@ -66,7 +66,7 @@ def test_what_an_earlier_run_saw_decides_the_workers_and_refuses_nothing():
     alone = make_budget(memory="400MB", workers=2, learned_bytes=1_200_000_000)
     assert alone.workers == 1
     assert alone.fixed_bytes < alone.worker_bytes
-    assert alone.reasons["fixed_bytes"].endswith("and the 1.2 GB that an earlier run saw operators take")
+    assert alone.reasons["fixed_bytes"].endswith("and the 1.2 GB that an earlier run measured for operators")
 
 
 @pytest.mark.parametrize("workers", [0, -1, "two", 1.5, True])

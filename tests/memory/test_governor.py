@@ -1,6 +1,7 @@
 """Overflows, made on purpose: each is answered as promised, and every row is accounted for."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -12,12 +13,13 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from tamis import JsonlReader, Pipeline
+from tamis import JsonlReader, Pipeline, Rows
+from tamis.dedup import ExactDedup
 from tamis.errors import BudgetError, is_shortage
 from tamis.events import Events
 from tamis.memory.budget import SMALLEST_BATCH_BYTES, make_budget
 from tamis.memory.governor import Allowance, Governor, Learned
-from tamis.operators import Map, operator
+from tamis.operators import Map, Resources, operator
 from tamis.parameters import parse_bytes
 from tamis.report import Report
 
@@ -81,17 +83,29 @@ class TestDecisions:
             chief.too_large_to_set_up("`model` ran out of memory (CUDA out of memory. Tried to allocate 2 GiB)")
         assert "the memory of the GPU" in told.value.hint
 
-    def test_steps_of_one_name_are_learned_together_and_what_is_small_is_forgotten(self):
-        learned = Learned()
-        learned.note_setup([("model", 900_000_000), ("model", 0), ("small", 1_000_000)])
-        assert learned.setup == {"model": 900_000_000}
-        model = ModelForTests()
-        assert learned.setup_bytes([model]) == 0, "it has another name"
-        learned.note_setup([(model.name, 300_000_000)])
+    def test_steps_with_the_same_name_are_learned_together(self):
+        learned, model = Learned(), ModelForTests()
+        assert learned.setup_bytes([model]) == 0
+        learned.note_setup([(model.name, 300_000_000), (model.name, 0), ("small", 1_000_000)])
         assert learned.setup_bytes([model, model]) == 300_000_000
+        assert learned.as_dict()["bytes_held_after_setup"] == {model.name: 300_000_000}
         for _ in range(60):
-            learned.note_setup([("model", 0)])
-        assert "model" not in learned.setup
+            learned.note_setup([(model.name, 0)])
+        assert learned.setup_bytes([model]) == 0
+
+    def test_only_the_largest_stage_is_held_at_a_time(self):
+        learned = Learned(setup={"model_for_tests": 40_000_000, "grow_for_tests": 30_000_000})
+        steps = [ModelForTests(), ExactDedup(), GrowForTests(), ExactDedup(), GrowForTests()]
+        declared = ExactDedup().resources.memory_bytes
+        assert learned.setup_bytes(steps) == 40_000_000 + declared
+
+    def test_a_measurement_replaces_what_a_step_declares_and_a_gather_keeps_what_it_needs_later(self):
+        learned = Learned(setup={"declares_for_tests": 0, "exact_dedup": 0})
+        assert Learned().setup_bytes([DeclaresForTests()]) == 256_000_000
+        assert learned.setup_bytes([DeclaresForTests()]) == 0
+        assert learned.setup_bytes([ExactDedup()]) == ExactDedup().resources.memory_bytes
+        assert make_budget(memory="900MB", workers=2, operator_bytes=256_000_000).workers == 1
+        assert make_budget(memory="900MB", workers=2, operator_bytes=256_000_000, learned_bytes=0).workers == 2
 
     @pytest.mark.parametrize(
         ("error", "expected"),
@@ -134,6 +148,20 @@ class ModelForTests(Map):
 
     def apply(self, batch):
         return {"n": np.full(len(batch), self.weights[0])}
+
+
+@operator(reads="text", writes="n", resources=Resources(memory="256MB"))
+class DeclaresForTests(Map):
+    """Declares far more memory than it takes, and reads a mapped file when it is set up."""
+
+    file: str = ""
+
+    def setup(self):
+        with Path(self.file).open("rb") as file:
+            assert mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"x") == -1
+
+    def apply(self, batch):
+        return {"n": np.zeros(len(batch))}
 
 
 @operator(reads="text", writes="n")
@@ -230,6 +258,13 @@ def test_a_model_that_two_workers_cannot_hold_is_held_by_one_and_the_next_run_kn
     report = run(tmp_path, steps.replace("'out')", "'out', mode='overwrite')"), "1GB", workers=2)
     assert report.kept == 400
     assert report.memory["actions"] == {}
+
+
+def test_pages_of_a_mapped_file_are_not_what_a_step_holds_after_its_setup(tmp_path):
+    (tmp_path / "zeros").write_bytes(bytes(60_000_000))
+    step = DeclaresForTests(file=str(tmp_path / "zeros"))
+    report = Pipeline(Rows([{"text": "a"}]), step).run(memory="1GB", workers=1)
+    assert report.memory["bytes_held_after_setup"] == {}
 
 
 def test_a_model_that_no_worker_can_hold_is_told(tmp_path):
