@@ -9,9 +9,9 @@ of about 10**-15.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.hashing import load64
+from tamis.kernels.jit import expanded, kernel
 
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
@@ -23,7 +23,7 @@ _FIVE = np.uint64(5)
 _SHIFT33 = np.uint64(33)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@expanded
 def mix64(value):
     """A bijection of uint64 in which each bit of the input changes half of the output (the finaliser of MurmurHash3)."""
     value ^= value >> _SHIFT33
@@ -33,12 +33,12 @@ def mix64(value):
     return value ^ (value >> _SHIFT33)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@expanded
 def _rotate(value, left):
     return (value << np.uint64(left)) | (value >> np.uint64(64 - left))
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def digest_bytes(data, start, stop, seed):
     """(high, low) 64 bits of MurmurHash3_x64_128 over data[start:stop]."""
     h1 = np.uint64(seed)
@@ -75,14 +75,14 @@ def digest_bytes(data, start, stop, seed):
     return h1, h2
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def digest_spans(data, starts, stops, seed, out):
     """out[i] = digest of data[starts[i]:stops[i]]."""
     for index in range(len(starts)):
         out[index, 0], out[index, 1] = digest_bytes(data, starts[index], stops[index], seed)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ascii_rows(data, offsets, out):
     """out[row] = whether no byte of the row is above 127."""
     for row in range(len(offsets) - 1):
@@ -97,7 +97,7 @@ def ascii_rows(data, offsets, out):
         out[row] = (seen & np.uint64(0x8080808080808080)) == 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fold_ascii(data, offsets, wanted, lower, squeeze, buffer, spans):
     """Write each wanted row to buffer; spans (int64, rows + 1) are the offsets there, other rows come out empty.
 
@@ -127,7 +127,7 @@ def fold_ascii(data, offsets, wanted, lower, squeeze, buffer, spans):
     spans[len(offsets) - 1] = size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_units(data, offsets, paragraphs, min_bytes, firsts, starts, stops):
     """Cut each row into lines, or paragraphs (runs of lines that are not blank); returns how many units there are.
 
@@ -164,7 +164,7 @@ def find_units(data, offsets, paragraphs, min_bytes, firsts, starts, stops):
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_solid(data, starts, stops, out):
     """out[i] = bytes of data[starts[i]:stops[i]] that are not white space."""
     for index in range(len(starts)):
@@ -174,7 +174,7 @@ def count_solid(data, starts, stops, out):
         out[index] = count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts, buffer, spans):
     """Copy each row to buffer without its units cuts[cut_offsets[row]:cut_offsets[row + 1]], ascending numbers in the row.
 

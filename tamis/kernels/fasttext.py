@@ -14,12 +14,9 @@ and among others.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from tamis.kernels.hashing import load64, mix64
-from tamis.kernels.jit import inlined, kernel, part
+from tamis.kernels.jit import inlined, intrinsic, ir, kernel, part, types
 
 HIERARCHICAL, NEGATIVE, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 """Losses, by the numbers model files have."""

@@ -7,8 +7,8 @@ Nothing here is a dict: what grows with the rows is an array the caller gives, i
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from tamis.kernels.jit import kernel
 from tamis.kernels.sets import likeness as likeness_of
 
 MAX_COMPARED = 256
@@ -16,7 +16,7 @@ MAX_COMPARED = 256
 each other (pages of one template); there it bounds the time, and may keep a row too many, never drop one too many."""
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_root(parents, row):
     while parents[row] != row:
         parents[row] = parents[parents[row]]
@@ -24,7 +24,7 @@ def find_root(parents, row):
     return row
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unite(parents, left, right):
     """Join the sets of left[i] and right[i]; the root of a set is its smallest member."""
     for index in range(len(left)):
@@ -36,20 +36,20 @@ def unite(parents, left, right):
             parents[a] = b
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def flatten(parents, start, stop, touched, out):
     """out[i] = root of row start + i, or -1 where touched says that the row was never joined to another."""
     for row in range(start, stop):
         out[row - start] = find_root(parents, row) if touched[row] else -1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def mark(touched, rows):
     for index in range(len(rows)):
         touched[rows[index]] = True
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def repeated_keys(ordered, table):
     """Put the keys that occur twice or more in `ordered` (sorted uint64) into an open-addressing table; how many."""
     mask = np.uint64(len(table) - 1)
@@ -65,7 +65,7 @@ def repeated_keys(ordered, table):
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def in_table(keys, table, out):
     """out[i] = whether keys[i], 0 read as 1, is in a table made by `repeated_keys`."""
     mask = np.uint64(len(table) - 1)
@@ -77,7 +77,7 @@ def in_table(keys, table, out):
         out[index] = table[slot] == key
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
     """The keys of each wanted row, and its number, in the order of their buckets; bucket b ends at ends[b].
 
@@ -101,7 +101,7 @@ def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
                 starts[bucket] += 1
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _slot(heads, mask, keys, first, key):
     """Where the chain of a key begins, or the free place where it would."""
     bands = keys.shape[1]
@@ -116,7 +116,7 @@ def num_slots(rows, bands):
     return max(16, 1 << (rows * bands * 4 // 3).bit_length())
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def choose(
     components, ranks, keys, fixed, chained, sets, spans, bits, threshold, floor,
     seen, following, table, twins, likeness, near, near_likeness,

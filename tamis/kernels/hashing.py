@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from tamis.kernels.jit import inlined
+from tamis.kernels.jit import inlined, intrinsic, ir, types
 
 
 @intrinsic

@@ -1,36 +1,124 @@
-"""How kernels are compiled: once, and then read from numba's cache.
+"""How kernels are compiled: on first call, from numba's cache on disk where it has them.
 
-kernel   called from Python, with the interpreter's lock released
-part     called by kernels only; without an entry for Python it compiles in two thirds of the time, and crashes if
-         Python calls it all the same
-inlined  a part that is put into its callers
-bare     a part that makes no arrays and has no references to them counted; where many small parts call each other, counting
-         can take most of the time
+kernel     called from Python, with the interpreter's lock released
+part       called by kernels only; without an entry for Python it compiles in two thirds of the time, and calling it from
+           Python crashes
+inlined    a part that LLVM always inlines
+bare       a part that makes no arrays and does not count references to them; where many small parts call each other,
+           counting can take most of the time
+expanded   a part that numba copies into its callers before it infers types
+intrinsic  a function that generates LLVM IR (`numba.extending.intrinsic`)
 
-An array that is handed on is seven numbers, which costs more than most of the small parts do. Where it matters they get its
-address (`array.ctypes.data`) and see it through `array_at`. That is for arrays that Python hands in: one made in a kernel is
-gone after the last line that names it.
+Passing an array costs seven arguments, more than most small parts do. Where it matters, a part takes the array's address
+(`array.ctypes.data`) and reads through `array_at`. Use it only for arrays made by Python: numba frees an array made inside a
+kernel after the last line that names it.
+
+Importing numba takes longer than everything else the driver imports, and the driver calls no kernel. The decorators
+therefore return a `Deferred`, which imports numba when it is first called.
 """
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 _ENDLESS = 1 << 40
 
-kernel = njit(nogil=True, cache=True)
-part = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-inlined = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
-bare = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+
+class Deferred:
+    """A function that numba wraps when it is first used."""
+
+    def __init__(self, function: FunctionType, wrap: Callable[[FunctionType], Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._wrap = function, wrap
+        self.targetoptions = options
+        self._wrapped: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.wrapped(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    @property
+    def wrapped(self) -> Any:
+        """numba's dispatcher or intrinsic, with those it calls in place: numba looks them up in the function's globals."""
+        if self._wrapped is None:
+            self._wrapped = self._wrap(self._function)
+            names = set(_names(self._function.__code__))
+            _replace_deferred(self._function.__globals__, names)
+        return self._wrapped
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The globals and attributes that a function and those nested in it name."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _replace_deferred(namespace: dict[str, Any], names: set[str]) -> None:
+    for name in names & namespace.keys():
+        value = namespace[name]
+        if isinstance(value, Deferred):
+            namespace[name] = value.wrapped
+        elif isinstance(value, ModuleType) and value.__name__.startswith("tamis.kernels."):
+            _replace_deferred(vars(value), names)
+
+
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    options = {"nogil": True, "cache": True, **options}
+
+    def wrap(function: FunctionType) -> Any:
+        from numba import njit
+
+        return njit(**options)(function)
+
+    return lambda function: Deferred(function, wrap, options)  # type: ignore[arg-type]
+
+
+kernel = _compiled()
+part = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+inlined = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+bare = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+expanded = _compiled(inline="always")
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    def wrap(function: FunctionType) -> Any:
+        from numba.extending import intrinsic
+
+        return intrinsic(function)
+
+    return Deferred(function, wrap, {})  # type: ignore[arg-type]
+
+
+class DeferredModule:
+    """A module that is imported when one of its attributes is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+ir = DeferredModule("llvmlite.ir")
+types = DeferredModule("numba.core.types")
 
 
 @intrinsic
 def array_at(typingctx, address, dtype):
     """The array of that type at an address, for kernels; its length is not known."""
+    from numba.np.arrayobj import populate_array
+
     kind = types.Array(dtype.dtype, 1, "C")
 
     def generate(context, builder, signature, arguments):

@@ -13,9 +13,9 @@ are made of bytes by arithmetic alone and are the same everywhere.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.hashing import mix64
+from tamis.kernels.jit import inlined, kernel
 from tamis.kernels.words import EDGES, base_of, read_words
 
 LONGEST = 6
@@ -39,7 +39,7 @@ _PLACES = np.array(
 _PLACES.flags.writeable = False
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def hash_word(data, start, stop, fold):
     """A hash of a word, above those of the three marks."""
     state = _START
@@ -48,20 +48,20 @@ def hash_word(data, start, stop, fold):
     return mix64(state) | np.uint64(4)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hash_rows(data, offsets, fold, out):
     """out[i] = the hash of row i taken as one word; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_word(data, offsets[row], offsets[row + 1], fold)
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _key(sums, length):
     """The key of an n-gram from the sum over its words, never 0."""
     return mix64(sums + np.uint64(length) * _LENGTH) | np.uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_tokens(data, offsets, begins, ends, fold, tokens, places):
     """Write the hashes of all lines with a word, marks included, and their places in the line; return how many there are.
 
@@ -93,7 +93,7 @@ def find_tokens(data, offsets, begins, ends, fold, tokens, places):
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def make_keys(tokens, places, length, keys):
     """keys[i] = the key of the n-gram of `length` that ends at token i, 0 where its line begins later; uint64."""
     for at in range(len(tokens)):
@@ -106,7 +106,7 @@ def make_keys(tokens, places, length, keys):
         keys[at] = _key(sums, length)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def fill_table(keys, values, slots, numbers):
     """Put n-grams into an empty table; values float32[n, 2]."""
     mask = np.uint64(len(slots) // 2 - 1)
@@ -118,7 +118,7 @@ def fill_table(keys, values, slots, numbers):
         numbers[4 * slot + 2], numbers[4 * slot + 3] = values[index, 0], values[index, 1]
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _find(slots, mask, key):
     """The slot of a key, or -1."""
     slot = key >> np.uint64(1) & mask
@@ -131,7 +131,7 @@ def _find(slots, mask, key):
         slot = (slot + np.uint64(1)) & mask
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth):
     """log10 p of tokens[first:count] after those before them, the first of which may be BEGIN.
 
@@ -164,7 +164,7 @@ def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth)
     return total
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def score_rows(data, offsets, begins, ends, fold, order, slots, numbers, logs, counts):
     """logs[i] (float64) = log10 of the probability of row i, counts[i] (int64) = its words and ends of lines."""
     base, edges = base_of(offsets), np.empty(EDGES, np.int64)

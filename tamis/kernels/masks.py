@@ -13,11 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from tamis.kernels.jit import inlined
+from tamis.kernels.jit import inlined, intrinsic, ir, types
 
 LANES = 64
 ONE, ALL = np.uint64(1), np.uint64(2**64 - 1)

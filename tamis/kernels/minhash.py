@@ -20,13 +20,11 @@ import unicodedata
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.digests import mix64
 from tamis.kernels.hashing import load64
+from tamis.kernels.jit import expanded, intrinsic, ir, kernel, types
 from tamis.kernels.sets import pack_sets, packed_room
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
@@ -109,13 +107,13 @@ def store64(typingctx, data, at, word):
     return types.void(data, types.int64, types.uint64), generate
 
 
-@njit(nogil=True, cache=True, inline="always")
+@expanded
 def _at_least(word, byte):
     """The high bit of each byte of word (all below 128) that is at least `byte`."""
     return ((word | _HIGHS) - _ONES * np.uint64(byte)) & _HIGHS
 
 
-@njit(nogil=True, cache=True, inline="always")
+@expanded
 def _fold_eight(word, options):
     """(eight bytes as they are read, whether that can be said of them without looking at their neighbours)."""
     digits = _at_least(word, 48) & ~_at_least(word, 58)
@@ -127,7 +125,7 @@ def _fold_eight(word, options):
     return word & ((kept >> np.uint64(7)) * np.uint64(255)), plain
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def normalise(data, at, end, by_characters, options, ascii_table, folds, points, kinds, state, buffer, size):
     """Write what data[at:end] is read as to buffer[size:], as far as it goes; (how far buffer is filled, position).
 
@@ -221,7 +219,7 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
     return size, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hash_words(buffer, size, final, out, first):
     """Hashes of the words in buffer[:size], to out[first:]; (how far out is filled, where the rest begins).
 
@@ -252,7 +250,7 @@ def hash_words(buffer, size, final, out, first):
     return count, min(at, size)
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hash_characters(buffer, size, out, first):
     """Hashes of the characters in buffer[:size], to out[first:]; (how far out is filled, where the rest begins)."""
     count = first
@@ -270,7 +268,7 @@ def hash_characters(buffer, size, out, first):
     return count, at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _minimise(found, count, factors, minima):
     """minima[p] = min(minima[p], factors[p] * x mod 2**32) over x in found[:count]; found has room for a full block."""
     for index in range(count, (count + _BLOCK - 1) // _BLOCK * _BLOCK):
@@ -292,7 +290,7 @@ def _minimise(found, count, factors, minima):
             minima[p] = m
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sign(
     data, offsets, by_characters, n, options, ascii_table, folds, points, kinds,
     factors, num_bands, counts, keys, shingles, shingle_offsets,

@@ -7,9 +7,9 @@ Kernels take `data` (uint8), `offsets` (int64, rows + 1) and the property tables
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from tamis.kernels.characters import decode, flags_of
+from tamis.kernels.jit import inlined, kernel
 from tamis.kernels.spans import find_slot, hash_span
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE
 
@@ -21,19 +21,19 @@ BULLETS.flags.writeable = False
 _GAP, _WORD, _SIGNS = 0, 1, 2
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def hash_exact(data, offsets, out):
     """out[i] = the hash of row i; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_span(data, offsets[row], offsets[row + 1])
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _is_listed(data, start, stop, keys, longest):
     return stop - start <= longest and keys[find_slot(keys, hash_span(data, start, stop))] != 0
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def measure_raw(data, offsets, points, kinds, keys, longest, out):
     """Per row, in the order of RAW_FIELDS; out int64[fields, rows].
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from tamis.kernels.jit import kernel
 
 WHOLE = 32
 """Bits of an n-gram in a set that is not packed."""
@@ -33,7 +34,7 @@ def packed_room(num_ngrams: int, rows: int) -> int:
     return num_ngrams + (num_ngrams << (SPARE + 1)) // MOST + rows
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def bits_of(size):
     """Of how many bits a place in a packed set of some size is."""
     bits = SPARE
@@ -42,7 +43,7 @@ def bits_of(size):
     return bits
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def ascending(values, ends, out):
     """The different values (0 counts as 1) in ascending order, to the front of `out`; how many they are.
 
@@ -80,7 +81,7 @@ def ascending(values, ends, out):
     return count
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def pack_sets(values, offsets, out, spans):
     """Pack the n-grams of each row (uint32, in any order, repeated or not).
 
@@ -111,7 +112,7 @@ def pack_sets(values, offsets, out, spans):
     spans[len(offsets) - 1] = size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def packed_sizes(packed, offsets, spans):
     """spans[i] = how many n-grams the rows before i have; offsets int64[rows + 1] of the bytes."""
     size = np.int64(0)
@@ -122,7 +123,7 @@ def packed_sizes(packed, offsets, spans):
     spans[len(offsets) - 1] = size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def unpack_sets(packed, offsets, spans, places, bits):
     """The places (uint32, ascending) of the n-grams of each row, and of how many bits they are."""
     for row in range(len(offsets) - 1):
@@ -136,7 +137,7 @@ def unpack_sets(packed, offsets, spans, places, bits):
         bits[row] = bits_of(spans[row + 1] - spans[row])
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def sort_sets(values, offsets, out, spans):
     """Sort the values of each row and leave out repeats; out has room for all of them, spans int64[rows + 1]."""
     size = np.int64(0)
@@ -150,7 +151,7 @@ def sort_sets(values, offsets, out, spans):
     spans[len(offsets) - 1] = size
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def overlap(values, first, last, shift, other, end, other_shift):
     """How many values two ascending spans of an array share, after each is shifted down; repeats count as often as in both."""
     shared = np.int64(0)
@@ -162,7 +163,7 @@ def overlap(values, first, last, shift, other, end, other_shift):
     return shared
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def likeness(a, b, sets, spans, bits, least):
     """The Jaccard similarity of the sets of rows a and b; -1 if it is less than `least` without looking closely.
 

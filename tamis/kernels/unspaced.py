@@ -6,9 +6,8 @@ Kernels take `data` (uint8), `offsets` (int64, rows + 1) and the property tables
 
 from __future__ import annotations
 
-from numba import njit
-
 from tamis.kernels.characters import decode, flags_of
+from tamis.kernels.jit import inlined, kernel
 from tamis.kernels.unicode_tables import CLOSER, LETTER, MARK, SPACE, STOP, UNSPACED
 
 _NEWLINE, _QUOTE, _APOSTROPHE, _ELLIPSIS = 10, 34, 39, 0x2026
@@ -23,7 +22,7 @@ TSHEG, WORDSPACE = 0x0F0B, 0x1361
 """The marks between syllables in Tibetan and between words in Ethiopic."""
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def find_unspaced(data, offsets, points, kinds, out):
     """out[i] = whether row i has a letter of a script without spaces, or a mark that stands for one; bool."""
     for row in range(len(offsets) - 1):
@@ -38,7 +37,7 @@ def find_unspaced(data, offsets, points, kinds, out):
         out[row] = found
 
 
-@njit(nogil=True, cache=True, forceinline=True)
+@inlined
 def _before(data, start, at):
     """Where the character that ends at `at` begins."""
     at -= 1
@@ -47,7 +46,7 @@ def _before(data, start, at):
     return at
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def _is_ended(data, start, stop, points, kinds):
     """Whether a line, spaces at its end aside, ends as sentences do; see `count_ended_lines`."""
     first = True
@@ -71,7 +70,7 @@ def _is_ended(data, start, stop, points, kinds):
     return False
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def count_ended_lines(data, offsets, points, kinds, out):
     """out[i] = lines of row i that end as sentences do; int64.
 

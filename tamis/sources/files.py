@@ -21,12 +21,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeAlias
-
-import fsspec
-from fsspec.core import url_to_fs
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from tamis.errors import SourceError, did_you_mean
+
+if TYPE_CHECKING:
+    import fsspec
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 Options: TypeAlias = Mapping[str, Any] | None
@@ -373,6 +373,8 @@ def _remote_file(system: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> 
 
 
 def _system(path: str, options: Options) -> tuple[fsspec.AbstractFileSystem, str]:
+    from fsspec.core import url_to_fs  # slow to import, and local files do not need it
+
     try:
         return url_to_fs(path, **dict(options or {}))
     except (ValueError, ImportError) as error:

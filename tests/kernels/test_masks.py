@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
 
+from tamis.kernels.jit import kernel
 from tamis.kernels.masks import LANES, lowest, matcher, ones
 
 SETS = (b"a", b"\n", range(128, 256), [0, 1, 2, 9, 200, 255], range(256))
 _match = matcher(*SETS)
 
 
-@njit
+@kernel
 def match_at(data, at):  # type: ignore[no-untyped-def]
     return _match(data.ctypes.data + at)
 
 
-@njit
+@kernel
 def count_and_find(bits):  # type: ignore[no-untyped-def]
     return ones(bits), lowest(bits)
 
