@@ -237,11 +237,12 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
 ) -> None:
     """Run a recipe. The same command again goes on where it stopped."""
-    from tamis.console import failed_text, summary_text
     from tamis.executors.forkserver import launched
-    from tamis.progress import Progress
 
-    with launched(executor == "local"):
+    with launched(executor == "local"):  # first: the server imports while this process does
+        from tamis.console import failed_text, summary_text
+        from tamis.progress import Progress
+
         chosen = prepare(recipe, inputs, output, overrides)
         settings = resources_of(chosen, memory, workers)
         pipeline = chosen.build()

@@ -22,7 +22,7 @@ from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
-from tamis.functions import as_operator
+from tamis.functions import Function, as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
@@ -185,10 +185,7 @@ class Pipeline:
         if executor == "inline":
             runner = stack.enter_context(InlineExecutor(governor, emit, stop))
         else:  # before anything else: what workers are forked from starts while the plan is made
-            modules = {type(step).__module__ for step in self.steps} - {"__main__"}
-            if not lines_pass_through(shape_of(self.steps)):
-                modules |= set(self.sink.preload if self.sink is not None else ())
-            runner = stack.enter_context(LocalExecutor(governor, modules, emit, stop))
+            runner = stack.enter_context(LocalExecutor(governor, self._modules(), emit, stop))
         make_plan_for = _planner(
             self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
         )
@@ -205,6 +202,15 @@ class Pipeline:
             return run.unchanged()
         with Watch(store, governor, runner, emit, alerts) as watch:
             return run.run(left, runner, watch)
+
+    def _modules(self) -> set[str]:
+        """The modules that workers need."""
+        modules = {type(step).__module__ for step in self.steps} - {"__main__"}
+        if any(isinstance(step, Function) or not type(step).__module__.startswith("tamis.") for step in self.steps):
+            modules.add("pandas")  # the user's code may convert rows to pandas
+        if not lines_pass_through(shape_of(self.steps)):
+            modules |= set(self.sink.preload if self.sink is not None else ())
+        return modules
 
     def _store(self, stack: ExitStack) -> Store:
         sink = self.sink

@@ -89,6 +89,8 @@ def test_importing_tamis_loads_nothing_heavy():
 def test_the_modules_of_operators_do_not_import_numba():
     """Importing it takes longer than all the rest, and the driver calls no kernel."""
     modules = "tamis.text.quality, tamis.text.pii, tamis.text.classify, tamis.dedup.exact, tamis.dedup.fuzzy"
-    code = f"import sys, tamis.pipeline, tamis.recipes.load, {modules}; print(*{{'numba', 'fsspec'}} & set(sys.modules))"
+    code = (
+        f"import sys, tamis.pipeline, tamis.recipes.load, {modules}; print(*{{'numba', 'fsspec'}} & set(sys.modules))"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == []

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -125,7 +124,9 @@ class Groups:
         if name == NEAR_MISSES:
             folders = [f"{INTERNAL}/{DETAILS}/{stage}/{NEAR_MISSES}" for stage in self.summaries]
         found = [f"{folder}/{file}" for folder in folders for file in self.store.names(folder)]
-        system, root = fsspec.core.url_to_fs(self.store.root, **self.store.storage_options)
+        from fsspec.core import url_to_fs
+
+        system, root = url_to_fs(self.store.root, **self.store.storage_options)
         files = [f"{root.rstrip('/')}/{file}" for file in found if file.endswith(".parquet")]
         if not files:
             return None

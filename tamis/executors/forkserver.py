@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -162,8 +162,7 @@ def serve(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
-    # pyarrow imports pandas, if installed, when it first converts an array: do that once here instead of in each worker.
-    _import_all(["tamis.executors.local", "pandas"])
+    _import_all(["tamis.executors.local"])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -183,7 +182,7 @@ def serve(descriptor: int) -> None:
                 for line in data.splitlines():
                     message = json.loads(line)
                     if "preload" in message:
-                        _import_all(message["preload"])
+                        _preload(message["preload"])
                         release_pages(code=True)
                         continue
                     pid = os.fork()
@@ -200,6 +199,43 @@ def serve(descriptor: int) -> None:
                 os.kill(child, signal.SIGKILL)
         sys.stderr.flush()
         os._exit(0)  # an orderly interpreter shutdown takes longer than a small job
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Import what the steps need, so that workers share it."""
+    if "pandas" not in modules:
+        _keep_pandas_out()
+    _import_all(modules)
+    if any(name.startswith("tamis.kernels.") for name in sys.modules):
+        _import_all(["numba"])
+
+
+class _NoPandas:
+    """An import hook that reports pandas as not installed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+def _keep_pandas_out() -> None:
+    """Stop pyarrow from importing pandas, where it is installed, when it first converts arrays and lists.
+
+    pyarrow tries once, to recognise pandas' own types, and remembers that it failed. The import takes longer than all others,
+    and without functions or operators of the user no row can hold such a type. `to_pandas()` still works.
+    """
+    if "pandas" in sys.modules:
+        return
+    import numpy as np
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array(np.zeros(1))
+        pa.array(["", None])
+    finally:
+        sys.meta_path.remove(_NoPandas)
 
 
 def _import_all(modules: Iterable[str]) -> None:

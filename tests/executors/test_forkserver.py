@@ -1,7 +1,9 @@
-"""A fork server killed from outside gives one clear error, whatever the driver is doing at the time."""
+"""The server that workers are forked from: what it imports, and one clear error when it is killed from outside."""
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -99,3 +101,19 @@ def test_the_command_line_prints_the_error_and_no_traceback(tmp_path, monkeypatc
     assert done.exit_code == 2
     assert "the process that starts the workers has ended unexpectedly" in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_converting_rows_does_not_import_pandas_once_it_is_kept_out():
+    code = """
+import sys
+import numpy as np
+import pyarrow as pa
+from tamis.executors.forkserver import _keep_pandas_out
+
+_keep_pandas_out()
+table = pa.table({"a": np.arange(2), "b": ["x", None], "c": np.array(["x", "y"], dtype=object)})
+assert table.to_pylist()[1] == {"a": 1, "b": None, "c": "y"}
+assert "pandas" not in sys.modules
+assert table.to_pandas().shape == (2, 3)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
