@@ -1,4 +1,4 @@
-"""Slow, obvious answers to what the text kernels compute, and texts to ask about."""
+"""Simple reference implementations of the text kernels, and sample texts."""
 
 # ruff: noqa: RUF001
 
@@ -80,7 +80,7 @@ def _is_icon(character: str) -> bool:
 
 
 def tokens(run: str) -> list[str]:
-    """The tokens of a run without spaces, peeled off from both ends, see `kernels.tokens`."""
+    """Return the tokens of a run without spaces, split off from both ends; see `kernels.tokens`."""
     front: list[str] = []
     while run and (sign := _first_sign(run)):
         front.append(sign)
@@ -192,7 +192,7 @@ def word_break(character: str) -> str:
 
 
 def segments(text: str) -> list[str]:
-    """UAX #29 word segments, rule by rule on the whole list of characters."""
+    """Return the UAX #29 word segments, applying each rule to the whole list of characters."""
     kinds = [word_break(character) for character in text]
     letters, ignored = ("ALETTER", "HEBREW_LETTER"), ("EXTEND", "FORMAT", "ZWJ")
     newlines = ("CR", "LF", "NEWLINE")
@@ -316,7 +316,7 @@ def _sentences_of_line(line: str) -> int:
         wide = any(c in "。！？｡" for c in run)
         spaced = any(c.isspace() for c in run)
         lower = stop < len(line) and unicodedata.category(line[stop]) == "Ll"
-        # a single stop that is followed at once by something else settles only itself
+        # a single stop directly followed by another character decides only about itself
         if stop < len(line) and any(bare[:at]) and (spaced or wide) and not (dots and lower):
             count += 1
         at = max(stop, at + 1)
@@ -427,7 +427,7 @@ def ngram_stats(found: list[str], n: int) -> dict[str, int]:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Where the sentences of MADLAD-400 begin and end, blank ones left out."""
+    """Return the start and end of each sentence as MADLAD-400 defines them, without blank ones."""
     parting = [found.span() for found in re.finditer(r"[.!?]+\s+", text)]
     starts, stops = [0, *(after for _, after in parting)], [*(before for before, _ in parting), len(text)]
     return [(start, stop) for start, stop in zip(starts, stops, strict=True) if text[start:stop].strip()]
@@ -436,7 +436,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def sentence_stats(
     text: str, limits: tuple[int, float, int, int, float], phrases: tuple[str, ...] = ()
 ) -> dict[str, int]:
-    """Sentences and questionable ones, see `kernels.sentences`; a word is in the sentence that it ends in."""
+    """Count sentences and questionable ones, see `kernels.sentences`. A word belongs to the sentence in which it ends."""
     list_words, list_share, min_chars, max_chars, technical_share = limits
     at, ended = 0, []
     for part in segments(text):

@@ -1,6 +1,6 @@
-"""Word boundaries of Unicode (UAX #29), and the words between them: segments that hold a letter or a digit.
+"""Unicode word boundaries (UAX #29), and words: the segments between them that contain a letter or a digit.
 
-Kernels take `data`, `offsets` and tables as in `words`.
+Kernels take `data`, `offsets` and the property tables, as described in `words`.
 """
 # mypy: disallow-untyped-defs=False
 # ruff: noqa: SIM109
@@ -57,13 +57,13 @@ def _is_ignored(kind):
 
 @bare
 def _decode(data, at, end):
-    """`decode` where speed matters less than the time to compile."""
+    """`decode`, not inlined: for callers where compile time matters more than speed."""
     return decode(data, at, end)
 
 
 @part
 def _peek(data, at, end, points):
-    """The Word_Break value of the next character that WB4 does not ignore, or -1."""
+    """Return the Word_Break value of the next character that WB4 does not ignore, or -1."""
     while at < end:
         point, at = _decode(data, at, end)
         kind = break_of(point, points)
@@ -74,7 +74,7 @@ def _peek(data, at, end, points):
 
 @part
 def next_break(data, at, end, points, kinds):
-    """The end of the UAX #29 word segment that begins at `at`."""
+    """Return the end of the UAX #29 word segment that starts at `at`."""
     point, at = _decode(data, at, end)
     kind = break_of(point, points)
     if kind == WB_CR:
@@ -132,7 +132,7 @@ def next_break(data, at, end, points, kinds):
 
 @inlined
 def _is_joint(data, at, end, kinds):
-    """Whether the ASCII byte at `at` joins the ASCII letters or digits on both sides of it (WB6, WB7, WB11, WB12)."""
+    """Return whether the ASCII byte at `at` joins the ASCII letters or digits around it (WB6, WB7, WB11, WB12)."""
     if at + 1 >= end or data[at + 1] >= 128:
         return False
     byte, around = data[at], kinds[data[at - 1]] & kinds[data[at + 1]]
@@ -154,7 +154,7 @@ def _has_alphanumeric(data, at, stop, points, kinds):
 
 @kernel
 def find_unicode_words(data, offsets, points, kinds, begins, ends):
-    """Mark the segments that hold a letter or a digit: words of ASCII are read here, all others by `next_break`."""
+    """Mark the segments that contain a letter or a digit. Scans ASCII words itself; `next_break` finds all others."""
     base = base_of(offsets)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
@@ -184,7 +184,7 @@ def find_unicode_words(data, offsets, points, kinds, begins, ends):
 
 @kernel
 def find_breaks(data, offsets, points, kinds, breaks):
-    """Write the ends of all UAX #29 segments of all rows to breaks (int64) and return how many there are."""
+    """Write the end of every UAX #29 segment of every row to breaks (int64) and return the number of segments."""
     count = 0
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]

@@ -1,8 +1,8 @@
-"""Characters of UTF-8: read one, look up what it is.
+"""Decode UTF-8 characters and look up their properties.
 
 Kernels take `data` (uint8, the bytes of a string column) and the property tables POINTS and KINDS of `unicode_tables`.
-A byte that does not decode counts as one character without properties, so that no input makes a kernel read outside
-its row.
+A byte that does not decode counts as one character without properties, so a kernel never reads outside its row, even on
+invalid input.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -15,7 +15,7 @@ from tamis.kernels.jit import inlined
 
 @inlined
 def decode(data, at, end):
-    """(code point, position after it)."""
+    """Return (code point, position after it)."""
     byte = np.int64(data[at])
     if byte < 0x80:
         return byte, at + 1

@@ -1,4 +1,4 @@
-"""Comments in source code and text in HTML, read by small scanners that never fail on broken input."""
+"""Measure comments in source code and text in HTML, with small scanners that accept malformed input."""
 # mypy: disallow-untyped-defs=False
 # ruff: noqa: SIM109, SIM110
 
@@ -13,7 +13,7 @@ _QUOTE, _APOSTROPHE, _BACKSLASH, _HASH, _NEWLINE = 34, 39, 92, 35, 10
 
 @part
 def _count(data, start, stop):
-    """Characters of a span."""
+    """Return the number of characters in a span."""
     chars = 0
     for at in range(start, stop):
         chars += (data[at] & 0xC0) != 0x80
@@ -32,7 +32,10 @@ def _starts_with(data, at, end, marker):
 
 @part
 def _end_of_string(data, at, end, quote, triple):
-    """The position after the quotes that close the string whose content begins at `at`; a newline ends a short one."""
+    """Return the position after the closing quotes of the string whose content starts at `at`.
+
+    A newline ends a string that is not triple-quoted.
+    """
     while at < end:
         byte = data[at]
         if byte == _BACKSLASH:
@@ -62,15 +65,15 @@ def _is_prefix(byte):
 
 @kernel
 def measure_python(data, offsets, out):
-    """out[i] = characters in comments ('#' included) and docstrings of row i: strings that are a statement of their own."""
+    """out[i] = characters in comments (with the '#') and docstrings (strings used as a statement) of row i."""
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         chars, depth = 0, 0
-        fresh = True  # at the beginning of a statement
+        statement_start = True
         while at < end:
             byte = data[at]
             if byte == _NEWLINE or byte == 59:
-                fresh = fresh or depth == 0
+                statement_start = statement_start or depth == 0
                 at += 1
             elif byte == 32 or byte == 9 or byte == 12 or byte == 13:
                 at += 1
@@ -83,16 +86,16 @@ def measure_python(data, offsets, out):
                 triple = at + 2 < end and data[at + 1] == byte and data[at + 2] == byte
                 start = at + 3 if triple else at + 1
                 at = _end_of_string(data, start, end, byte, triple)
-                if fresh and depth == 0:
+                if statement_start and depth == 0:
                     chars += _count(data, start, max(start, at - (3 if triple else 1)))
-                fresh = False
+                statement_start = False
             elif _is_name(byte):
                 start = at
                 while at < end and _is_name(data[at]):
                     at += 1
                 quoted = at < end and (data[at] == _QUOTE or data[at] == _APOSTROPHE)
                 prefix = at - start <= 2 and _is_prefix(byte) and _is_prefix(data[at - 1])
-                fresh = fresh and quoted and prefix
+                statement_start = statement_start and quoted and prefix
             else:
                 if byte == 40 or byte == 91 or byte == 123:
                     depth += 1
@@ -100,17 +103,18 @@ def measure_python(data, offsets, out):
                     depth = max(0, depth - 1)
                 elif byte == _BACKSLASH:
                     at += 1
-                fresh = False
+                statement_start = False
                 at += 1
         out[row] = chars
 
 
 @kernel
 def measure_comments(data, offsets, line, other_line, opening, closing, quotes, out):
-    """out[i] = characters in comments of row i, their markers aside.
+    """out[i] = characters in comments of row i, without the comment markers.
 
-    line, other_line: what begins a comment up to the end of the line, or empty; opening, closing: around a block, or
-    empty (uint8 arrays). quotes: uint8[256], 1 for what holds a string on one line, 2 on several.
+    line, other_line: markers of a comment that ends with the line, or empty. opening, closing: markers around a block
+    comment, or empty (all uint8 arrays). quotes: uint8[256], 1 for a quote whose strings end with the line, 2 for one whose
+    strings may span lines.
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
@@ -157,7 +161,7 @@ def _end_of_string_of(data, at, end, quote, several):
 
 @part
 def _names(data, at, end, name):
-    """Whether the tag at `at` is called `name` (lower case)."""
+    """Return whether the tag at `at` is called `name` (lower case)."""
     if at + len(name) > end:
         return False
     for index in range(len(name)):
@@ -168,9 +172,9 @@ def _names(data, at, end, name):
 
 @kernel
 def measure_html(data, offsets, script, style, out):
-    """out[i] = characters of row i outside tags, comments, scripts and styles; an entity (&amp;) is one.
+    """out[i] = characters of row i outside tags, comments, scripts and styles; an entity (&amp;) counts as one.
 
-    script, style: these words as uint8 arrays.
+    script, style: the tag names `script` and `style` as uint8 arrays.
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
@@ -211,7 +215,7 @@ def _after_comment(data, at, end):
 
 @part
 def _after_tag(data, at, end):
-    """The position after the '>' of a tag, quoted attribute values read over."""
+    """Return the position after the '>' that closes a tag, skipping quoted attribute values."""
     quote = np.uint8(0)
     while at < end:
         byte = data[at]

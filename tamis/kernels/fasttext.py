@@ -1,13 +1,13 @@
-"""fastText classifiers (Joulin et al. 2017; Bojanowski et al. 2017): from bytes to the mean of a text's rows, to scores.
+"""fastText classifiers (Joulin et al. 2017; Bojanowski et al. 2017): average the embedding rows of a text, then score it.
 
-    bytes --whitespace--> words --memo--> sum of the word's rows: itself if it is known, and its character n-grams
+    bytes --whitespace--> words --memo--> sum of the word's rows: its own if it is known, and those of its character n-grams
                             |
                             +--word n-grams--> one row each            mean of all rows --> output --> scores
 
 Kernels take `data` (uint8, the bytes of a string column) and `offsets` (int64, rows + 1). A text is read as one line that ends
-in </s>: line breaks are spaces. What a word adds up to is kept in a table while a batch lasts, so a word that comes back
-costs one addition of a row; the sum is formed the same way whether it was kept or not, so a text has the same scores alone
-and among others.
+in </s>: line breaks are spaces. The sum of each word's rows is memoized for the duration of a batch, so a repeated word costs
+the addition of one row. Memoized and fresh sums are computed in the same order, so the scores of a text do not depend on the
+other texts in its batch.
 """
 # mypy: disallow-untyped-defs=False, disallow-any-expr=False
 
@@ -19,7 +19,7 @@ from tamis.kernels.hashing import load64, mix64
 from tamis.kernels.jit import inlined, intrinsic, ir, kernel, part, types
 
 HIERARCHICAL, NEGATIVE, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
-"""Losses, by the numbers model files have."""
+"""Loss functions, numbered as in model files."""
 
 _FNV_START, _FNV_PRIME = np.uint32(2166136261), np.uint32(16777619)  # FNV-1a, 32 bits
 _WORD_NGRAM = np.uint64(116049371)  # the multiplier of fastText's word n-grams
@@ -27,9 +27,9 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _UNIT = np.uint64(1)
 _SMALLEST = 1e-5  # fastText adds this to a probability before it takes the logarithm
 
-_MEMO = 1 << 19  # numbers in the memo: with its keys 3 MB, most of it in the second-level cache
+_MEMO = 1 << 19  # float32 values in the memo: 3 MB with its keys, so most of it fits in the second-level cache
 KEPT = 24
-"""Bytes of the longest word whose rows are kept in the memo."""
+"""Words longer than this many bytes are not memoized."""
 
 SPACES = np.zeros(256, np.bool_)
 SPACES[[0, 9, 10, 11, 12, 13, 32]] = True
@@ -40,12 +40,12 @@ _LABEL = np.frombuffer(b"__label__", np.uint8)
 
 
 LANES = 4
-"""Rows are padded to a multiple of so many numbers, which are added in one go."""
+"""Rows are padded to a multiple of this many values, which one vector instruction adds."""
 
 
 @intrinsic
 def _add_lanes(typingctx, target, at, source, where):
-    """target[at : at + LANES] += source[where : where + LANES], both float32 and one-dimensional, inside their bounds."""
+    """target[at : at + LANES] += source[where : where + LANES]; both float32, one-dimensional, and within bounds."""
 
     def generate(context, builder, signature, arguments):
         lanes = ir.VectorType(ir.FloatType(), LANES).as_pointer()
@@ -68,13 +68,13 @@ def _add_row(total, at, rows, where, size):
 
 @inlined
 def _clear(total, at, size):
-    for index in range(at, at + size):  # a slice would take seconds to compile
+    for index in range(at, at + size):  # slice assignment takes seconds to compile
         total[index] = 0
 
 
 @inlined
 def _fold(state, byte):
-    """One step of FNV-1a as fastText does it: a byte above 127 is a negative number."""
+    """Apply one step of FNV-1a the way fastText does: bytes above 127 are sign-extended."""
     extended = np.uint32(byte) | np.uint32(0xFFFFFF00) if byte >= 128 else np.uint32(byte)
     return np.uint32((state ^ extended) * _FNV_PRIME)
 
@@ -89,7 +89,7 @@ def hash_word(data, start, stop):
 
 @kernel
 def fill_vocabulary(data, offsets, slots):
-    """Put the entries of a dictionary into `slots` (int32, a power of two of them, -1 where empty)."""
+    """Insert the entries of a dictionary into the hash table `slots` (int32, length a power of two, -1 if empty)."""
     mask = len(slots) - 1
     for entry in range(len(offsets) - 1):
         slot = np.int64(hash_word(data, offsets[entry], offsets[entry + 1])) & mask
@@ -109,7 +109,7 @@ def _same(data, start, stop, other, at):
 
 @part
 def _find(data, start, stop, hashed, vocabulary, ends, slots):
-    """The number of a word in the dictionary, or -1."""
+    """Return the index of a word in the dictionary, or -1."""
     mask = len(slots) - 1
     slot = np.int64(hashed) & mask
     while slots[slot] >= 0:
@@ -122,7 +122,7 @@ def _find(data, start, stop, hashed, vocabulary, ends, slots):
 
 @intrinsic
 def _ones(typingctx, bits):
-    """How many bits of a uint64 are set."""
+    """Return the number of bits set in a uint64."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
@@ -132,7 +132,7 @@ def _ones(typingctx, bits):
 
 @inlined
 def _bucket_row(bucket, known, kept, zeros):
-    """The row of an n-gram; a pruned one has the last row of the matrix, which is all zeros."""
+    """Return the row of an n-gram. Pruned n-grams map to the last row of the matrix, which is all zeros."""
     if len(kept) == 0:
         return known + bucket
     bits, bit = kept[bucket >> 6, 0], np.uint64(bucket & 63)
@@ -142,12 +142,12 @@ def _bucket_row(bucket, known, kept, zeros):
 
 @part
 def _add_subwords(data, start, stop, model, total, at_total):
-    """Add the rows of the character n-grams of <word> to total; how many there are."""
+    """Add the rows of the character n-grams of <word> to total and return their number."""
     known, _, shortest, longest, buckets, _, _, _, kept, rows, size = model
     added = 0
     inverse = 1.0 / buckets
     zeros = len(rows) // size - 1
-    begin = start - 1  # the bytes before and after the word read as < and >
+    begin = start - 1  # the bytes before and after the word are read as < and >
     while begin <= stop:
         state = _FNV_START
         at, chars = begin, 0
@@ -174,7 +174,7 @@ def _add_subwords(data, start, stop, model, total, at_total):
 
 @part
 def _add_word(data, start, stop, model, total, at_total):
-    """Add the rows of one word to total: (how many, its hash, whether it is a word and not a label)."""
+    """Add the rows of one word to total. Return (number of rows, hash, False if it is a label)."""
     known, _, _, longest, _, vocabulary, ends, slots, _, rows, size = model
     hashed = hash_word(data, start, stop)
     entry = _find(data, start, stop, hashed, vocabulary, ends, slots)
@@ -191,11 +191,11 @@ def _add_word(data, start, stop, model, total, at_total):
 
 @part
 def _add_ngrams(hashed, running, seen, model, total):
-    """Add the rows of the word n-grams that end in this word; running[i] is the hash of the one i + 1 words long."""
+    """Add the rows of the word n-grams that end in this word; running[i] is the hash of the n-gram of i + 1 words."""
     known, _, _, _, buckets, _, _, _, kept, rows, size = model
     added = 0
     zeros = len(rows) // size - 1
-    signed = np.uint64(np.int64(np.int32(hashed)))  # fastText keeps word hashes as signed numbers
+    signed = np.uint64(np.int64(np.int32(hashed)))  # fastText stores word hashes as signed integers
     for index in range(min(seen, len(running) - 1), 0, -1):
         running[index] = running[index - 1] * _WORD_NGRAM + signed
         row = _bucket_row(np.int64(running[index] % np.uint64(buckets)), known, kept, zeros)
@@ -207,7 +207,7 @@ def _add_ngrams(hashed, running, seen, model, total):
 
 @inlined
 def upto8(data, start, stop):
-    """The bytes of a span, at most eight of them, as one uint64."""
+    """Return the first eight bytes of a span, or fewer, as one uint64."""
     size = min(stop - start, 8)
     if size <= 0:
         return np.uint64(0)
@@ -221,7 +221,7 @@ def upto8(data, start, stop):
 
 @kernel
 def clip(data, start, stop, max_chars):
-    """The position after `max_chars` characters, or stop; 0 characters means all."""
+    """Return the position after `max_chars` characters, or `stop`; 0 means no limit."""
     if max_chars <= 0 or stop - start <= max_chars:
         return stop
     at, chars = start, 0
@@ -241,7 +241,7 @@ def _clip_all(data, offsets, max_chars, stops):
 
 
 def clip_rows(data, offsets, max_chars):
-    """Where each row ends if it is cut after `max_chars` characters (0: not at all); int64[rows]."""
+    """Return the end of each row when cut after `max_chars` characters (0: no limit); int64[rows]."""
     if max_chars <= 0:
         return offsets[1:]
     stops = np.zeros(len(offsets) - 1, np.int64)
@@ -252,11 +252,13 @@ def clip_rows(data, offsets, max_chars):
 
 @kernel
 def embed(data, offsets, stops, spaces, model, means, counts):
-    """means[i] = the mean of the rows of the text offsets[i] to stops[i], float32[rows, size]; counts[i] = how many, int64.
+    """means[i] = mean of the embedding rows of the text offsets[i] to stops[i]; counts[i] = their number.
 
-    model: (words in the dictionary, longest word n-gram, shortest and longest character n-gram, buckets, bytes of the
-    dictionary's entries, their offsets, their slots, which buckets are left (uint64[buckets / 64, 2]: a bit for each, and how
-    many are set before; empty where all are), the rows end to end (float32, the last one zeros), numbers per row).
+    means: float32[rows, size]; counts: int64[rows].
+    model: (words in the dictionary, longest word n-gram, shortest and longest character n-gram, number of buckets, bytes of
+    the dictionary entries, their offsets, their hash table, buckets left after pruning, all rows concatenated (float32, the
+    last one zeros), values per row). Buckets left: uint64[buckets / 64, 2], one bit per bucket and the number of bits set
+    before this word; empty if no bucket was pruned.
     """
     orders, size = model[1], model[10]
     running = np.zeros(max(1, orders), np.uint64)
@@ -265,10 +267,10 @@ def embed(data, offsets, stops, spaces, model, means, counts):
     while slots < most and slots * 16 < offsets[len(offsets) - 1] - offsets[0]:
         slots *= 2
     keys = np.zeros((slots, 3), np.uint64)
-    facts = np.zeros((slots, 3), np.int32)  # rows added, hash, whether it is a word
+    facts = np.zeros((slots, 3), np.int32)  # number of rows, hash, False for a label
     sums = np.zeros(slots * size, np.float32)
     total, fresh, end_sum = np.zeros(size, np.float32), np.zeros(size, np.float32), np.zeros(size, np.float32)
-    zero = np.int64(0)  # a plain 0 would be a type of its own, and everything below compiled again for it
+    zero = np.int64(0)  # numba types a literal 0 differently and would compile every callee a second time
     end_added, end_hash, _ = _add_word(_EOS, zero, np.int64(4), model, end_sum, zero)
     for row in range(len(offsets) - 1):
         at, end = offsets[row], stops[row]
@@ -290,7 +292,7 @@ def embed(data, offsets, stops, spaces, model, means, counts):
                 first, second = upto8(data, start, at), upto8(data, start + 8, at)
                 third = upto8(data, start + 16, at)
                 slot = np.int64(mix64(first + _SPREAD * (second + _SPREAD * third)) & np.uint64(slots - 1))
-                # a word holds no zero byte, so its bytes tell its size
+                # a word contains no zero byte, so the padded bytes also determine its length
                 if not (keys[slot, 0] == first and keys[slot, 1] == second and keys[slot, 2] == third):
                     keys[slot, 0], keys[slot, 1], keys[slot, 2] = first, second, third
                     _clear(sums, slot * size, size)
@@ -314,7 +316,7 @@ def embed(data, offsets, stops, spaces, model, means, counts):
 
 @kernel
 def find_blank(data, offsets, spaces, out):
-    """out[i] = whether a row has no word at all; bool[rows]."""
+    """out[i] = whether row i has no words; bool[rows]."""
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         while at < end and spaces[data[at]]:
@@ -327,7 +329,7 @@ def find_blank(data, offsets, spaces, out):
 
 @kernel
 def project(rows, output, projected):
-    """projected = rows @ output.T, in the same order of additions on every machine."""
+    """projected = rows @ output.T, with the same order of additions on every machine."""
     for row in range(len(rows)):
         for unit in range(len(output)):
             total = 0.0
@@ -338,7 +340,7 @@ def project(rows, output, projected):
 
 @inlined
 def _unit(mean, output, unit):
-    """What one row of the output says; an output without rows was multiplied into the input already."""
+    """Return the activation of one output unit; if `output` is empty, it is already multiplied into the input."""
     if len(output) == 0:
         return np.float64(mean[unit])
     total = np.float32(0)
@@ -349,7 +351,7 @@ def _unit(mean, output, unit):
 
 @part
 def _descend(mean, output, left, right, only_best, scores):
-    """Probabilities of the leaves of the tree of a hierarchical softmax; where only the best counts, others may be 0."""
+    """Compute the leaf probabilities of a hierarchical softmax; with `only_best`, leaves other than the best may be 0."""
     nodes, leaves = len(left), (len(left) + 1) // 2
     scores[nodes - 1] = 1.0
     best = 0.0
@@ -370,7 +372,7 @@ def _descend(mean, output, left, right, only_best, scores):
 
 @part
 def _judge(mean, output, labels, loss, left, right, only_best, scores):
-    """scores[label] = what the library would say: a probability, and up to a few 1e-5 more."""
+    """scores[label] = the score of the fastText library: a probability plus up to a few 1e-5."""
     if loss == HIERARCHICAL:
         _descend(mean, output, left, right, only_best, scores)
         return
@@ -392,14 +394,14 @@ def _judge(mean, output, labels, loss, left, right, only_best, scores):
             share = 0.0
         elif value > 8:
             share = 1.0
-        else:  # the library looks the logistic function up in 512 steps from -8 to 8
+        else:  # the library uses a lookup table for the logistic function: 512 steps from -8 to 8
             share = 1.0 / (1.0 + np.exp(8.0 - np.floor((value + 8.0) * 32.0) / 32.0))
         scores[label] = share + _SMALLEST
 
 
 @kernel
 def rank(means, output, labels, loss, left, right, best, scores):
-    """The best labels of each row, best first, ties by number: best int32[rows, k], scores float32[rows, k]."""
+    """Find the k best labels of each row, best first, ties by index: best int32[rows, k], scores float32[rows, k]."""
     places = best.shape[1]
     judged = np.zeros(max(labels, len(left)), np.float64)
     for row in range(len(means)):
@@ -419,7 +421,7 @@ def rank(means, output, labels, loss, left, right, best, scores):
 
 @kernel
 def score_label(means, output, labels, loss, left, right, label, scores):
-    """scores[i] = what the model says of one label, float32[rows]."""
+    """scores[i] = the score of `label` for row i, float32[rows]."""
     judged = np.zeros(max(labels, len(left)), np.float64)
     for row in range(len(means)):
         _judge(means[row], output, labels, loss, left, right, False, judged)

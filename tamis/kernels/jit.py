@@ -1,17 +1,17 @@
-"""How kernels are compiled: on first call, from numba's cache on disk where it has them.
+"""Decorators that compile kernels with numba on first call. Compiled code is cached on disk.
 
-kernel     called from Python, with the interpreter's lock released
-part       called by kernels only; without an entry for Python it compiles in two thirds of the time, and calling it from
-           Python crashes
+kernel     callable from Python; releases the GIL
+part       callable from other kernels only. It has no Python wrapper, which saves a third of the compile time; calling it
+           from Python crashes the process.
 inlined    a part that LLVM always inlines
-bare       a part that makes no arrays and does not count references to them; where many small parts call each other,
-           counting can take most of the time
+bare       a part without reference counting, which must not create arrays. Where many small functions call each other,
+           reference counting can take most of the time.
 expanded   a part that numba copies into its callers before it infers types
 intrinsic  a function that generates LLVM IR (`numba.extending.intrinsic`)
 
-Passing an array costs seven arguments, more than most small parts do. Where it matters, a part takes the array's address
-(`array.ctypes.data`) and reads through `array_at`. Use it only for arrays made by Python: numba frees an array made inside a
-kernel after the last line that names it.
+Passing an array passes seven values, which costs more than most small parts do. Where it matters, parts take its address
+(`array.ctypes.data`) and view it with `array_at`. Do this only for arrays passed in from Python: numba frees an array
+created inside a kernel after the last line that names it.
 
 Importing numba takes longer than everything else the driver imports, and the driver calls no kernel. The decorators
 therefore return a `Deferred`, which imports numba when it is first called.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_ENDLESS = 1 << 40
+_UNKNOWN_LENGTH = 1 << 40  # larger than any array, so that no index is taken for out of bounds
 
 
 class Deferred:
@@ -48,7 +48,7 @@ class Deferred:
 
     @property
     def wrapped(self) -> Any:
-        """numba's dispatcher or intrinsic, with those it calls in place: numba looks them up in the function's globals."""
+        """numba's dispatcher or intrinsic. Also replaces the deferred functions among its globals, where numba looks up callees."""
         if self._wrapped is None:
             self._wrapped = self._wrap(self._function)
             names = set(_names(self._function.__code__))
@@ -57,7 +57,7 @@ class Deferred:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The globals and attributes that a function and those nested in it name."""
+    """Yield the globals and attributes named by a function and by functions nested in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -116,7 +116,7 @@ types = DeferredModule("numba.core.types")
 
 @intrinsic
 def array_at(typingctx, address, dtype):
-    """The array of that type at an address, for kernels; its length is not known."""
+    """View the memory at an address as an array of type `dtype` and unknown length. For use inside kernels."""
     from numba.np.arrayobj import populate_array
 
     kind = types.Array(dtype.dtype, 1, "C")
@@ -128,7 +128,7 @@ def array_at(typingctx, address, dtype):
         populate_array(
             array,
             data=builder.inttoptr(arguments[0], array.data.type),
-            shape=(ir.Constant(number, _ENDLESS),),
+            shape=(ir.Constant(number, _UNKNOWN_LENGTH),),
             strides=(size,),
             itemsize=size,
             meminfo=None,

@@ -1,12 +1,12 @@
-"""N-gram language models: words of lines as hashes, keys of n-grams, and the probability of each row.
+"""N-gram language models: hash the words of each line, build n-gram keys, and look up the probability of each row.
 
-    line --words--> hashes, BEGIN before and END after them --each n-gram that ends here--> key --table--> log p, backoff
+    line --words--> BEGIN, word hashes, END --n-grams ending at each token--> key --table--> log p, backoff
 
-Kernels take `data` (uint8), `offsets` (int64, rows + 1), the marks of `words`, and `fold` (uint8[256]):
-what each byte is read as, so that case and digits can be made not to matter. The table is open addressing, 16 bytes a
-slot, seen as `slots` (uint64[2 * size], keys at even places, 0 is empty) and as `numbers` (float32[4 * size], the log
-probability of slot i at 4 i + 2, its backoff at 4 i + 3; base 10, as in ARPA files). Keys are written to model files: they
-are made of bytes by arithmetic alone and are the same everywhere.
+Kernels take `data` (uint8), `offsets` (int64, rows + 1), the word marks of `words`, and `fold` (uint8[256]), which maps each
+byte before hashing: to ignore case or digits, for example. The table uses open addressing with 16 bytes per slot. It is passed
+as two views: `slots` (uint64[2 * size], keys at even indices, 0 is empty) and `numbers` (float32[4 * size], the log probability
+of slot i at 4 i + 2, its backoff weight at 4 i + 3; base 10, as in ARPA files). Keys are stored in model files, so they depend
+only on the bytes of the words and are the same on every machine.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -20,9 +20,9 @@ from tamis.kernels.words import EDGES, base_of, read_words
 
 LONGEST = 6
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
-"""Hashes of the beginning and the end of a line and of a word never seen; those of words are above."""
+"""Reserved hashes: start of line, end of line, unknown word. Word hashes are larger."""
 
-_PART = 1024  # tokens looked at together
+_PART = 1024  # tokens scored together
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 _LENGTH = np.uint64(0xD6E8FEB86659FD93)
 _PLACES = np.array(
@@ -35,13 +35,13 @@ _PLACES = np.array(
         0xFF51AFD7ED558CCD,
     ],
     np.uint64,
-)  # odd numbers with well spread bits, one for each distance from the last word
+)  # odd multipliers with well-mixed bits, one for each distance from the last word
 _PLACES.flags.writeable = False
 
 
 @inlined
 def hash_word(data, start, stop, fold):
-    """A hash of a word, above those of the three marks."""
+    """Hash a word; the result is larger than the three reserved hashes."""
     state = _START
     for at in range(start, stop):
         state = (state ^ np.uint64(fold[data[at]])) * _PRIME
@@ -50,22 +50,22 @@ def hash_word(data, start, stop, fold):
 
 @kernel
 def hash_rows(data, offsets, fold, out):
-    """out[i] = the hash of row i taken as one word; uint64."""
+    """out[i] = hash of row i as one word; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_word(data, offsets[row], offsets[row + 1], fold)
 
 
 @inlined
 def _key(sums, length):
-    """The key of an n-gram from the sum over its words, never 0."""
+    """Return the key of an n-gram, given the weighted sum of its word hashes; never 0."""
     return mix64(sums + np.uint64(length) * _LENGTH) | np.uint64(1)
 
 
 @kernel
 def find_tokens(data, offsets, begins, ends, fold, tokens, places):
-    """Write the hashes of all lines with a word, marks included, and their places in the line; return how many there are.
+    """Write the hashes of all lines that have words, with BEGIN and END, and return their number.
 
-    tokens uint64, places int32; nothing is written if they are empty.
+    tokens: uint64, the hashes; places: int32, the position of each in its line. If both are empty, only count.
     """
     base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     total = 0
@@ -95,7 +95,7 @@ def find_tokens(data, offsets, begins, ends, fold, tokens, places):
 
 @kernel
 def make_keys(tokens, places, length, keys):
-    """keys[i] = the key of the n-gram of `length` that ends at token i, 0 where its line begins later; uint64."""
+    """keys[i] = key of the n-gram of `length` that ends at token i, 0 if the line has fewer tokens up to there; uint64."""
     for at in range(len(tokens)):
         if places[at] < length - 1:
             keys[at] = 0
@@ -108,7 +108,7 @@ def make_keys(tokens, places, length, keys):
 
 @kernel
 def fill_table(keys, values, slots, numbers):
-    """Put n-grams into an empty table; values float32[n, 2]."""
+    """Insert n-grams into an empty table; values float32[n, 2]: log probability, backoff weight."""
     mask = np.uint64(len(slots) // 2 - 1)
     for index in range(len(keys)):
         slot = keys[index] >> np.uint64(1) & mask
@@ -120,7 +120,7 @@ def fill_table(keys, values, slots, numbers):
 
 @inlined
 def _find(slots, mask, key):
-    """The slot of a key, or -1."""
+    """Return the slot of a key, or -1."""
     slot = key >> np.uint64(1) & mask
     while True:
         here = slots[np.uint64(2) * slot]
@@ -133,11 +133,12 @@ def _find(slots, mask, key):
 
 @kernel
 def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth):
-    """log10 p of tokens[first:count] after those before them, the first of which may be BEGIN.
+    """Return log10 p of tokens[first:count] given the tokens before them; the first token may be BEGIN.
 
-    All lookups of one length go before those of the next: they do not wait for each other, and memory answers several at a
-    time. Unknown words are overwritten. A longer n-gram is in a table only if the shorter ones that end with it are.
-    sums: uint64[part], found: int64[order, part], depth: int64[part]: the longest n-gram known to end at each token.
+    All lookups of one length come before those of the next: they are independent, so the processor overlaps their cache
+    misses. Unknown words are overwritten with UNKNOWN. An n-gram is in the table only if its shorter suffixes are.
+    sums: uint64[part]; found: int64[order, part]; depth: int64[part], length of the longest known n-gram that ends at each
+    token.
     """
     mask = np.uint64(len(slots) // 2 - 1)
     unknown = _find(slots, mask, _key(UNKNOWN * _PLACES[0], 1))
@@ -166,7 +167,7 @@ def _score_part(tokens, count, first, order, slots, numbers, sums, found, depth)
 
 @kernel
 def score_rows(data, offsets, begins, ends, fold, order, slots, numbers, logs, counts):
-    """logs[i] (float64) = log10 of the probability of row i, counts[i] (int64) = its words and ends of lines."""
+    """logs[i] (float64) = log10 of the probability of row i; counts[i] (int64) = its number of words and line ends."""
     base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     tokens, sums = np.empty(_PART, np.uint64), np.empty(_PART, np.uint64)
     found, depth = np.empty((order, _PART), np.int64), np.empty(_PART, np.int64)
@@ -178,7 +179,7 @@ def score_rows(data, offsets, begins, ends, fold, order, slots, numbers, logs, c
             stop = at
             while stop < end and data[stop] != 10:
                 stop += 1
-            held, first = 1, 1  # tokens in the part, and the first of them that is not scored yet
+            held, first = 1, 1  # tokens in the buffer, and the index of the first one not yet scored
             tokens[0] = BEGIN
             words = False
             while at < stop:

@@ -1,12 +1,12 @@
-"""Linear classifiers over hashed n-grams: features of a text, training, scores.
+"""Linear classifiers over hashed n-grams: feature extraction, training, scoring.
 
-    bytes --runs of letters and digits, single other signs--> tokens
-          each token          its bytes in lower case, and its character n-grams as written, < and > around it
-          each two neighbours their bytes in lower case
+    bytes --runs of letters and digits; every other sign on its own--> tokens
+          each token               its lower-cased bytes, and its character n-grams as written, with < and > around it
+          each pair of neighbours  their lower-cased bytes
 
 Kernels take `data` (uint8), `offsets` (int64, rows + 1), `kinds` (one byte per byte value: SPACE, WORD or SIGN) and the
-shape of the features: (bits, shortest, longest character n-gram). A feature is a number below 2**bits, where its weight is.
-With n features a text scores bias + sum of weights / sqrt(n), that is, features are counted and scaled to about unit length.
+shape of the features: (bits, shortest, longest character n-gram). A feature is an index below 2**bits into the weights.
+The score of a text with n features is bias + sum of weights / sqrt(n): counts scaled to about unit length.
 """
 # mypy: disallow-untyped-defs=False, disallow-any-expr=False
 
@@ -20,7 +20,7 @@ from tamis.kernels.jit import inlined, kernel, part
 
 SPACE, WORD, SIGN = 0, 1, 2
 LONGEST = 64
-"""Bytes of the longest token that counts as a whole; longer ones have character n-grams only."""
+"""Tokens longer than this many bytes have no feature of their own, only character n-grams."""
 
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 _PAIR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
@@ -42,7 +42,7 @@ KINDS = _byte_kinds()
 
 @inlined
 def _next_token(data, at, end, kinds):
-    """(start, stop) of the next token; equal where there is none."""
+    """Return (start, stop) of the next token; start == stop if there is none."""
     while at < end and kinds[data[at]] == SPACE:
         at += 1
     start = at
@@ -66,13 +66,13 @@ def _hash_lowered(data, start, stop):
 
 @part
 def _token_features(data, start, stop, shape, found, count):
-    """Write the features of one token behind the first `count` of found (int32): (found, how many there are now)."""
+    """Append the features of one token to the first `count` of found (int32). Return (found, new count)."""
     bits, shortest, longest = shape
     shift = np.uint64(64 - bits)
     need = count + 2 + (stop - start + 2) * max(0, longest - shortest + 1)
     if need > len(found):
         larger = np.empty(2 * need, np.int32)
-        for index in range(count):  # a slice would take seconds to compile
+        for index in range(count):  # slice assignment takes seconds to compile
             larger[index] = found[index]
         found = larger
     if stop - start <= LONGEST:
@@ -107,7 +107,7 @@ def _pair_feature(before, here, bits):
 
 @kernel
 def find_features(data, start, end, kinds, shape, found):
-    """All features of a text: (found, how many); found int32 grows as it must."""
+    """Find all features of a text. Return (found, count); found (int32) is reallocated when it is too small."""
     count = np.int64(0)
     before = np.uint64(0)
     at = start
@@ -117,17 +117,17 @@ def find_features(data, start, end, kinds, shape, found):
             return found, count
         found, count = _token_features(data, first, at, shape, found, count)
         here = _hash_lowered(data, first, at)
-        found[count] = _pair_feature(before, here, shape[0])  # there is room: _token_features left some
+        found[count] = _pair_feature(before, here, shape[0])  # fits: _token_features reserves space for it
         count += 1
         before = here
 
 
 @kernel
 def train_epoch(data, offsets, stops, order, targets, costs, kinds, shape, rate, weights, squares, bias):
-    """One pass of Adagrad (Duchi et al. 2011) over the texts (offsets[i] to stops[i]) in `order`; the mean loss.
+    """Run one epoch of Adagrad (Duchi et al. 2011) over the texts (offsets[i] to stops[i]) in `order`; return the mean loss.
 
-    targets: 1 or 0 per row; costs: what an error on the row costs, by its class. weights, squares: float32[2**bits], the latter
-    the sums of squared gradients; bias: float64[2], the bias and its sum of squares.
+    targets: 1 or 0 per row; costs: class weight of each row. weights, squares: float32[2**bits]; squares are the sums of
+    squared gradients. bias: float64[2], the bias and its sum of squared gradients.
     """
     found = np.empty(4096, np.int32)
     loss = 0.0
@@ -154,9 +154,9 @@ def train_epoch(data, offsets, stops, order, targets, costs, kinds, shape, rate,
 
 @kernel
 def score_rows(data, offsets, stops, kinds, shape, weights, bias, out):
-    """out[i] = the probability of the positive class for the bytes offsets[i] to stops[i], nan without a token.
+    """out[i] = probability of the positive class for the bytes offsets[i] to stops[i], nan if there is no token.
 
-    What a token adds up to is kept while a batch lasts, by its bytes, so that a token that comes back costs little.
+    The sum of each token's weights is memoized for the duration of a batch, so repeated tokens are cheap.
     """
     found = np.empty(4096, np.int32)
     slots = 64
@@ -175,7 +175,7 @@ def score_rows(data, offsets, stops, kinds, shape, weights, bias, out):
                 break
             one, two, three = upto8(data, first, at), upto8(data, first + 8, at), upto8(data, first + 16, at)
             slot = np.int64(mix64(one + _PAIR * (two + _PAIR * three)) & np.uint64(slots - 1))
-            # a token holds no zero byte, so up to 24 bytes tell its size; a longer one is never taken for kept
+            # a token contains no zero byte, so 24 padded bytes also determine its length; longer tokens are not memoized
             if at - first > KEPT or keys[slot, 0] != one or keys[slot, 1] != two or keys[slot, 2] != three:
                 found, counts[slot] = _token_features(data, first, at, shape, found, np.int64(0))
                 sums[slot] = 0.0

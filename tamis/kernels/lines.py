@@ -1,16 +1,16 @@
-"""Characters, lines, sentences and paragraphs of each row, found in one pass over its bytes.
+"""Count the characters, lines, sentences and paragraphs of each row in one pass over its bytes.
 
     64 bytes --sets--> bits --counted--> characters of each kind
-                         |               newline: the line is looked at from both ends, hashed, put down
+                         |               newline: examine both ends of the line, hash it, record it
                          +-a few places  stop:    does a sentence end here?
                                          ':'      is this a URL?
-    end of row: lines and paragraphs that occur more than once, from their hashes
+    end of row: lines and paragraphs that occur more than once, by their hashes
 
-A line ends at a newline; a carriage return before it belongs to it. A blank line holds nothing but whitespace.
-Paragraphs are parted by empty lines (two or more newlines in a row) and trimmed; blank ones do not count.
-A sentence ends where a stop (Unicode Sentence_Terminal), with any closing quotes and brackets, is followed by a space
-and then by something other than a lower-case letter ('.') or anything (other stops), or at the end of its line; wide
-stops of Chinese and Japanese need no space. Lines without anything but stops and closers are no sentence.
+A line ends at a newline; a carriage return before it is part of the line. A blank line contains only whitespace.
+Paragraphs are separated by empty lines (two or more newlines in a row) and trimmed; blank paragraphs do not count.
+A stop is a character with the Unicode property Sentence_Terminal. A sentence ends at a stop, including any closing quotes and
+brackets, if the line ends there or a space follows; after a '.', the next character must not be a lower-case letter. The wide
+stops of Chinese and Japanese need no space. A line of nothing but stops and closing punctuation is not a sentence.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -48,22 +48,22 @@ TEXT_FIELDS = (
     "hashes", "curly",  # '#' and '{'
     "ellipses",  # "..." (without overlaps) and the ellipsis character
     "spaced_ellipses",  # ". . ."
-    # URLs: http:// or https:// and what follows up to a space or one of < > " '
+    # URLs: http:// or https:// and everything up to a space or one of < > " '
     "urls", "url_chars", "porn_urls",
     # lines
     "newlines", "last_line_open",  # 1 if the text ends without a newline and is not empty
-    "first_line_open",  # 1 if the text begins without one and is not empty
+    "first_line_open",  # 1 if the text starts without a newline and is not empty
     "lines",  # lines that are not blank
-    "longest_line", "short_lines", "long_lines",  # of at most 30 (FineWeb) and at least 200 (mC4) characters
+    "longest_line", "short_lines", "long_lines",  # characters; at most 30 (FineWeb); at least 200 (mC4)
     "dash_lines", "star_lines", "bullet_lines", "disc_lines", "other_bullet_lines",  # by first character, trimmed
     "untrimmed_bullet_lines",  # '-' or '*' in the first column
     "marked_lines", "marked_lines_untrimmed",  # ending in . ? ! " '
     "stopped_lines_untrimmed",  # ending in a stop of any script
-    "ellipsis_lines", "ellipsis_lines_untrimmed",  # ending in "..." or the character; in the character
+    "ellipsis_lines", "ellipsis_lines_untrimmed",  # ending in "..." or the ellipsis character; in the character
     "spaced_ellipsis_lines",  # ending in ". . ."
     "teaser_lines",  # ending in "[...]", "(...)", "[...]" with the character, "->>", "read more" or "read more.."
     "sentences", "paragraphs",
-    # repetition; *_later counts copies after the first, *_all every copy of what occurs more than once
+    # repetition; *_later counts copies after the first, *_all counts every copy of a line that occurs more than once
     "line_chars", "line_later", "line_later_chars", "line_all", "line_all_chars",
     "paragraph_chars", "paragraph_later", "paragraph_later_chars", "paragraph_all", "paragraph_all_chars",
 )  # fmt: skip
@@ -82,7 +82,7 @@ LONG_LINE = 200
  _PARAGRAPH_CHARS, _PARAGRAPH_LATER, _PARAGRAPH_LATER_CHARS, _PARAGRAPH_ALL,
  _PARAGRAPH_ALL_CHARS) = range(len(TEXT_FIELDS))  # fmt: skip
 
-_MAY_FOLLOW = SPACE | STOP | CLOSER  # what a stop that ends a sentence is followed by
+_MAY_FOLLOW = SPACE | STOP | CLOSER  # characters that may follow a stop that ends a sentence
 _ASCII = KINDS[:128].astype(np.int64)
 _HIGH = range(128, 256)
 
@@ -99,11 +99,11 @@ _match = matcher(
 )  # fmt: skip
 _match_breaks = matcher(b"\n", b"\r\n")
 _ONE, _TWO, _LAST = np.uint64(1), np.uint64(2), np.uint64(63)
-_PARAGRAPH_STATE = 5  # first line's start and end, first and last byte of the paragraph, lines so far
+_PARAGRAPH_STATE = 5  # start and end of its first line, first and last byte of the paragraph, lines so far
 
 
 def _padded(data):
-    """The bytes, with more behind them if they are fewer than a window."""
+    """Return the bytes, padded if they are fewer than a window."""
     if len(data) < LANES:
         data = np.concatenate([data, np.zeros(LANES, np.uint8)])
         data.flags.writeable = False
@@ -111,18 +111,18 @@ def _padded(data):
 
 
 def measure_text(data, offsets, points, kinds, out):
-    """Per row, in the order of TEXT_FIELDS; out int64[fields, rows]."""
+    """Measure each row; out int64[fields, rows], fields in the order of TEXT_FIELDS."""
     _measure_text(_padded(data), offsets, points, kinds, out)
 
 
 @kernel
 def _measure_text(data, offsets, points, kinds, out):
     stat, paragraph = np.zeros(len(out), np.int64), np.zeros(_PARAGRAPH_STATE, np.int64)
-    room, paragraph_room = _most_lines(data, offsets)
-    keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
-    paragraph_keys, paragraph_lengths = np.empty(paragraph_room, np.uint64), np.empty(paragraph_room, np.int64)
-    slots, names = np.empty(table_size(room), np.int32), np.empty(room + 1, np.uint64)
-    times = np.empty(room + 1, np.int32)
+    max_lines, max_paragraphs = _most_lines(data, offsets)
+    keys, lengths = np.empty(max_lines, np.uint64), np.empty(max_lines, np.int64)
+    paragraph_keys, paragraph_lengths = np.empty(max_paragraphs, np.uint64), np.empty(max_paragraphs, np.int64)
+    slots, names = np.empty(table_size(max_lines), np.int32), np.empty(max_lines + 1, np.uint64)
+    times = np.empty(max_lines + 1, np.int32)
     for row in range(len(offsets) - 1):
         clear(stat, len(stat))
         start, end = offsets[row], offsets[row + 1]
@@ -140,18 +140,23 @@ def _measure_text(data, offsets, points, kinds, out):
 
 
 def measure_trimmed_lines(data, offsets, points, kinds, out):
-    """Per row, of lines that are not blank, trimmed: characters, copies of what repeats, their characters; int64[3, rows]."""
+    """Measure the trimmed, non-blank lines of each row; out int64[3, rows].
+
+    0  characters
+    1  copies of lines that occur more than once
+    2  characters of these copies
+    """
     _measure_trimmed_lines(_padded(data), offsets, points, kinds, out)
 
 
 @kernel
 def _measure_trimmed_lines(data, offsets, points, kinds, out):
-    room, _ = _most_lines(data, offsets)
-    keys, lengths = np.empty(room, np.uint64), np.empty(room, np.int64)
+    max_lines, _ = _most_lines(data, offsets)
+    keys, lengths = np.empty(max_lines, np.uint64), np.empty(max_lines, np.int64)
     slots, names, times = (
-        np.empty(table_size(room), np.int32),
-        np.empty(room + 1, np.uint64),
-        np.empty(room + 1, np.int32),
+        np.empty(table_size(max_lines), np.int32),
+        np.empty(max_lines + 1, np.uint64),
+        np.empty(max_lines + 1, np.int32),
     )
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
@@ -171,7 +176,7 @@ def _measure_trimmed_lines(data, offsets, points, kinds, out):
 
 @kernel
 def count_short_lines(data, offsets, limit, points, kinds, out):
-    """out[i] = lines of row i that are not blank and have at most `limit` characters; int64."""
+    """out[i] = non-blank lines of row i with at most `limit` characters; int64."""
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
         short = 0
@@ -189,7 +194,10 @@ def count_short_lines(data, offsets, limit, points, kinds, out):
 
 @inlined
 def _window(data, at, end):
-    """(where to read 64 bytes that hold as many as there are from `at` to end, a bit for each of these, bits before)."""
+    """Choose a window of 64 bytes that covers the bytes from `at` to `end`, or the first 64 of them.
+
+    Return (its position, the bits of the bytes from `at` to `end`, the number of bits before them).
+    """
     if at + LANES <= len(data):
         return at, ~np.uint64(0) if end - at >= LANES else (_ONE << np.uint64(end - at)) - _ONE, np.uint64(0)
     skip = np.uint64(at + LANES - len(data))
@@ -198,7 +206,7 @@ def _window(data, at, end):
 
 @part
 def _most_lines(data, offsets):
-    """The most lines that are not empty, and the most paragraphs, that a row may have."""
+    """Return upper bounds for the non-empty lines and the paragraphs of any row."""
     lines = paragraphs = np.int64(0)
     for row in range(len(offsets) - 1):
         filled = gaps = np.int64(0)
@@ -220,9 +228,9 @@ def _most_lines(data, offsets):
 
 @part
 def _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys, paragraph_lengths, paragraph, stat):
-    """Counts 64 bytes at a time, then looks one by one at the few places that want more."""
+    """Count 64 bytes at a time, then examine the few positions that need it one by one."""
     at = line_start = place = start
-    rests = line_rests = np.int64(0)  # bytes that do not begin a character, before the window and before the line
+    rests = line_rests = np.int64(0)  # continuation bytes before the window and before the line
     dots = spaced = np.int64(1)
     last_dot = sentence_to = url_to = content_line = np.int64(-9)
     dot = blank = rest = wanted = ended = dot_after = np.uint64(0)
@@ -252,7 +260,10 @@ def _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys,
             stat[_CURLY] += ones(curly & inside)
             stat[_HASHES] += ones(pound & inside)
             dot, blank, rest = dot & inside, blank & inside, rest & inside
-            follower, slash = (follower & inside) >> _ONE, (slash & inside) >> _ONE  # of the byte after
+            follower, slash = (
+                (follower & inside) >> _ONE,
+                (slash & inside) >> _ONE,
+            )  # shifted: bit i describes the byte after i
             at += LANES
             if at < end:
                 byte = data[at]
@@ -314,11 +325,11 @@ def _measure_row(data, start, end, points, kinds, keys, lengths, paragraph_keys,
 
 @inlined
 def _count_high(data, at, end, points, kinds, stat):
-    """Count a character outside ASCII: (position after it, its flags)."""
+    """Count a character outside ASCII. Return (position after it, its flags)."""
     point, flags, after = _read(data, at, end, points, kinds)
     stat[_LETTERS] += flags & LETTER != 0
     stat[_DIGITS] += flags & DIGIT != 0
-    stat[_PLAIN] -= flags & (LETTER | DIGIT) != 0  # only ASCII counts; the rest is added at the end
+    stat[_PLAIN] -= flags & (LETTER | DIGIT) != 0  # counts ASCII only; all letters and digits are added at the end
     stat[_NUMBERS] += flags & NUMBER != 0
     stat[_UPPER] += flags & UPPER != 0
     stat[_PUNCTUATION] += flags & PUNCTUATION != 0
@@ -332,14 +343,14 @@ def _count_high(data, at, end, points, kinds, stat):
 
 @part
 def _read(data, at, end, points, kinds):
-    """(code point, its flags, position after it), for places that are not worth being inlined."""
+    """Return (code point, its flags, position after it). Not inlined."""
     point, after = decode(data, at, end)
     return point, flags_of(point, points, kinds), after
 
 
 @part
 def _ends_sentence(data, at, end, dot, wide, points, kinds):
-    """(whether a sentence ends after the stop before `at` and another begins, position up to which this is settled)."""
+    """Return (whether a sentence ends at the stop before `at` and another starts, position up to which this is decided)."""
     spaced = False
     while at < end and data[at] != 10:
         point, flags, after = _read(data, at, end, points, kinds)
@@ -356,7 +367,7 @@ def _ends_sentence(data, at, end, dot, wide, points, kinds):
 
 @part
 def _has_content(data, at, end, points, kinds):
-    """Whether there is anything but stops, closers and spaces between at and end."""
+    """Return whether there is anything but stops, closing punctuation and spaces between `at` and `end`."""
     while at < end:
         _, flags, at = _read(data, at, end, points, kinds)
         if not flags & (STOP | CLOSER | SPACE):
@@ -366,7 +377,7 @@ def _has_content(data, at, end, points, kinds):
 
 @part
 def _read_url(data, start, colon, end, points, kinds, stat):
-    """Count the URL whose ':' is at colon, if it is one, and return where it ends."""
+    """If the ':' at `colon` belongs to a URL, count the URL; return where it ends."""
     if colon + 3 > end or data[colon + 1] != 47 or data[colon + 2] != 47:
         return colon
     first = colon - 4
@@ -405,7 +416,7 @@ def _hash(data, start, stop):
 
 @inlined
 def _trim(data, start, end, points, kinds):
-    """(first, last, characters trimmed) of a span without the whitespace around it; first == last if all is blank."""
+    """Trim whitespace from a span. Return (start, end, characters trimmed); start == end if the span is blank."""
     trimmed = 0
     while start < end:
         if data[start] < 128:
@@ -450,7 +461,7 @@ def _is_mark(byte):
 
 @inlined
 def _close_line(data, start, end, chars, points, kinds, keys, lengths, stat):
-    """Look at the line from start to end and put its hashes down; returns it trimmed, empty if it is blank."""
+    """Count the line from start to end and record its hash. Return the trimmed span, empty if the line is blank."""
     stat[_LONGEST_LINE] = max(stat[_LONGEST_LINE], chars)
     first, last, _ = _trim(data, start, end, points, kinds)
     if first == last:
@@ -532,7 +543,7 @@ def _count_ending(data, first, last, stat):
 
 @inlined
 def _close_paragraph(data, paragraph, keys, lengths, paragraph_keys, paragraph_lengths, stat):
-    """Put down the hash of a paragraph; the hash of its line if it is one line and nothing was trimmed off it."""
+    """Record the hash of a paragraph. Reuse the hash of its line if it is a single line without whitespace around it."""
     first, last = paragraph[2], paragraph[3]
     index = stat[_PARAGRAPHS]
     line = stat[_LINES] - 1
@@ -549,7 +560,10 @@ def _close_paragraph(data, paragraph, keys, lengths, paragraph_keys, paragraph_l
 
 @part
 def _find_repeats(keys, lengths, count, slots, names, times):
-    """(characters, later copies, their characters, all copies of what repeats, their characters) of `count` spans."""
+    """Find spans that occur more than once.
+
+    Return (characters of all `count` spans, copies after the first, their characters, all copies, their characters).
+    """
     size = table_size(count)
     clear(slots, size)
     members = np.int64(0)
@@ -559,7 +573,7 @@ def _find_repeats(keys, lengths, count, slots, names, times):
         number = number_of(slots, size - 1, names, members, keys[index])
         if number > members:
             members = number
-            times[number] = index  # where the first copy is, until there is a second
+            times[number] = index  # index of the first copy, until a second is found
         else:
             later += 1
             later_chars += lengths[index]

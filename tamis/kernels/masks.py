@@ -1,7 +1,7 @@
-"""Sixty-four bytes at a time: a bit for each byte that is in a set.
+"""Classify 64 bytes at a time: one bit per byte, set if the byte is in a given set.
 
-bytes   T h e   e n d .          sets of bytes become comparisons with ranges, which the compiler turns into vector
-space   . . . x . . . .          instructions of the machine, whatever it has
+bytes   T h e   e n d .          sets of bytes become range comparisons, which the compiler turns into the vector
+space   . . . x . . . .          instructions of the machine
 stop    . . . . . . . x
 """
 # mypy: disallow-untyped-defs=False
@@ -21,16 +21,16 @@ ONE, ALL = np.uint64(1), np.uint64(2**64 - 1)
 
 
 def _ranges(members: Iterable[int]) -> list[tuple[int, int]]:
-    """The runs of consecutive numbers: (first, last)."""
+    """Return the runs of consecutive numbers as (first, last)."""
     ordered = sorted(set(members))
     breaks = [0, *(index + 1 for index, (a, b) in enumerate(pairwise(ordered)) if b != a + 1), len(ordered)]
     return [(ordered[first], ordered[stop - 1]) for first, stop in pairwise(breaks)]
 
 
 def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
-    """A function of an address (`array.ctypes.data` plus a place): a uint64 for each set, bit i set if byte i is in it.
+    """Return a function that takes an address (`array.ctypes.data` plus an offset) and returns one uint64 per set.
 
-    All 64 bytes must be there to be read.
+    Bit i is set if byte i is in the set. All 64 bytes must be readable.
     """
     parts = [_ranges(members) for members in sets]
 
@@ -60,7 +60,7 @@ def matcher(*sets: Iterable[int]) -> Callable[..., Any]:
 
 @intrinsic
 def folded_matches(typingctx, address, byte):
-    """A bit for each of the 64 bytes at an address that is `byte`, or is it with bit 5 set: A-Z are read as a-z."""
+    """Return a bit for each of the 64 bytes at an address that equals `byte` once its bit 5 is set: A-Z match a-z."""
 
     def generate(context, builder, signature, arguments):
         vector = ir.VectorType(ir.IntType(8), LANES)
@@ -76,7 +76,7 @@ def folded_matches(typingctx, address, byte):
 
 @intrinsic
 def ones(typingctx, bits):
-    """How many bits of a uint64 are set, as int64."""
+    """Return the number of bits set in a uint64, as int64."""
 
     def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
@@ -86,7 +86,7 @@ def ones(typingctx, bits):
 
 @intrinsic
 def highest(typingctx, bits):
-    """The position of the highest bit set in a uint64 that is not 0, as int64."""
+    """Return the position of the highest bit set in a nonzero uint64, as int64."""
 
     def generate(context, builder, signature, arguments):
         return builder.sub(
@@ -98,7 +98,7 @@ def highest(typingctx, bits):
 
 @intrinsic
 def lowest(typingctx, bits):
-    """The position of the lowest bit set in a uint64 that is not 0, as int64."""
+    """Return the position of the lowest bit set in a nonzero uint64, as int64."""
 
     def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -108,14 +108,14 @@ def lowest(typingctx, bits):
 
 @inlined
 def below(count):
-    """A uint64 with its first `count` bits set; none if count is negative, all from 64 on."""
+    """Return a uint64 with its lowest `count` bits set: none if count is negative, all if it is 64 or more."""
     if count >= LANES:
         return ALL
     return (ONE << np.uint64(count)) - ONE if count > 0 else np.uint64(0)
 
 
 def last_block(data, base):
-    """The bytes of the last block of 64 from `base` on, filled up with zeros: what is read where the array ends."""
+    """Return the last, incomplete block of 64 bytes counted from `base`, padded with zeros."""
     block = np.zeros(LANES, np.uint8)
     rest = data[base + (len(data) - base) // LANES * LANES :]
     block[: len(rest)] = rest
@@ -124,5 +124,5 @@ def last_block(data, base):
 
 @inlined
 def block_at(data, tail, at):
-    """The address of the 64 bytes at `at`, which are in `tail` (`last_block`) if the array has fewer."""
+    """Return the address of the 64 bytes at `at`, or of `tail` (see `last_block`) if fewer are left in the array."""
     return data.ctypes.data + at if at + LANES <= len(data) else tail.ctypes.data

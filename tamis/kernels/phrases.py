@@ -1,11 +1,11 @@
-"""Many phrases looked for at once in each row (Aho and Corasick 1975), and characters looked up in a set.
+"""Search each row for many phrases at once (Aho and Corasick 1975), and count characters that belong to a set.
 
-The automaton reads a byte at a time, with A-Z read as a-z unless it is exact; bytes that stand in no phrase share one
-class, which keeps its table small. Phrases are matched as bytes: those with letters outside ASCII want a text in lower
-case, or an exact automaton.
+The automaton reads a byte at a time, with A-Z read as a-z unless it is exact. Bytes that occur in no phrase share one
+class, which keeps its table small. Phrases are matched as bytes: for phrases with letters outside ASCII, lower-case the text
+first or use an exact automaton.
 
-If the phrases are few, eight bytes of each, the rarest, are looked for first, 64 places at a time: hardly a row has any, and
-only those that do are read by the automaton.
+If there are few phrases, the rarest eight bytes of each are searched for first, 64 positions at a time. Few rows contain any,
+and only those rows go through the automaton.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -26,7 +26,7 @@ from tamis.kernels.spans import lower8
 from tamis.kernels.unicode_tables import ALPHANUMERIC, SPACE, UNSPACED
 
 _FREQUENT = b" etaoinshrdlcumwfgypbvkjxqz"
-"""The letters of English, most frequent first; all other bytes are taken to be rarer."""
+"""English letters, most frequent first; all other bytes are assumed to be rarer."""
 _MOST_WINDOWS = 16
 
 
@@ -34,22 +34,26 @@ class Automaton(NamedTuple):
     classes: np.ndarray
     """uint8[256]: the class of each byte."""
     moves: np.ndarray
-    """int32[states * classes]: where each state goes on each class: its first place here, twice, and 1 if a phrase ends there.
+    """int32[states * classes]: for each state and class, twice the index of the next state's first entry in this array, plus
+    1 if a phrase ends in that state.
 
-    So the next place is one addition away: what a byte costs is the wait for this table.
+    Finding the next entry takes one addition; the cost per byte is the latency of loading it.
     """
     phrase: np.ndarray
-    """int32[states]: the phrase that ends in a state, or -1."""
+    """int32[states]: the phrase that ends in each state, or -1."""
     shorter: np.ndarray
-    """int32[states]: the state of the longest shorter phrase that ends there too, or 0."""
+    """int32[states]: the state of the longest shorter phrase that ends at the same position, or 0."""
     sizes: np.ndarray
-    """int64[phrases]: their bytes."""
+    """int64[phrases]: bytes of each phrase."""
     windows: np.ndarray
     """See `rare_windows`."""
 
 
 def build_automaton(phrases: Sequence[str], *, exact: bool = False) -> Automaton:
-    """The automaton of some phrases, as they are written if `exact`; empty ones are never found, and of equal ones the last."""
+    """Build an automaton for some phrases; `exact` makes it case-sensitive.
+
+    Empty phrases are never found; of equal phrases, only the last is.
+    """
     texts = [(phrase if exact else phrase.lower()).encode() for phrase in phrases]
     used = sorted({byte for text in texts for byte in text})
     classes = np.zeros(256, np.uint8)
@@ -89,14 +93,18 @@ def build_automaton(phrases: Sequence[str], *, exact: bool = False) -> Automaton
     ends = (np.array(phrase) >= 0) | (shorter > 0)
     steps = (moves * np.int64(2 * width) + ends[moves]).ravel()
     if steps.max() >= 1 << 31:
-        raise ParameterError("so many phrases do not fit into one automaton", hint="split the list over several steps")
+        raise ParameterError("the phrase list is too large for one automaton", hint="split the list over several steps")
     return Automaton(classes, steps.astype(np.int32), np.array(phrase, np.int32), shorter, sizes, rare_windows(phrases))
 
 
 def rare_windows(phrases: Sequence[str]) -> np.ndarray:
-    """uint64[n, 3]: up to eight bytes of each phrase in lower case, the bits they fill, and which two to look at first.
+    """Return the rarest bytes of each phrase as uint64[n, 3].
 
-    Empty if that is of no use.
+    0  up to eight bytes, in lower case
+    1  a mask of the bits they fill
+    2  index of the rarest pair of neighbouring bytes, which is searched for first
+
+    Returns an empty array if there are too many phrases, or one is too short or not ASCII.
     """
     texts = [phrase.lower().encode() for phrase in phrases if phrase]
     if not 0 < len(texts) <= _MOST_WINDOWS or any(len(text) < 4 or not text.isascii() for text in texts):
@@ -114,7 +122,7 @@ def rare_windows(phrases: Sequence[str]) -> np.ndarray:
 
 @part
 def _may_have_any(data, start, end, windows):
-    """Whether a row has the rarest bytes of a phrase, upper and lower case alike."""
+    """Return whether a row contains the rarest bytes of any phrase, ignoring case."""
     text = data.ctypes.data
     for at in range(start, end, LANES):
         if at + LANES + 8 > len(data):
@@ -134,7 +142,7 @@ def _may_have_any(data, start, end, windows):
 
 @part
 def _is_whole(data, start, stop, row_start, row_end, points, kinds):
-    """Whether a match is not inside a longer word; letters of scripts without spaces do not make words longer."""
+    """Return whether a match is not part of a longer word. Letters of scripts without spaces do not extend a word."""
     if start > row_start:
         before = start - 1
         while before > row_start and data[before] & 0xC0 == 0x80:
@@ -151,10 +159,10 @@ def _is_whole(data, start, stop, row_start, row_end, points, kinds):
 
 @kernel
 def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, windows, whole, points, kinds, out):
-    """Per row; out int64[3, rows], zeros at first.
+    """Count matches per row; out int64[3, rows], initially zeros. With `whole`, only whole words match.
 
-    0  matches of any phrase, of all those that end at one place (whole words only if `whole`)
-    1  paragraphs, parted by empty lines, with a match
+    0  matches of any phrase, counting every phrase that ends at a position
+    1  paragraphs (separated by empty lines) with a match
     2  matches of phrase 0
     """
     width = len(moves) // len(phrase)
@@ -189,7 +197,7 @@ def count_phrases(data, offsets, classes, moves, phrase, shorter, sizes, windows
 
 
 def character_set(characters: Iterable[str]) -> np.ndarray:
-    """uint8[code points]: 1 for those in the set."""
+    """Return uint8[code points]: 1 for those in the set."""
     members = np.zeros(0x110000, np.uint8)
     members[[ord(character) for character in characters]] = 1
     return members
@@ -197,10 +205,10 @@ def character_set(characters: Iterable[str]) -> np.ndarray:
 
 @kernel
 def count_members(data, offsets, members, points, kinds, out):
-    """out[i] = characters of row i, trimmed of white space at both ends, that are in `members`."""
+    """out[i] = characters of row i that are in `members`, ignoring whitespace at both ends of the row."""
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
-        count = pending = 0  # spaces count once something follows them
+        count = pending = 0  # spaces count only if another character follows
         begun = False
         while at < end:
             point, at = decode(data, at, end)

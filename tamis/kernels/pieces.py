@@ -1,22 +1,23 @@
-"""Pieces of a text whose tokens can be counted apart, and a table of those whose count is known.
+"""Split a text into pieces whose tokens can be counted independently, and keep a table of the known counts.
 
     def parse(self):\\n    return 12  -->  def | parse | ( | self | ):\\n |     | return | 12
 
-A tokenizer takes a text apart before it looks for tokens, by a regular expression, and no token spans two parts. A text is cut
-here at places where a part surely begins. For every expression that `tamis.text.tokens` knows these are
+A tokenizer first splits a text into parts with a regular expression, and no token spans two parts. This module cuts a text at
+positions where a part certainly starts. For every regular expression that `tamis.text.tokens` knows, these are
 
-    behind an ASCII letter, before any other sign of ASCII but an apostrophe (don't)
-    behind an ASCII digit, likewise
-    before a space that follows something else than white space
-    before the last of several signs of white space, and behind a tab or the end of a line
+    after an ASCII letter, before any other ASCII character except an apostrophe (don't)
+    after an ASCII digit, likewise
+    before a space that does not follow whitespace
+    before the last of several whitespace characters, and after a tab or a line end
 
-where the last two look one sign further: white space before a digit, or a sign that is not ASCII, stays with it. Then
+where the last two depend on the next character: whitespace before a digit or a character outside ASCII is not cut off.
+In addition
 
-    WORDS_APART       (GPT-2)            behind and before any run of other signs of ASCII
-    WORDS_WITH_SIGNS  (GPT-4 and since)  likewise, but one sign stays with the word behind it (.name), and the ends of
-                                         lines with the signs before them
+    WORDS_APART       (GPT-2)            before and after any run of other ASCII signs
+    WORDS_WITH_SIGNS  (GPT-4 and later)  likewise, but one sign stays with the word after it (.name), and line ends
+                                         stay with the signs before them
 
-A piece may hold several parts, never half of one. Pieces repeat as words do.
+A piece may contain several parts, but never half of one. Most pieces occur many times in a corpus, as words do.
 """
 # mypy: disallow-untyped-defs=False
 # ruff: noqa: SIM109
@@ -33,11 +34,11 @@ WORDS_APART, WORDS_WITH_SIGNS = range(2)
 
 _UNKNOWN, _LETTER, _DIGIT, _SIGN, _APOSTROPHE, _SLASH, _BLANK, _TAB, _NEWLINE = range(9)
 _TOGETHER, _CUT, _IF_ALONE, _AFTER_SIGN, _IN_SPACES, _AFTER_UNKNOWN = range(6)
-"""What two neighbours say: that no part is known to begin between them, that one does, or where to look further."""
+"""What two neighbouring bytes determine: no known cut between them, a cut, or which check decides."""
 
 
 def _kinds():
-    kinds = np.full(256, _UNKNOWN, np.uint8)  # control characters, and all that is not ASCII
+    kinds = np.full(256, _UNKNOWN, np.uint8)  # control characters and everything outside ASCII
     kinds[33:127] = _SIGN
     for signs, kind in (("'", _APOSTROPHE), ("/", _SLASH), (" ", _BLANK), ("\t", _TAB), ("\r\n", _NEWLINE)):
         kinds[list(signs.encode())] = kind
@@ -47,7 +48,7 @@ def _kinds():
 
 
 def _neighbours():
-    """uint8[styles, kind on the left, kind on the right]"""
+    """Return the rule for each pair of neighbours: uint8[styles, kind on the left, kind on the right]."""
     table = np.full((2, 9, 9), _TOGETHER, np.uint8)
     signs, spaces = [_SIGN, _APOSTROPHE, _SLASH], [_BLANK, _TAB, _NEWLINE]
     for left, other in ((_LETTER, _DIGIT), (_DIGIT, _LETTER)):
@@ -58,7 +59,7 @@ def _neighbours():
         table[:, left, [_BLANK, _TAB]] = _IN_SPACES
         table[WORDS_APART, left, _NEWLINE] = _IN_SPACES
     table[WORDS_WITH_SIGNS, _NEWLINE, [_LETTER, _SIGN, _APOSTROPHE]] = (
-        _CUT  # a slash may belong to the line, for GPT-4o
+        _CUT  # not before a slash: GPT-4o keeps it with the line end
     )
     for left in (_TAB, _NEWLINE):
         table[WORDS_APART, left, [_LETTER, *signs]] = _IF_ALONE
@@ -72,13 +73,13 @@ def _neighbours():
 _KINDS = _kinds()
 _NEIGHBOURS = _neighbours()
 _INSIDE = 15
-"""Bytes of a piece that are its key; longer ones are known by their digest."""
+"""Pieces of up to this many bytes are their own key; longer ones are identified by a digest."""
 _OUTSIDE = np.uint64(1 << 63)
 
 
 @inlined
 def _may_be_space(data, start, at):
-    """Whether white space other than blanks may end before `at`; wrong about some letters of three bytes."""
+    """Return whether whitespace other than a blank may end at `at`; also true for some letters of three bytes."""
     last = data[at - 1]
     if last < 128:
         return last < 32
@@ -88,15 +89,15 @@ def _may_be_space(data, start, at):
 
 
 @inlined
-def _looked_at(saying, data, start, at, end, style):
-    """Whether a part begins at `at` where neighbours alone do not tell."""
-    if saying == _IF_ALONE:
+def _starts_part(rule, data, start, at, end, style):
+    """Return whether a part starts at `at`, where the two neighbours alone do not decide."""
+    if rule == _IF_ALONE:
         return at - 1 == start
-    if saying == _AFTER_UNKNOWN:
+    if rule == _AFTER_UNKNOWN:
         return not _may_be_space(data, start, at)
-    if saying == _AFTER_SIGN:
+    if rule == _AFTER_SIGN:
         kind = _KINDS[data[at - 2]] if at - 2 >= start else _UNKNOWN
-        return kind == _SIGN or kind == _APOSTROPHE or kind == _BLANK  # as above about slashes
+        return kind == _SIGN or kind == _APOSTROPHE or kind == _BLANK  # not a slash, as above
     stop = at + 1
     if style == WORDS_WITH_SIGNS and _KINDS[data[at - 1]] == _NEWLINE:
         while stop < end and (data[stop] == 32 or data[stop] == 9):
@@ -110,8 +111,8 @@ def _end_of_piece(data, start, end, style):
     left = _KINDS[data[start]]
     for at in range(start + 1, end):
         right = _KINDS[data[at]]
-        saying = _NEIGHBOURS[style, left, right]
-        if saying != _TOGETHER and (saying == _CUT or _looked_at(saying, data, start, at, end, style)):
+        rule = _NEIGHBOURS[style, left, right]
+        if rule != _TOGETHER and (rule == _CUT or _starts_part(rule, data, start, at, end, style)):
             return at
         left = right
     return end
@@ -130,7 +131,7 @@ def _key(data, start, stop):
 
 @inlined
 def _slot(keys, first, second):
-    """Where a piece is or belongs in the table; uint64[a power of two, 2], the second number 0 where it is empty."""
+    """Return the slot of a piece, or the slot to insert it at; keys: uint64[a power of two, 2], the second 0 if empty."""
     mask = len(keys) - 1
     slot = np.int64(mix(first, second) & np.uint64(mask))
     while keys[slot, 1] != 0 and (keys[slot, 0] != first or keys[slot, 1] != second):
@@ -139,41 +140,41 @@ def _slot(keys, first, second):
 
 
 @kernel
-def count_pieces(data, offsets, whole, style, keys, counts, position, out, fresh, waiting):
-    """Add to out[i] the counts of the pieces of row i that are known, and put the others into the table.
+def count_pieces(data, offsets, whole, style, keys, counts, position, out, new, pending):
+    """Add the known token counts of the pieces of row i to out[i], and insert unknown pieces into the table.
 
-    whole     bool[rows]       rows to pass over
+    whole     bool[rows]         rows to skip
     style     WORDS_APART or WORDS_WITH_SIGNS
-    keys      uint64[size, 2]  the table
-    counts    int32[size]      below 0 while the caller has not told
-    position  int64[2]         the row and the byte to begin at, and to go on at the next time
-    fresh     int64[room, 3]   start, stop and slot of each piece that was new
-    waiting   int64[room, 2]   row and slot of each whose count is still to be added
+    keys      uint64[size, 2]    the table
+    counts    int32[size]        tokens of each piece, negative until the caller fills it in
+    position  int64[2]           row and byte to start at; updated to where the next call continues
+    new       int64[capacity, 3] start, stop and slot of each new piece
+    pending   int64[capacity, 2] row and slot of each piece whose count the caller has to add
 
-    Ends early when there is no more room. Returns how many are fresh, and how many waiting.
+    Returns early when `pending` is full. Returns the number of entries in `new` and in `pending`.
     """
-    num_fresh, num_waiting = 0, 0
+    num_new, num_pending = 0, 0
     row, start = position
     while row < len(offsets) - 1:
         start = max(start, offsets[row])
         end = start if whole[row] else offsets[row + 1]
         while start < end:
-            if num_waiting == len(waiting):
+            if num_pending == len(pending):
                 position[0], position[1] = row, start
-                return num_fresh, num_waiting
+                return num_new, num_pending
             stop = _end_of_piece(data, start, end, style)
             first, second = _key(data, start, stop)
             slot = _slot(keys, first, second)
             if keys[slot, 1] == 0:
                 keys[slot, 0], keys[slot, 1], counts[slot] = first, second, -1
-                fresh[num_fresh, 0], fresh[num_fresh, 1], fresh[num_fresh, 2] = start, stop, slot
-                num_fresh += 1
+                new[num_new, 0], new[num_new, 1], new[num_new, 2] = start, stop, slot
+                num_new += 1
             if counts[slot] >= 0:
                 out[row] += counts[slot]
             else:
-                waiting[num_waiting, 0], waiting[num_waiting, 1] = row, slot
-                num_waiting += 1
+                pending[num_pending, 0], pending[num_pending, 1] = row, slot
+                num_pending += 1
             start = stop
         row += 1
     position[0], position[1] = row, start
-    return num_fresh, num_waiting
+    return num_new, num_pending

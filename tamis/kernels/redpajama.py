@@ -1,4 +1,4 @@
-r"""What RedPajama counts in the text as it comes: words and signs as \w+|[^\w\s]+ finds them, and lines with its bullets.
+r"""Counts that RedPajama takes from the raw text: words and signs matched by \w+|[^\w\s]+, and lines that start with a bullet.
 
 Kernels take `data` (uint8), `offsets` (int64, rows + 1) and the property tables POINTS and KINDS of `unicode_tables`.
 """
@@ -23,7 +23,7 @@ _GAP, _WORD, _SIGNS = 0, 1, 2
 
 @kernel
 def hash_exact(data, offsets, out):
-    """out[i] = the hash of row i; uint64."""
+    """out[i] = hash of row i; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_span(data, offsets[row], offsets[row + 1])
 
@@ -35,12 +35,12 @@ def _is_listed(data, start, stop, keys, longest):
 
 @kernel
 def measure_raw(data, offsets, points, kinds, keys, longest, out):
-    """Per row, in the order of RAW_FIELDS; out int64[fields, rows].
+    """Measure each row; out int64[fields, rows], fields in the order of RAW_FIELDS.
 
     words         runs of letters, digits and '_', and runs of signs
-    alphabetic    those with a letter from a to z, in any case
-    listed        those in the table `keys`, as they are written; longest: the most bytes a listed one has
-    bullet_lines  lines whose first character, white space aside, is one of BULLETS
+    alphabetic    words with a letter from a to z, in either case
+    listed        words in the table `keys`, case-sensitive; `longest` is the length of the longest listed word in bytes
+    bullet_lines  lines whose first non-space character is one of BULLETS
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]

@@ -1,19 +1,19 @@
-"""Repeated n-grams of words, n from 2 to 10, exact up to 64-bit collisions of word hashes.
+"""Find repeated word n-grams, n from 2 to 10. Exact, except for 64-bit collisions of word hashes.
 
-An n-gram can repeat only where both (n-1)-grams it is made of repeat, so each length looks only at the places where
-the shorter ones did, and an n-gram is known by the numbers of its two halves:
+An n-gram can repeat only where both of its (n-1)-grams repeat. Each length therefore examines only the positions where the
+shorter n-grams repeated, and an n-gram is identified by the numbers of its two (n-1)-grams:
 
-    words      a b c a b d a b c          positions still in play
+    words      a b c a b d a b c          remaining positions
     2-grams    ab bc ca ab bd da ab bc    ab at 0 3 6, bc at 1 7
     3-grams    abc        abd    abc      abc at 0 6
 
-The work is linear in the number of words. In ordinary text hardly anything is left after 3-grams; in the worst text
-(one word for ever) every length looks at every word. Of equally frequent n-grams the first in the text is the top one.
+The cost is linear in the number of words. In ordinary text few positions remain after 3-grams; in the worst case (one word
+repeated throughout) every length examines every word. Of equally frequent n-grams, the first in the text is the top one.
 
-Words are those that `begins` and `ends` mark, see `words`.
+Words are marked by `begins` and `ends`, see `words`.
 
-What repeats and what does not come in no order, so loops choose between values rather than between ways to go. Word
-positions and numbers are unsigned, which spares the test for a negative index.
+Whether an n-gram repeats is unpredictable, so the loops select values instead of branching. Word positions and numbers are
+unsigned, which avoids numba's check for negative indices.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -32,7 +32,7 @@ NGRAM_FIELDS = (
     "top_count", "top_chars", "top_chars_longest", "all_chars", "total_chars", "covered_chars", "greedy_chars",
     "later_chars",
 )  # fmt: skip
-"""First axis of the output of `measure_ngrams`; see there."""
+"""First axis of the output of `measure_ngrams`, which describes the fields."""
 
 
 @inlined
@@ -45,7 +45,7 @@ def _is_ascii(data, at, stop):
 
 @bare
 def _take_words(data, at, end, begins, ends, base, edges, keys, upto, words):
-    """Put down the next words of a row: their hashes, and the characters up to the end of each."""
+    """Append the next words of a row: their hashes, and the number of characters up to the end of each."""
     start = at
     found, at = read_words(begins, ends, base, at, end, edges)
     plain = _is_ascii(data, start, at if at < end else end)
@@ -64,22 +64,24 @@ def _take_words(data, at, end, begins, ends, base, edges, keys, upto, words):
 
 @kernel
 def measure_ngrams(data, offsets, begins, ends, out):
-    """Per row and n, in the order of NGRAM_FIELDS; out int64[fields, rows, NUM_LENGTHS]. Characters of words only.
+    """Measure each row; out int64[fields, rows, NUM_LENGTHS], fields in the order of NGRAM_FIELDS.
+
+    All counts except `later_chars` are of characters within words; spaces do not count.
 
     top_count       occurrences of the most frequent n-gram, 1 if none repeats, 0 if the row has fewer than n words
-    top_chars       its characters, the first in the text among equally frequent ones
-    top_chars_longest  its characters, the longest among equally frequent ones
-    all_chars       characters of all occurrences of n-grams that occur more than once, overlaps counted again
-    total_chars     characters of all n-grams, overlaps counted again
-    covered_chars   characters of words that lie in an n-gram that occurs more than once, each counted once
-    greedy_chars    reading on: an n-gram already read counts, and reading goes on after it; else one word further
+    top_chars       its characters; of equally frequent n-grams, the first in the text
+    top_chars_longest  its characters; of equally frequent n-grams, the longest
+    all_chars       characters of all occurrences of repeated n-grams, overlaps counted each time
+    total_chars     characters of all n-grams, overlaps counted each time
+    covered_chars   characters of words within a repeated n-gram, each counted once
+    greedy_chars    characters of n-grams already seen, in a scan that skips past each of them and otherwise moves one word
     later_chars     characters and inner spaces covered by occurrences after the first, each counted once
     """
     base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     keys = np.empty(EDGES, np.uint64)  # word hashes
     upto = np.empty(EDGES + 1, np.int64)  # characters before each word
-    gram = np.empty(4096, np.uint32)  # number of the n-gram at each word
-    place = np.empty(4096, np.uint32)  # words where an n-gram that repeats begins
+    gram = np.empty(4096, np.uint32)  # number of the n-gram that starts at each word
+    place = np.empty(4096, np.uint32)  # words where a repeated n-gram starts
     names = np.empty(4098, np.uint64)  # key of each number
     times = np.empty(4098, np.uint32)  # occurrences of each number
     first = np.empty(4098, np.uint32)  # first word of each number
@@ -97,14 +99,14 @@ def measure_ngrams(data, offsets, begins, ends, out):
         if words < SHORTEST:
             continue
         if len(gram) < words:
-            room = len(keys)
-            gram, place = np.empty(room, np.uint32), np.empty(room, np.uint32)
-            names, times = np.empty(room + 2, np.uint64), np.empty(room + 2, np.uint32)
-            first, read = np.empty(room + 2, np.uint32), np.empty(room + 2, np.uint32)
+            capacity = len(keys)
+            gram, place = np.empty(capacity, np.uint32), np.empty(capacity, np.uint32)
+            names, times = np.empty(capacity + 2, np.uint64), np.empty(capacity + 2, np.uint32)
+            first, read = np.empty(capacity + 2, np.uint32), np.empty(capacity + 2, np.uint32)
         if len(slots) < table_size(words):
             slots = np.empty(table_size(words), np.uint32)
         left = _number_words(keys, words, gram, place, slots, names, times)
-        both = upto[words]  # characters of all n-grams, kept up from n to n + 1
+        both = upto[words]  # characters of all n-grams, updated from n to n + 1
         for length in range(SHORTEST, (words if words < LONGEST else LONGEST) + 1):
             both += upto[words - length + 1] - upto[length - 1]
             out[4, row, length - SHORTEST] = both
@@ -119,7 +121,7 @@ def measure_ngrams(data, offsets, begins, ends, out):
 
 @part
 def _number_words(keys, words, gram, place, slots, names, times):
-    """Number the words and put down the places of those that repeat; returns how many."""
+    """Number the distinct words and write the positions of those that repeat; return how many positions."""
     size = table_size(words)
     clear(slots, size)
     members = np.int64(0)
@@ -138,7 +140,7 @@ def _number_words(keys, words, gram, place, slots, names, times):
 
 @part
 def _lengthen(gram, place, left, slots, names, times, first, read):
-    """From the places of repeated (n-1)-grams to those of repeated n-grams: renumber `gram`, return how many are left."""
+    """Reduce the positions of repeated (n-1)-grams to those of repeated n-grams and renumber `gram`; return how many."""
     kept = np.int64(0)
     for index in range(left - 1):
         word = place[index]
@@ -165,7 +167,7 @@ def _lengthen(gram, place, left, slots, names, times, first, read):
 
 @part
 def _measure_length(gram, place, left, length, upto, times, first, read, out, row):
-    """Put down what is known of one length of n-grams, some of which repeat; see `measure_ngrams`."""
+    """Write the measurements for one n, where some n-grams repeat; see `measure_ngrams`."""
     size = np.uint64(length)
     top, most, longest = np.uint64(0), np.uint32(0), np.int64(0)
     every = covered = greedy = later = np.int64(0)

@@ -1,7 +1,7 @@
-"""Which script a text is written in, by the letters it holds.
+"""Detect the script of a text from its letters.
 
-A letter belongs to the script of the range it lies in; the ranges follow the Script property of Unicode 14 (UAX #24), letters
-that several scripts share counted to their neighbours. Codes are those of ISO 15924.
+A letter has the script of the range it is in. The ranges follow the Script property of Unicode 14 (UAX #24); letters shared by
+several scripts are assigned to the surrounding range. Script codes are those of ISO 15924.
 """
 # mypy: disallow-untyped-defs=False, disallow-any-expr=False
 
@@ -37,7 +37,7 @@ f900:Hani fb00:Latn fb13:Armn fb1d:Hebr fb50:Arab ff21:Latn ff66:Kana ffa0:Hang 
 1b150:Hira 1b164:Kana 1b170:Nshu 1bc00:Dupl 1df00:Latn 1e100:Hmnp 1e290:Toto 1e2c0:Wcho 1e7e0:Ethi 1e800:Mend
 1e900:Adlm 1ee00:Arab 20000:Hani
 """
-"""First letter (hexadecimal) and script of each range; it ends where the next begins."""
+"""First letter (hexadecimal) and script of each range; a range ends where the next one starts."""
 
 
 def _tables() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -55,20 +55,20 @@ def _tables() -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
 
 
 SCRIPTS, PAGES, CELLS = _tables()
-"""Script codes; for each 256 code points a page; for each cell of a page the number of a script."""
+"""Script codes; the page of each block of 256 code points; the script number of each code point in a page."""
 PAGES.flags.writeable = False
 
 JAPANESE = "Jpan"
-"""Han with at least one kana in twenty letters."""
+"""Han in which at least one letter in twenty is kana."""
 
 _HAN, _HIRAGANA, _KATAKANA = SCRIPTS.index("Hani"), SCRIPTS.index("Hira"), SCRIPTS.index("Kana")
 
 
 @kernel
 def find_scripts(data, offsets, points, kinds, pages, cells, scripts, out):
-    """out[i] = the script of most letters of row i: its number, `scripts` for Japanese, -1 where there is no letter.
+    """out[i] = number of the most frequent script in row i, `scripts` for Japanese, -1 if there are no letters.
 
-    Kana and Han count as one script. A tie goes to the script whose letters come first in Unicode. out int16[rows].
+    Kana and Han count as one script. Ties go to the script whose letters come first in Unicode. out int16[rows].
     """
     counts = np.zeros(scripts, np.int64)
     for row in range(len(offsets) - 1):

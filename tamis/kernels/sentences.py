@@ -1,13 +1,13 @@
-"""Sentences that are not prose: lists of names, scraps, code, phrases that nobody wants.
+"""Count sentences that are not prose: lists of names, fragments, code, boilerplate phrases.
 
-A sentence ends where a run of . ! ? is followed by a space; neither is part of it. What is blank is no sentence.
+A sentence ends where a run of . ! ? is followed by a space; neither is part of the sentence. Blank sentences do not count.
 
     text       On. I saw 3!B? ! So it is.
-    sentences  ==  ========     =========      between "? " and "! " there is nothing
+    sentences  ==  ========     =========      there is nothing between "? " and "! "
 
-Whether one is questionable is told from counts: of characters, of technical ones, of words (the marks of `words`) and of
-those that begin with a capital. Counts run along the row 64 bytes at a time, and a sentence has what was added since it
-began. Only ends of sentences, and words that begin outside ASCII, are looked at one by one.
+Whether a sentence is questionable depends on its counts of characters, technical characters, words (the marks of `words`) and
+capitalized words. The counts accumulate along the row, 64 bytes at a time; those of a sentence are the difference between its
+end and its start. Only sentence ends, and words that start outside ASCII, are examined one by one.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -27,13 +27,13 @@ TECHNICAL = b"0123456789{}+/()>"
 
 _LAST = np.uint64(LANES - 1)
 _CAPITALS = [byte for byte in range(128) if KINDS[byte] & UPPER]
-_LEADS, _RESTS = range(0xC0, 0x100), range(0x80, 0xC0)  # of characters outside ASCII: the first byte, the others
+_LEADS, _RESTS = range(0xC0, 0x100), range(0x80, 0xC0)  # first and continuation bytes of characters outside ASCII
 _match = matcher(STOPS, [*SPACES, *_LEADS], TECHNICAL, _CAPITALS, _LEADS, _RESTS)
 
 
 @bare
 def _skip_spaces(data, at, end, points, kinds):
-    """(where something else begins, how many bytes before it do not begin a character)."""
+    """Skip whitespace. Return (position after it, number of continuation bytes skipped)."""
     rests = 0
     while at < end:
         point, after = decode(data, at, end)
@@ -46,7 +46,7 @@ def _skip_spaces(data, at, end, points, kinds):
 
 @bare
 def _first_stop(data, start, at):
-    """Where the run of stops begins whose last is at `at`, of a sentence from `start` on."""
+    """Return the start of the run of stops that ends at `at`, in a sentence that starts at `start`."""
     while at > start and (data[at - 1] == 46 or data[at - 1] == 33 or data[at - 1] == 63):
         at -= 1
     return at
@@ -54,7 +54,7 @@ def _first_stop(data, start, at):
 
 @bare
 def _add_wide_capitals(data, at, end, capitals, wide, points, kinds):
-    """The bits of `capitals`, and of those words of the block at `at` that begin with a capital outside ASCII."""
+    """Add to `capitals` the words of the block at `at` that start with a capital outside ASCII."""
     while wide:
         bit = lowest(wide)
         point, _ = decode(data, at + bit, end)
@@ -66,7 +66,7 @@ def _add_wide_capitals(data, at, end, capitals, wide, points, kinds):
 
 @inlined
 def _count(counts, masks, bits):
-    """The counts, with what is in some of the bits of a block."""
+    """Return the counts plus those of the given bits of a block."""
     return (
         counts[0] + ones(masks[0] & bits),
         counts[1] + ones(masks[1] & bits),
@@ -77,7 +77,7 @@ def _count(counts, masks, bits):
 
 @bare
 def _is_questionable(data, start, stop, before, after, limits, automaton):
-    """Whether a sentence is, from the counts at its beginning and at its end."""
+    """Return whether a sentence is questionable, given the counts at its start and at its end."""
     list_words, list_share, min_chars, max_chars, technical_share = limits
     chars = stop - start - (after[0] - before[0])
     technical, words, capitals = after[1] - before[1], after[2] - before[2], after[3] - before[3]
@@ -105,12 +105,12 @@ def _has_phrase(data, at, stop, automaton):
 
 @kernel
 def measure_sentences(data, tail, offsets, points, kinds, begins, ends, limits, automaton, out):
-    """out[0, i] = sentences of row i, out[1, i] = the questionable ones; int64[2, rows].
+    """out[0, i] = sentences of row i, out[1, i] = questionable ones; int64[2, rows].
 
-    limits: (list_words, list_share, min_chars, max_chars, technical_share). A sentence is questionable if it has list_words
-    words or more and more than list_share of them begin with a capital; if it has fewer than min_chars or more than
-    max_chars characters; if more than technical_share of these are technical; if it has a phrase of `automaton`
-    (`phrases.Automaton`). Other arguments as in `words`.
+    limits: (list_words, list_share, min_chars, max_chars, technical_share). A sentence is questionable if it has at least
+    list_words words and more than list_share of them are capitalized; if it has fewer than min_chars or more than max_chars
+    characters; if more than technical_share of its characters are technical; or if it contains a phrase of `automaton`
+    (`phrases.Automaton`). Other arguments are described in `words`.
     """
     base = base_of(offsets)
     none = np.int64(0)
@@ -119,7 +119,7 @@ def measure_sentences(data, tail, offsets, points, kinds, begins, ends, limits, 
         first = start
         content, _ = _skip_spaces(data, start, end, points, kinds)
         sentences = questionable = none
-        before = counts = (none, none, none, none)  # at the beginning of the sentence, and of the block
+        before = counts = (none, none, none, none)  # at the start of the sentence, and of the block
         for block in range((first - base) // LANES, (end - base + LANES - 1) // LANES):
             at = base + block * LANES
             stops, spaces, technical, capitals, leads, rests = _match(block_at(data, tail, at))
@@ -136,10 +136,12 @@ def measure_sentences(data, tail, offsets, points, kinds, begins, ends, limits, 
                 bit = lowest(ended)
                 ended &= ended - ONE
                 beyond, wide = _skip_spaces(data, at + bit + 1, end, points, kinds)
-                if beyond == at + bit + 1:  # no space after all
+                if beyond == at + bit + 1:  # not a space
                     continue
                 stop = _first_stop(data, start, at + bit)
-                after = _count(counts, masks, below(bit))  # stops are not counted: the same at the first of them
+                after = _count(
+                    counts, masks, below(bit)
+                )  # stops are not counted, so this holds for the whole run of stops
                 if stop > start and stop > content:
                     sentences += 1
                     questionable += _is_questionable(data, start, stop, before, after, limits, automaton)

@@ -1,19 +1,19 @@
-"""Tokens of a run of characters without spaces: punctuation apart from words, much as spaCy's English tokenizer has it.
+"""Split runs of non-space characters into tokens: punctuation is separated from words, much as in spaCy's English tokenizer.
 
-    (don't!)      ( do n't ! )        marks at either end are tokens, each its own
-    and so...     and so ...          two dots or more are one token; so are '' ): :( and their like
-    U.S. e.g.     U.S. e.g.           a dot at the end is a mark, but not after a letter that stands alone,
-    Mr. Smith.    Mr. Smith .         nor in the abbreviations of WHOLE
-    it's we'll    it 's we 'll        's 'm 'd 'll 've 're, and n't
-    well-known    well - known        inside, a dash or one of : < > = / after a letter or digit and before a letter,
-    1-2 end.Then  1 - 2 end . Then    a comma between letters, one of - + * ^ between digits, a dot before a capital,
+    (don't!)      ( do n't ! )        each mark at either end is a token
+    and so...     and so ...          two or more dots are one token; so are '' ): :( and similar pairs (FACES)
+    U.S. e.g.     U.S. e.g.           a final dot is a mark, except after a single letter
+    Mr. Smith.    Mr. Smith .         and in the abbreviations of WHOLE
+    it's we'll    it 's we 'll        's 'm 'd 'll 've 're and n't are tokens
+    well-known    well - known        tokens inside a run: a dash or one of : < > = / after a letter or digit and before a
+    1-2 end.Then  1 - 2 end . Then    letter, a comma between letters, one of - + * ^ between digits, a dot before a capital,
     a...b x°y     a ... b x ° y       dots, the ellipsis and symbols outside ASCII
-    www.a.com/b   www.a.com/b         nothing inside an address
+    www.a.com/b   www.a.com/b         addresses are not split
 
-Marks are punctuation and symbols of Unicode other than . - / \\ @ | ~ ^ and a plus that no digit is beside.
+Marks are the punctuation and symbols of Unicode except . - / \\ @ | ~ ^ and a plus without a digit next to it.
 
-spaCy (3.8, `lang/punctuation.py`, `lang/en/`) has more exceptions: cannot, dont and gonna come apart there, and so do
-5km and 10am; most faces and a few signs such as the dagger are one token with what they touch.
+spaCy (3.8, `lang/punctuation.py`, `lang/en/`) has more exceptions: it splits cannot, dont, gonna, 5km and 10am, and joins most
+emoticons and a few signs such as the dagger to their neighbours.
 """
 # mypy: disallow-untyped-defs=False
 # ruff: noqa: SIM109
@@ -30,7 +30,7 @@ from tamis.kernels.words import (
     SPACES,
     base_of,
     clear_marks,
-    mark_gone,
+    mark_ends,
     mark_word,
     next_word,
     outside,
@@ -46,16 +46,16 @@ WHOLE = (
     "Pa.", "Ph.D.", "Prof.", "Rep.", "Rev.", "Sen.", "Sep.", "Sept.", "St.", "Tenn.", "Va.", "Wash.", "Wis.", "co.",
     "vs.",
 )  # fmt: skip
-"""What is not taken apart, of at most eight letters: the abbreviations of spaCy's `lang/en/tokenizer_exceptions.py`."""
+"""Words that are not split, at most eight letters each: the abbreviations in spaCy's `lang/en/tokenizer_exceptions.py`."""
 
 FACES = ["''", ":)", "):", ":(", "(:", ":]", "[:", "=)", "(=", "=(", "=]", "]=", "=[", "[=", ";)", "(;"]
-"""Two marks that are one token (spaCy's `BASE_EXCEPTIONS`)."""
+"""Pairs of marks that form one token (spaCy's `BASE_EXCEPTIONS`)."""
 
 LEFT_INSIDE = ".-/\\@|~^+"
-"""Punctuation and symbols of ASCII that are no marks."""
+"""ASCII punctuation and symbols that are not marks."""
 
 MOST_BYTES = 2048
-"""A longer run without a space is one token."""
+"""Longer runs without a space are one token."""
 EDGES = 2 * MOST_BYTES + 16
 _HIGH = np.uint64(LANES - 1)
 _MARK, _ICON, _INNER, _SCHEME = 1 << 16, 1 << 17, 1 << 18, 1 << 19
@@ -63,7 +63,7 @@ _PLAIN = LETTER | DIGIT
 
 
 def _roles():
-    """Flags of ASCII with those of this module."""
+    """Return the flags of ASCII characters, with those of this module added."""
     roles = KINDS[:128].astype(np.int64)
     roles |= np.where(roles & (PUNCTUATION | SYMBOL) != 0, _MARK, 0)
     roles[list(LEFT_INSIDE.encode())] &= ~_MARK
@@ -75,7 +75,7 @@ def _roles():
 
 _WHOLE_KEYS = np.sort(np.array([int.from_bytes(word.encode(), "little") for word in WHOLE], np.uint64))
 ROLES = np.concatenate([_roles(), _WHOLE_KEYS])
-"""The roles of each byte of ASCII, and the words that are kept whole, as numbers."""
+"""The roles of each ASCII byte, followed by the words of WHOLE as sorted integers."""
 _NUM_WHOLE = len(_WHOLE_KEYS)
 ROLES.flags.writeable = False
 
@@ -85,13 +85,13 @@ ROLES.flags.writeable = False
 
 @inlined
 def _role(tables, byte):
-    """The flags of a byte of ASCII, 0 of another."""
+    """Return the flags of an ASCII byte, 0 for any other byte."""
     return np.int64(array_at(tables[2], np.uint64)[np.int64(byte) & 127]) * np.int64(byte < 128)
 
 
 @inlined
 def _is_face(first, second):
-    """Whether two bytes are one of FACES."""
+    """Return whether two bytes are one of FACES."""
     if second == _QUOTE:
         return first == _QUOTE
     if second == _COLON:
@@ -109,7 +109,7 @@ def _is_face(first, second):
 
 @bare
 def _read(text, at, end, tables):
-    """(flags of the character at `at`, position after it)."""
+    """Return (flags of the character at `at`, position after it)."""
     data = array_at(text, np.uint8)
     byte = data[at]
     if byte < 128:
@@ -123,7 +123,7 @@ def _read(text, at, end, tables):
 
 @bare
 def _read_back(text, start, at, tables):
-    """(flags of the character that ends at `at`, where it begins)."""
+    """Return (flags of the character that ends at `at`, its position)."""
     data = array_at(text, np.uint8)
     place = at - 1
     while place > start and at - place < 4 and data[place] & 0xC0 == 0x80:
@@ -136,7 +136,7 @@ def _read_back(text, start, at, tables):
 
 @bare
 def _is_whole(text, start, stop, tables):
-    """Whether a span is one of WHOLE."""
+    """Return whether a span is one of WHOLE."""
     data = array_at(text, np.uint8)
     if stop - start > 8:
         return False
@@ -156,7 +156,7 @@ def _is_whole(text, start, stop, tables):
 
 @bare
 def _mark_size(text, at, stop, tables):
-    """Bytes of the mark that begins at `at`, 0 if none does."""
+    """Return the size in bytes of the mark that starts at `at`, 0 if there is none."""
     data = array_at(text, np.uint8)
     byte = data[at]
     if byte == _DOT:
@@ -174,7 +174,7 @@ def _mark_size(text, at, stop, tables):
 
 @bare
 def _last_mark_size(text, start, stop, tables):
-    """Bytes of the mark that ends at `stop`, 0 if none does."""
+    """Return the size in bytes of the mark that ends at `stop`, 0 if there is none."""
     data = array_at(text, np.uint8)
     flags, place = _read_back(text, start, stop, tables)
     if flags & _MARK:
@@ -211,7 +211,7 @@ def _are_letters(text, start, stop, tables):
 
 @bare
 def _clitic_size(text, start, stop, tables):
-    """Bytes of 's 'm 'd 'll 've 're or n't at the end of a span, 0 if there is none."""
+    """Return the size in bytes of 's 'm 'd 'll 've 're or n't at the end of a span, 0 if there is none."""
     data = array_at(text, np.uint8)
     for size in range(1, 3):
         place = stop - size - 1
@@ -237,7 +237,7 @@ def _clitic_size(text, start, stop, tables):
 
 @bare
 def _is_address(text, start, stop, tables):
-    """Whether a span looks like a URL, a host or an address of mail: labels and dots, then lower-case letters."""
+    """Return whether a span looks like a URL, host name or e-mail address: labels and dots, then lower-case letters."""
     data = array_at(text, np.uint8)
     at = start
     while at < stop and (data[at] >= 128 or _role(tables, data[at]) & _SCHEME):
@@ -282,7 +282,10 @@ def _is_address(text, start, stop, tables):
 
 @bare
 def _inner_size(text, at, stop, before, tables):
-    """Bytes of the token that begins at `at` inside a word, 0 if the word goes on; `before`: flags of what precedes."""
+    """Return the size in bytes of the mark that splits a word at `at`, 0 if there is none.
+
+    before: flags of the preceding character.
+    """
     data = array_at(text, np.uint8)
     flags, after = _read(text, at, stop, tables)
     byte = data[at]
@@ -331,10 +334,10 @@ def _put(places, found, start, stop):
 
 @bare
 def _split_inside(text, start, stop, tables, places, found):
-    """Put down the tokens of a span that has lost its marks at both ends."""
+    """Append the tokens of a span without marks at either end."""
     data = array_at(text, np.uint8)
     begun = at = start
-    before, asked = np.int64(0), False
+    before, may_split = np.int64(0), False
     while at < stop:
         byte = data[at]
         if byte < 128:
@@ -344,10 +347,10 @@ def _split_inside(text, start, stop, tables, places, found):
             flags, after = _read(text, at, stop, tables)
             inner = flags & _MARK != 0
         size = _inner_size(text, at, stop, before, tables) if inner else 0
-        if size and not asked:
+        if size and not may_split:
             if _is_whole(text, start, stop, tables) or _is_address(text, start, stop, tables):
                 break
-            asked = True
+            may_split = True
         if size:
             found = _put(places, found, begun, at)
             found = _put(places, found, at, at + size)
@@ -358,7 +361,7 @@ def _split_inside(text, start, stop, tables, places, found):
 
 @bare
 def _split_run(text, start, stop, tables, places, found):
-    """Put down where the tokens of a run without spaces begin and end, from place `found` on; returns the next place."""
+    """Append the starts and ends of the tokens of a run without spaces at index `found`; return the next free index."""
     data = array_at(text, np.uint8)
     at = start
     while at < stop and not _role(tables, data[at]) & _PLAIN:
@@ -411,7 +414,7 @@ _match = matcher(
 
 @inlined
 def _begins_run(text, start, at, tables):
-    """Whether a run begins at `at`, a mark before it aside; rows begin at `start`."""
+    """Return whether a run starts at `at`, ignoring a mark before it; the row starts at `start`."""
     data = array_at(text, np.uint8)
     if at > start and _role(tables, data[at - 1]) & _MARK:
         at -= 1
@@ -420,9 +423,9 @@ def _begins_run(text, start, at, tables):
 
 @bare
 def _ends_a_word(text, start, at, tables):
-    """Whether the dot at `at`, with a letter or digit before it and a space behind, is a token of its own.
+    """Return whether the dot at `at`, between a letter or digit and a space, is a token.
 
-    Before it the run has letters, digits, marks that never break a word, and at most one mark at its beginning.
+    The rest of the run contains letters, digits, marks that never split a word, and at most one mark at its start.
     """
     data = array_at(text, np.uint8)
     before = _role(tables, data[at - 1])
@@ -440,7 +443,7 @@ def _ends_a_word(text, start, at, tables):
 
 @bare
 def _next_run(text, at, stop, tables):
-    """(start, stop, flags of any of its characters) of the next run without a space of any kind, as `words.next_word`."""
+    """Return (start, stop, combined flags) of the next run without Unicode whitespace, as `words.next_word` does."""
     data, points, kinds = array_at(text, np.uint8), array_at(tables[0], np.uint8), array_at(tables[1], np.uint16)
     return next_word(data, at, stop, np.int64(0), points, kinds)
 
@@ -465,8 +468,8 @@ def _mark_tokens(text, start, stop, tables, places, begins, ends, base):
 def find_tokens(data, tail, offsets, points, kinds, roles, edges, begins, ends):
     """Mark the tokens of all rows, see `words`.
 
-    Runs of letters and digits of ASCII with at most a mark at either end, and marks inside that never break a word, are
-    told 64 bytes at a time; all others are looked at once more, one by one. edges: int64, room for EDGES.
+    Runs of ASCII letters and digits with at most one mark at either end, and inner marks that never split a word, are handled
+    64 bytes at a time; all other runs are examined a second time, one by one. edges: int64[EDGES], scratch space.
     """
     base = base_of(offsets)
     text, places = data.ctypes.data, edges.ctypes.data
@@ -499,11 +502,11 @@ def find_tokens(data, tail, offsets, points, kinds, roles, edges, begins, ends):
                 odd |= ONE
             odd &= ~below(done - at)
             word = ~space & ~alone
-            fresh = alone | (word & ~(word << ONE | word_before))
-            gone = ~before_space & (space | fresh)
+            starts = alone | (word & ~(word << ONE | word_before))
+            after_end = ~before_space & (space | starts)
             word_before = word >> _HIGH
-            begins[block] |= fresh & ~below(done - at)
-            mark_gone(ends, block, gone & ~below(done - at + 1))
+            begins[block] |= starts & ~below(done - at)
+            mark_ends(ends, block, after_end & ~below(done - at + 1))
             while odd:
                 bit = lowest(odd)
                 first, done = run_start(data, space, at, bit, start), run_stop(data, space, at, bit, stop)

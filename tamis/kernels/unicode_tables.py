@@ -111,7 +111,7 @@ BREAKS = _unpack(
 
 ALPHANUMERIC = LETTER | DIGIT | NUMBER
 POINTS = np.concatenate([np.resize(BREAKS, 256), BLOCKS, CLASSES])
-"""What kernels look code points up in: break of a class at 0, block of a point at 256, class in a block at 4608."""
+"""Lookup table for kernels: break of a class at 0, block of a point at 256, class in a block at 4608."""
 KINDS = np.concatenate([FLAGS[CLASSES[:128]], FLAGS])
 """The flags of the first 128 code points, then the flags of each class."""
 POINTS.flags.writeable = KINDS.flags.writeable = False

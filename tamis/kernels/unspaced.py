@@ -1,4 +1,4 @@
-"""Where other scripts differ from English: words without spaces between them, lines that end without a full stop.
+"""Detect what other scripts do differently from English: words without spaces between them, lines without a full stop.
 
 Kernels take `data` (uint8), `offsets` (int64, rows + 1) and the property tables POINTS and KINDS of `unicode_tables`.
 """
@@ -17,19 +17,19 @@ _SHAD, _DOUBLE_SHAD, _KHAN, _BARIYOOSAN = (
     0x0F0E,
     0x17D4,
     0x17D5,
-)  # stops of Tibetan and Khmer that older tables lack
+)  # Tibetan and Khmer stops missing from older Unicode tables
 TSHEG, WORDSPACE = 0x0F0B, 0x1361
-"""The marks between syllables in Tibetan and between words in Ethiopic."""
+"""The mark between Tibetan syllables and the mark between Ethiopic words."""
 
 
 @kernel
 def find_unspaced(data, offsets, points, kinds, out):
-    """out[i] = whether row i has a letter of a script without spaces, or a mark that stands for one; bool."""
+    """out[i] = whether row i has a letter of a script without spaces, or a mark used in place of a space; bool."""
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         found = False
         while at < end and not found:
-            if data[at] < 0xE0:  # all of them are above U+0E00
+            if data[at] < 0xE0:  # scripts without spaces are all above U+0E00
                 at += 1
             else:
                 point, at = decode(data, at, end)
@@ -39,7 +39,7 @@ def find_unspaced(data, offsets, points, kinds, out):
 
 @inlined
 def _before(data, start, at):
-    """Where the character that ends at `at` begins."""
+    """Return the position of the character that ends at `at`."""
     at -= 1
     while at > start and data[at] & 0xC0 == 0x80:
         at -= 1
@@ -48,7 +48,7 @@ def _before(data, start, at):
 
 @kernel
 def _is_ended(data, start, stop, points, kinds):
-    """Whether a line, spaces at its end aside, ends as sentences do; see `count_ended_lines`."""
+    """Return whether a line, ignoring trailing spaces, ends like a sentence; see `count_ended_lines`."""
     first = True
     while stop > start:
         at = _before(data, start, stop)
@@ -72,10 +72,10 @@ def _is_ended(data, start, stop, points, kinds):
 
 @kernel
 def count_ended_lines(data, offsets, points, kinds, out):
-    """out[i] = lines of row i that end as sentences do; int64.
+    """out[i] = lines of row i that end like a sentence; int64.
 
-    A line ends so if its last character, closing quotes and brackets aside, is a stop of any script (Unicode
-    Sentence_Terminal) or an ellipsis, if it ends in a straight quote, or in a letter of Thai or Lao.
+    They do if their last character, ignoring closing quotes and brackets, is a stop of any script (Unicode
+    Sentence_Terminal), an ellipsis, a straight quote, or a letter of Thai or Lao.
     """
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]

@@ -1,6 +1,6 @@
-"""What the words of a text are made of, told from the marks of `words`.
+"""Statistics of the words of a text, computed from the marks of `words`.
 
-Kernels take `data`, `tail`, `offsets`, tables, `begins` and `ends` as there.
+Kernels take `data`, `tail`, `offsets`, the property tables, `begins` and `ends`, as described there.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -19,7 +19,7 @@ WORD_FIELDS = (
     "words", "chars", "longest", "alphabetic", "plain", "plain_chars", "symbols", "marked",
     "listed", "listed_exact", "listed_distinct", "median_twice",
 )  # fmt: skip
-"""Rows of the output of `measure_words`; see there."""
+"""Rows of the output of `measure_words`, which describes them."""
 
 _HISTOGRAM = 1024
 _BLOCKS = CHUNK // LANES + 2
@@ -36,7 +36,7 @@ _match = matcher(
 
 @part
 def _read_masks(data, tail, at, stop, masks):
-    """What the bytes from a block at `at` on to `stop` are; masks uint64[5, _BLOCKS]."""
+    """Classify the bytes from the block at `at` up to `stop`; masks uint64[5, _BLOCKS]."""
     block = 0
     while at < stop:
         masks[0, block], masks[1, block], masks[2, block], masks[3, block], masks[4, block] = _match(
@@ -48,14 +48,14 @@ def _read_masks(data, tail, at, stop, masks):
 
 @inlined
 def _bits(masks, kind, block, bit, size):
-    """The bits of at most 64 bytes that begin at a bit of a block."""
+    """Return the bits of up to 64 bytes, starting at a bit of a block."""
     here, beyond = masks[kind, block] >> bit, masks[kind, block + 1] << ONE << (np.uint64(LANES - 1) - bit)
     return (here | beyond) & below(size)
 
 
 @bare
 def _look_at(data, at, stop, points, kinds):
-    """(characters of a span, the flags of any of them)."""
+    """Return (number of characters in a span, their combined flags)."""
     chars, seen = np.int64(0), np.int64(0)
     while at < stop:
         point, at = decode(data, at, stop)
@@ -66,7 +66,7 @@ def _look_at(data, at, stop, points, kinds):
 
 @part
 def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
-    """Whether a word is an ellipsis mark ("...", "[...]", "(...)", the character, "[.]" with it) or mostly '#'."""
+    """Return whether a word is an ellipsis ("..." or the character, bare or in brackets), "->>" or mostly '#'."""
     if markers:
         hashes = 0
         for at in range(start, stop):
@@ -89,8 +89,10 @@ def _is_symbol_word(data, start, stop, chars, markers, alphanumerics):
 
 @inlined
 def _find_listed(data, start, stop, keys, longest, probes):
-    """(the hash of a word, its slot in the table `keys` if it is there); `probes`: see `_most_probes`."""
-    if longest <= 8 and start + 8 <= len(data):  # then a word of more than 8 bytes has a hash that no listed one has
+    """Return (hash of a word, its slot in the table `keys` if it is listed); `probes`: see `_most_probes`."""
+    if longest <= 8 and start + 8 <= len(
+        data
+    ):  # words longer than 8 bytes then hash differently from every listed word
         key = hash_start(data, start, stop)
     elif stop - start <= longest:
         key = _hash_lowered(data, start, stop)
@@ -105,7 +107,7 @@ def _find_listed(data, start, stop, keys, longest, probes):
 
 @part
 def _most_probes(keys):
-    """How many slots must be tried to find the keys of a table, of the one that takes the most."""
+    """Return the largest number of slots that must be tried to find a key of the table."""
     probes = 1
     mask = np.uint64(len(keys) - 1)
     for slot in range(len(keys)):
@@ -117,26 +119,28 @@ def _most_probes(keys):
 
 @part
 def _hash_lowered(data, start, stop):
-    """`hash_lowered` where the time to compile matters more."""
+    """`hash_lowered`, not inlined, which saves compile time."""
     return hash_lowered(data, start, stop)
 
 
 @kernel
 def measure_words(data, tail, offsets, points, kinds, begins, ends, keys, longest, out):
-    """Per row, in the order of WORD_FIELDS; out int64[fields, rows].
+    """Measure each row; out int64[fields, rows], fields in the order of WORD_FIELDS.
 
-    words          how many                          chars        their characters
-    longest        characters of the longest         alphabetic   words with a letter
-    plain          words not all punctuation,        plain_chars  their characters
-                   symbols and controls
-    symbols        words that are an ellipsis mark   marked       words with a '#' or an ellipsis character
-                   or mostly '#'
-    listed         words in the table `keys`, A-Z    listed_exact the same, in lower case in the text
-                   read as a-z
-    listed_distinct  different ones of the latter    median_twice twice the median length, lengths above
-                                                                  1023 taken as 1023
+    words            number of words
+    chars            characters of all words
+    longest          characters of the longest word
+    alphabetic       words with a letter
+    plain            words with a letter, digit or number
+    plain_chars      characters of plain words
+    symbols          words that are an ellipsis or mostly '#'
+    marked           words with a '#' or an ellipsis character
+    listed           words in the table `keys`, with A-Z read as a-z
+    listed_exact     listed words that are in lower case in the text
+    listed_distinct  distinct words among listed_exact
+    median_twice     twice the median word length; lengths above 1023 count as 1023
 
-    keys: hashes of the listed words in a table (`fill_table`); longest: the most bytes one of them has.
+    keys: hash table of the listed words (`fill_table`); longest: length of the longest listed word in bytes.
     """
     base = base_of(offsets)
     histogram = np.zeros(_HISTOGRAM, np.int64)
@@ -153,9 +157,7 @@ def measure_words(data, tail, offsets, points, kinds, begins, ends, keys, longes
             words += found >> 1
             limit = origin + CHUNK
             _read_masks(data, tail, origin, limit if limit < at else at, masks)
-            for index in range(
-                0, found, 2
-            ):  # no branches that words take at random: a wrong guess costs more than all else
+            for index in range(0, found, 2):  # avoid unpredictable branches: a misprediction costs more than the rest
                 start, stop = edges[index], edges[index + 1]
                 chars = stop - start
                 block, bit = (start - origin) >> 6, np.uint64((start - origin) & 63)
@@ -191,7 +193,7 @@ def measure_words(data, tail, offsets, points, kinds, begins, ends, keys, longes
 
 @part
 def _twice_median(histogram, count, most):
-    """Twice the median of the lengths counted in histogram, which is emptied."""
+    """Return twice the median of the lengths counted in `histogram`, and clear it."""
     low, high = (count - 1) // 2, count // 2
     passed, result = 0, 0
     for length in range(most + 1):

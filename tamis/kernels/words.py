@@ -1,17 +1,17 @@
-"""Where the words of UTF-8 begin and end.
+"""Mark where the words of a UTF-8 text start and end.
 
-Words are marked in two rows of bits, one bit for each byte of the text. Finding them and reading them are apart: each way
-to find words is a kernel of its own, here, in `boundaries` and in `tokens`, and what is told about words is told from the
-marks, whatever the way.
+Words are marked in two bitmaps with one bit per byte of the text. Finding words is separate from using them: each word
+definition is a kernel of its own, here, in `boundaries` and in `tokens`, and every kernel that measures words reads the marks,
+whichever definition produced them.
 
     text     T h e   e n d ,   s o
     begins   x . . . x . . x . x .
     ends     . . x . . . x x . . x      the last byte of each word
 
 Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables POINTS and
-KINDS of `unicode_tables`, and `begins` and `ends` (uint64, zeros at first, `num_blocks` of them): bit i of block k stands
-for byte first_block(offsets) + 64 k + i. Some also take `tail`, see `masks.last_block`. Positions are bytes; lengths called
-`chars` are code points.
+KINDS of `unicode_tables`, and `begins` and `ends` (uint64[num_blocks], initially zeros): bit i of block k represents byte
+first_block(offsets) + 64 k + i. Some also take `tail`, see `masks.last_block`. Positions are in bytes; lengths called `chars`
+are in code points.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -29,11 +29,11 @@ _HIGH = np.uint64(LANES - 1)
 
 CHUNK = 4096
 EDGES = 2 * CHUNK + 8
-"""How many bytes `read_words` looks at in one go, and the room it wants: its results stay in the nearest cache."""
+"""Bytes that `read_words` scans per call, and the size of its output array, which fits in the first-level cache."""
 
 
 def first_block(offsets):
-    """The byte that the first bit stands for."""
+    """Return the position of the byte that the first bit represents."""
     return int(offsets[0]) // LANES * LANES
 
 
@@ -57,7 +57,7 @@ def mark_word(begins, ends, base, start, stop):
 
 @inlined
 def clear_marks(begins, ends, base, start, stop):
-    """Forget the words of a span."""
+    """Remove the marks of the words in a span."""
     at = start - base
     while at < stop - base:
         block = at // LANES
@@ -69,13 +69,16 @@ def clear_marks(begins, ends, base, start, stop):
 
 @inlined
 def outside(at, start, stop):
-    """The bits of a block at `at` that do not belong to the row from start to stop."""
+    """Return the bits of the block at `at` that are outside the row from `start` to `stop`."""
     return below(start - at) | ~below(stop - at)
 
 
 @inlined
 def run_start(data, spaces, at, bit, start):
-    """Where the run without ASCII spaces begins that holds byte `bit` of the block at `at`, of a row from `start` on."""
+    """Return the start of the run without ASCII spaces that contains byte `bit` of the block at `at`.
+
+    The row starts at `start`.
+    """
     before = spaces & below(bit)
     if before:
         return at + highest(before) + 1
@@ -86,7 +89,7 @@ def run_start(data, spaces, at, bit, start):
 
 @inlined
 def run_stop(data, spaces, at, bit, stop):
-    """Where that run ends."""
+    """Return the end of the run without ASCII spaces that contains byte `bit` of the block at `at`."""
     after = spaces >> np.uint64(bit)
     if after:
         return at + bit + lowest(after)
@@ -102,18 +105,18 @@ def _is_space(byte):
 
 
 @inlined
-def mark_gone(ends, block, gone):
-    """Put down the ends of words that the byte before each of these bits is the last of."""
-    ends[block] |= gone >> ONE
-    if gone & ONE:
+def mark_ends(ends, block, after):
+    """Mark the byte before each of the bits `after` as the last byte of a word."""
+    ends[block] |= after >> ONE
+    if after & ONE:
         ends[block - 1] |= ONE << _HIGH
 
 
 @bare
 def read_words(begins, ends, base, at, stop, edges):
-    """Read the words of the next few kilobytes of a row: (number of edges, position to go on from).
+    """Read the words of the next few kilobytes of a row. Return (number of edges, position to continue from).
 
-    Word i begins at edges[2 i] and ends at edges[2 i + 1] (int64); there must be room for EDGES. At `at` no word goes on.
+    Word i starts at edges[2 i] and ends at edges[2 i + 1]; edges: int64[EDGES]. `at` must not be inside a word.
     """
     begun = ended = 0
     block = (at - base) // LANES
@@ -136,9 +139,9 @@ def read_words(begins, ends, base, at, stop, edges):
             ended += 1
         inside = ALL
         block += 1
-    if block > limit:  # one word fills it all
+    if block > limit:  # a single word longer than CHUNK
         return 2, edges[1]
-    if begun > ended:  # the last one ends further on
+    if begun > ended:  # the last word ends beyond the chunk
         return 2 * ended, edges[2 * ended]
     return 2 * ended, base + block * LANES
 
@@ -148,10 +151,10 @@ def read_words(begins, ends, base, at, stop, edges):
 
 @bare
 def next_word(data, at, end, singles, points, kinds):
-    """(start, stop, flags of any of its characters) of the next word; start == stop when there is none.
+    """Return (start, stop, combined flags of its characters) of the next word; start == stop if there is none.
 
-    A word is a run of non-spaces, but a letter with a flag in `singles` begins another if a letter or digit came before it
-    in this one, and so does the next letter or digit after it.
+    A word is a run of non-spaces, but a character with a flag in `singles` starts a new word if there is a letter or digit
+    before it in this word, and so does the next letter or digit after it.
     """
     while at < end:
         byte = data[at]
@@ -199,17 +202,17 @@ def _mark_each(data, start, stop, singles, points, kinds, begins, ends, base):
 
 @kernel
 def find_spaced_words(data, tail, offsets, unspaced, points, kinds, begins, ends):
-    """Words are runs of non-spaces, as str.split() has it; if `unspaced`, each letter of a script without spaces begins one.
+    """Mark runs of non-spaces, like str.split(); if `unspaced`, each letter of a script without spaces starts a word.
 
-    Spaces of ASCII are told 64 at a time. Runs with a byte that may belong to another space, or to a script without spaces,
-    are looked at once more, character by character.
+    ASCII spaces are found 64 bytes at a time. Runs with a byte that may belong to another kind of space, or to a script
+    without spaces, are examined a second time, character by character.
     """
     base = base_of(offsets)
     singles = np.int64(UNSPACED) if unspaced else np.int64(0)
     for row in range(len(offsets) - 1):
         start, stop = offsets[row], offsets[row + 1]
         done = start  # words that begin before here are marked
-        going = np.uint64(0)  # whether a word goes on from the block before
+        going = np.uint64(0)  # whether a word continues from the previous block
         for block in range((start - base) // LANES, (stop - base + LANES - 1) // LANES):
             at = base + block * LANES
             spaces, odd = _match(block_at(data, tail, at))
@@ -219,7 +222,7 @@ def find_spaced_words(data, tail, offsets, unspaced, points, kinds, begins, ends
             before = ~spaces << ONE | going
             going = ~spaces >> _HIGH
             begins[block] |= ~spaces & ~before & ~below(done - at)
-            mark_gone(ends, block, before & spaces & ~below(done - at + 1))
+            mark_ends(ends, block, before & spaces & ~below(done - at + 1))
             odd &= ~below(done - at)
             while odd:
                 bit = lowest(odd)
@@ -233,7 +236,7 @@ def find_spaced_words(data, tail, offsets, unspaced, points, kinds, begins, ends
 
 @kernel
 def find_single_words(data, offsets, points, kinds, begins, ends):
-    """Each letter or digit begins a word, which goes on up to the next one or to a space."""
+    """Mark each letter or digit as a word, together with any other characters up to the next one or a space."""
     base = base_of(offsets)
     for row in range(len(offsets) - 1):
         _mark_each(data, offsets[row], offsets[row + 1], np.int64(ALPHANUMERIC), points, kinds, begins, ends, base)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
 from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_text, measure_trimmed_lines
-from tamis.kernels.marks import WAYS, MarkedWords, Words
+from tamis.kernels.marks import WORD_DEFINITIONS, MarkedWords, Words
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
@@ -65,7 +65,7 @@ class WordMarks:
         return MarkedWords.of(*buffers(column), self.words)
 
 
-WORD_MARKS: dict[str, WordMarks] = {words: WordMarks(words) for words in WAYS}
+WORD_MARKS: dict[str, WordMarks] = {words: WordMarks(words) for words in WORD_DEFINITIONS}
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -156,8 +156,8 @@ class NgramStats:
         return dict(zip(NGRAM_FIELDS, out, strict=True))
 
 
-NGRAM_STATS: dict[str, NgramStats] = {words: NgramStats(words) for words in WAYS}
-WORD_STATS: dict[str, WordStats] = {words: WordStats(words) for words in WAYS}
+NGRAM_STATS: dict[str, NgramStats] = {words: NgramStats(words) for words in WORD_DEFINITIONS}
+WORD_STATS: dict[str, WordStats] = {words: WordStats(words) for words in WORD_DEFINITIONS}
 word_stats = WORD_STATS["auto"]
 
 

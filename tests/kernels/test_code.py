@@ -1,4 +1,4 @@
-"""The scanners of source code on broken input, and against Python's own tokenizer."""
+"""Compare the source code scanners with Python's own tokenizer, and run them on malformed input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def html_chars(page: str) -> int:
 
 
 @pytest.mark.parametrize("module", [tokenize, io, json.decoder, textwrap])
-def test_comments_of_real_files_are_those_of_the_tokenizer(module: ModuleType) -> None:
+def test_comments_of_real_files_match_the_tokenizer(module: ModuleType) -> None:
     source = inspect.getsource(module)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     ignored = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)

@@ -1,4 +1,4 @@
-"""The fastText kernels against the official library on the language model, with whatever text hypothesis thinks of."""
+"""Compare the fastText kernels with the official library on the language model, with generated texts."""
 
 import fasttext
 import numpy as np
@@ -28,22 +28,24 @@ TEXT = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(TEXT, max_size=8))
 @example(["</s>", "a</s>", "</s> a", "__label__", "__label__en", "é" * 30, "a" * 24, "a" * 25])
-def test_languages_are_those_of_the_library(texts):
+def test_languages_match_the_library(texts):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     best, scores = OURS.predict(*buffers(pa.array(texts, pa.large_string())), k=3)
     for row, text in enumerate(texts):
         labels, expected = THEIRS.predict(text.replace("\n", " "), k=3)
-        assert scores[row, : len(expected)] == pytest.approx(expected, abs=1e-5)  # it leaves out what is below 1e-5
+        assert scores[row, : len(expected)] == pytest.approx(expected, abs=1e-5)  # the library omits scores below 1e-5
         if len(expected) < 2 or expected[0] - expected[1] > 1e-5:
             assert OURS.labels[best[row, 0]] == labels[0]
 
 
 @pytest.mark.parametrize("text", ["word " * 200_000, "字" * 400_000, "x" * 1_000_000], ids=["words", "han", "one word"])
-def test_long_texts_too(text):
+def test_long_texts_match_the_library(text):
     best, scores = OURS.predict(*buffers(pa.array([text], pa.large_string())))
     labels, expected = THEIRS.predict(text)
     assert OURS.labels[best[0, 0]] == labels[0]
-    assert scores[0, 0] == pytest.approx(expected[0], abs=1e-3)  # the library adds up millions of numbers one by one
+    assert scores[0, 0] == pytest.approx(
+        expected[0], abs=1e-3
+    )  # the library sums millions of values in single precision
 
 
 @given(st.lists(st.text(max_size=30), max_size=5), st.integers(0, 35))
@@ -55,7 +57,7 @@ def test_clipping_counts_characters(texts, most):
     assert cut == [text[:most] if most else text for text in texts]
 
 
-def test_every_script_has_a_code_of_its_own():
+def test_every_script_has_its_own_code():
     names = set(scripts.SCRIPTS)
     assert {
         "Latn",

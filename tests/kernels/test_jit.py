@@ -1,4 +1,4 @@
-"""Parts of kernels have no entry for Python: calling one would crash the process."""
+"""Check that Python never calls a part of a kernel: parts have no Python wrapper, and calling one crashes the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Characters, lines, sentences and paragraphs against slow answers."""
+"""Compare counts of characters, lines, sentences and paragraphs with reference implementations."""
 
 # ruff: noqa: RUF001
 
@@ -29,7 +29,7 @@ def compare(text: str, found: dict[str, int]) -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(texts, min_size=1, max_size=3))
-def test_text_statistics_are_those_of_the_slow_answer(rows: list[str]) -> None:
+def test_text_statistics_match_the_reference(rows: list[str]) -> None:
     found = text_stats(pa.array(rows, pa.string()))
     for row, text in enumerate(rows):
         compare(text, {name: int(array[row]) for name, array in found.items()})
@@ -45,7 +45,7 @@ def test_text_statistics_of_samples(text: str) -> None:
     ("text", "sentences"),
     [
         ("One. Two! Three?", 3),
-        ("Dr. No is 3.5 m tall, e.g. today.", 2),  # "Dr." is taken for a sentence
+        ("Dr. No is 3.5 m tall, e.g. today.", 2),  # "Dr." counts as a sentence
         ("He left... and came back.", 1),
         ("He left... Then he came back.", 2),
         ('"Stop!" he said.', 2),
@@ -60,13 +60,13 @@ def test_sentences(text: str, sentences: int) -> None:
     assert text_stats(pa.array([text]))["sentences"].tolist() == [sentences]
 
 
-def test_short_lines_of_another_length() -> None:
+def test_short_lines_with_another_limit() -> None:
     column = pa.array(["abc\nabcd\n\n  \nab", None])
     assert LineStats(3)(column)["short_lines"].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("unit", [".", " ", "\n", "http://", "a\n", ". ", "-\n", "“", "你", "\r\n", ":", "://"])
-def test_a_long_text_of_one_thing_takes_linear_time(unit: str) -> None:
+def test_a_long_repetitive_text_takes_linear_time(unit: str) -> None:
     size = 2_000_000 // len(unit)
     found = text_stats(pa.array([unit * size]))
     assert found["chars"].tolist() == [size * len(unit)]
@@ -74,7 +74,7 @@ def test_a_long_text_of_one_thing_takes_linear_time(unit: str) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(texts, max_size=3))
-def test_trimmed_lines_are_those_of_the_slow_answer(rows: list[str]) -> None:
+def test_trimmed_lines_match_the_reference(rows: list[str]) -> None:
     found = trimmed_line_stats(pa.array(rows, pa.string()))
     for row, text in enumerate(rows):
         expected = naive.text_stats(text)

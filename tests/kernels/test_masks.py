@@ -1,4 +1,4 @@
-"""Sets of bytes as bits, against slow answers."""
+"""Compare byte set bitmaps with reference implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phrases and character sets against slow answers."""
+"""Compare phrase and character counts with reference implementations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def occurrences(text: str, phrase: str, *, whole: bool) -> int:
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(small, max_size=3), phrases, st.booleans())
-def test_matches_are_those_of_the_slow_answer(rows: list[str], listed: list[str], whole: bool) -> None:
+def test_matches_match_the_reference(rows: list[str], listed: list[str], whole: bool) -> None:
     found = count(rows, listed, whole=whole)
     for row, text in enumerate(rows):
         assert found[0, row] == sum(occurrences(text, phrase, whole=whole) for phrase in listed)
@@ -52,10 +52,10 @@ long_rows = st.lists(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(long_rows, max_size=4), st.booleans())
-def test_a_few_long_phrases_are_found_wherever_they_stand(rows: list[str], whole: bool) -> None:
-    """These are looked for by their rarest bytes first, 64 places at a time."""
+def test_a_few_long_phrases_are_found_at_any_position(rows: list[str], whole: bool) -> None:
+    """Such phrases are searched for by their rarest bytes first, 64 positions at a time."""
     listed = ["privacy policy", "cookies", "terms of use", "filler x"]
-    found = count([*rows, " " * 80], listed, whole=whole)  # with room behind, so that no row is let through unseen
+    found = count([*rows, " " * 80], listed, whole=whole)  # padding, so that the search by rare bytes covers every row
     for row, text in enumerate(rows):
         assert found[0, row] == sum(occurrences(text, phrase, whole=whole) for phrase in listed)
         assert found[2, row] == occurrences(text, listed[0], whole=whole)
@@ -69,7 +69,7 @@ def test_a_phrase_inside_another_is_found_too() -> None:
     assert count(["ushers"], ["he", "she", "hers", "his"], whole=False)[0].tolist() == [3]
 
 
-def test_an_exact_automaton_tells_capitals_apart() -> None:
+def test_an_exact_automaton_is_case_sensitive() -> None:
     data, offsets = buffers(pa.array(["Ab aB ab É é"]))
     out = np.zeros((3, 1), np.int64)
     count_phrases(data, offsets, *build_automaton(["Ab", "ab", "É"], exact=True), False, POINTS, KINDS, out)
@@ -78,7 +78,7 @@ def test_an_exact_automaton_tells_capitals_apart() -> None:
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from(naive.ALPHABET), max_size=40))
-def test_members_are_counted_without_the_space_around(text: str) -> None:
+def test_members_are_counted_without_surrounding_space(text: str) -> None:
     data, offsets = buffers(pa.array([text]))
     out = np.zeros(1, np.int64)
     count_members(data, offsets, character_set("aé \n你"), POINTS, KINDS, out)

@@ -1,4 +1,4 @@
-"""Pieces of text: what a tokenizer takes apart is the same piece by piece as in the whole."""
+"""Check that a tokenizer splits the pieces of a text exactly as it splits the whole text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def splitter(style: str, digits: bool):
 
 
 def counter(style: str, digits: bool = False) -> PieceCounter:
-    """Counts, in place of tokens, numbers that only the same parts give."""
+    """Count a value that identifies the parts instead of tokens."""
     split = splitter(style, digits)
 
     def encode(pieces: Sequence[str]) -> list[int]:
@@ -48,7 +48,7 @@ def counters() -> dict[tuple[str, bool], PieceCounter]:
 @example(rows=["foo  1", "x \tfoo", ".\n/(foo", "\n    return 'x'", "don't", "x''s 's", "\u00a0 a", "a\n \n  b"])
 @pytest.mark.parametrize("digits", [False, True])
 @pytest.mark.parametrize("style", NAMES)
-def test_pieces_are_taken_apart_like_the_whole(counters, style, digits, rows):
+def test_pieces_are_split_like_the_whole_text(counters, style, digits, rows):
     count = counters[style, digits]
     assert count(pa.array(rows)).tolist() == count.encode(rows)
 
@@ -70,16 +70,16 @@ def test_pieces_are_as_short_as_words(style):
 
 
 @pytest.mark.parametrize("style", NAMES)
-def test_long_runs_take_no_longer_than_their_length(style):
+def test_long_runs_take_linear_time(style):
     count = PieceCounter(lambda pieces: [1] * len(pieces), STYLES[list(STYLES)[NAMES.index(style)]], "")
     count(pa.array(["x"]))
     start = time.process_time()
     for run in (" ", "\n", "\t", ".", "'", "é", "\n ", " \t"):
         count(pa.array([run * 1_000_000]))
-    assert time.process_time() - start < 20  # by the square of their length it would be minutes
+    assert time.process_time() - start < 20  # quadratic time would take minutes
 
 
-def test_what_was_not_counted_is_not_remembered():
+def test_a_failed_count_is_not_cached():
     answers = iter([MemoryError(), [3], [2, 3]])
 
     def encode(pieces: Sequence[str]) -> list[int]:
@@ -96,7 +96,7 @@ def test_what_was_not_counted_is_not_remembered():
     assert count(pa.array(["a word"])).tolist() == [5]
 
 
-def test_a_full_table_is_begun_anew(monkeypatch):
+def test_a_full_table_is_cleared(monkeypatch):
     monkeypatch.setattr("tamis.text.tokens._SLOTS", 1 << 16)
     asked: list[int] = []
 

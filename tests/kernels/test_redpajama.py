@@ -1,4 +1,4 @@
-"""Raw words as NLTK's WordPunctTokenizer finds them, against its regular expression."""
+"""Compare raw words with the regular expression of NLTK's WordPunctTokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS)
-def test_raw_words_are_those_of_the_regular_expression(texts: list[str]) -> None:
+def test_raw_words_match_the_regular_expression(texts: list[str]) -> None:
     found = RawStats(LISTED)(pa.array(texts, pa.string()))
     for row, text in enumerate(texts):
         words = re.findall(r"\w+|[^\w\s]+", text)

@@ -1,4 +1,4 @@
-"""Sentences and the questionable ones among them, against a slow answer."""
+"""Compare sentences, and the questionable ones among them, with a reference implementation."""
 
 # ruff: noqa: RUF001
 
@@ -45,7 +45,7 @@ def measured(column: pa.Array, limits: Limits, phrases: tuple[str, ...]) -> list
 
 
 @pytest.mark.parametrize("signal", EACH)
-def test_sentences_of_samples_are_those_of_the_slow_answer(signal: str) -> None:
+def test_sentences_of_samples_match_the_reference(signal: str) -> None:
     rows = [*naive.SAMPLES, *naive.ODD, *(text * 7 for text in naive.SAMPLES), *LONG]
     expected = [naive.sentence_stats(text, *EACH[signal]) for text in rows]
     assert measured(pa.array(rows), *EACH[signal]) == expected
@@ -54,15 +54,15 @@ def test_sentences_of_samples_are_those_of_the_slow_answer(signal: str) -> None:
 @pytest.mark.parametrize("signal", EACH)
 @settings(deadline=None, max_examples=200)
 @given(texts)
-def test_sentences_are_those_of_the_slow_answer(signal: str, text: str) -> None:
+def test_sentences_match_the_reference(signal: str, text: str) -> None:
     assert measured(pa.array([text]), *EACH[signal]) == [naive.sentence_stats(text, *EACH[signal])]
 
 
 @pytest.mark.parametrize("signal", EACH)
 @settings(deadline=None, max_examples=100)
 @given(st.lists(long_texts, max_size=5), st.integers(0, 3))
-def test_sentences_do_not_depend_on_where_the_rows_lie(signal: str, rows: list[str], skipped: int) -> None:
-    """Kernels look at 64 bytes at a time: rows, sentences, stops and spaces begin and end anywhere in them."""
+def test_sentences_do_not_depend_on_the_position_of_rows(signal: str, rows: list[str], skipped: int) -> None:
+    """Kernels read 64 bytes at a time; rows, sentences, stops and spaces may start and end anywhere in a block."""
     column = pa.array(rows, pa.string())[skipped:]
     assert measured(column, *EACH[signal]) == [naive.sentence_stats(text, *EACH[signal]) for text in rows[skipped:]]
 
@@ -80,7 +80,7 @@ def test_one_sentence_may_be_very_long() -> None:
     assert found == [{"sentences": 1, "questionable": 1}] * 3 + [{"sentences": 0, "questionable": 0}]
 
 
-def test_broken_utf8_does_not_reach_beyond_its_row() -> None:
+def test_invalid_utf8_does_not_read_beyond_its_row() -> None:
     raw = b"\xf0\x9fabc. \xe4\xbd" + b".\xc2" + b"\x80\x80\x80.\xff. \xc3"
     offsets = pa.py_buffer(np.array([0, 9, 11, len(raw)], np.int64))
     column = pa.Array.from_buffers(pa.large_string(), 3, [None, offsets, pa.py_buffer(raw)])

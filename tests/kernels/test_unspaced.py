@@ -1,4 +1,4 @@
-"""Rows with scripts without spaces, and lines that end as sentences do, against slow answers."""
+"""Compare rows in scripts without spaces, and lines that end like a sentence, with reference implementations."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def is_ended(line: str) -> bool:
 
 
 @given(TEXTS)
-def test_ended_lines_are_those_of_a_slow_answer(texts: list[str]) -> None:
+def test_ended_lines_match_the_reference(texts: list[str]) -> None:
     found = ended_lines(pa.array(texts, pa.string()))["ended_lines"]
     assert found.tolist() == [sum(map(is_ended, text.split("\n"))) for text in texts]
 
 
 @given(TEXTS)
-def test_unspaced_rows_are_those_of_a_slow_answer(texts: list[str]) -> None:
+def test_unspaced_rows_match_the_reference(texts: list[str]) -> None:
     data, offsets = buffers(pa.array(texts, pa.string()))
     out = np.zeros(len(texts), np.bool_)
     find_unspaced(data, offsets, POINTS, KINDS, out)

@@ -1,4 +1,4 @@
-"""The word kernels against slow answers, and against the conformance file of Unicode where it is installed."""
+"""Compare the word kernels with reference implementations, and with Unicode's conformance file if it is installed."""
 
 # ruff: noqa: RUF001
 
@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from tamis.kernels import unicode_tables as tables
 from tamis.kernels.boundaries import find_breaks
-from tamis.text.segment import STOP_WORDS, WAYS, WORD_MARKS, WORD_STATS, buffers, split_words
+from tamis.text.segment import STOP_WORDS, WORD_DEFINITIONS, WORD_MARKS, WORD_STATS, buffers, split_words
 from tests import naive
 
-FOUND = [mode for mode in WAYS if mode != "dictionary"]  # that one is of the text, before kernels see it
+FOUND = [
+    mode for mode in WORD_DEFINITIONS if mode != "dictionary"
+]  # "dictionary" changes the text before the kernels run
 
 pieces = [
     *"aAzZ019.,;:!?'’\"-–—~+*^/\\@|#%&()[]{}<>=_$…°€é你", "...", "Mr", "Inc.", "and/or", "n't", "'s", "'ll", "://", "www.", " ",
@@ -38,14 +40,14 @@ texts = st.one_of(
 
 @pytest.mark.parametrize("mode", FOUND)
 @pytest.mark.parametrize("text", naive.SAMPLES + naive.ODD)
-def test_words_of_samples_are_those_of_the_slow_answer(text: str, mode: str) -> None:
+def test_words_of_samples_match_the_reference(text: str, mode: str) -> None:
     assert split_words(text, mode) == naive.words(text, mode)
 
 
 @pytest.mark.parametrize("mode", FOUND)
 @settings(deadline=None, max_examples=150)
 @given(texts)
-def test_words_are_those_of_the_slow_answer(mode: str, text: str) -> None:
+def test_words_match_the_reference(mode: str, text: str) -> None:
     assert split_words(text, mode) == naive.words(text, mode)
 
 
@@ -54,8 +56,8 @@ def test_words_are_those_of_the_slow_answer(mode: str, text: str) -> None:
 @given(
     st.lists(st.lists(st.one_of(texts, st.sampled_from(LONG)), max_size=9).map("".join), max_size=5), st.integers(0, 3)
 )
-def test_words_do_not_depend_on_where_the_rows_lie(mode: str, rows: list[str], skipped: int) -> None:
-    """Kernels look at 64 bytes at a time: rows begin and end anywhere in them, words go over several."""
+def test_words_do_not_depend_on_the_position_of_rows(mode: str, rows: list[str], skipped: int) -> None:
+    """Kernels read 64 bytes at a time; rows may start and end anywhere in a block, and words may span several blocks."""
     column = pa.array(rows, pa.string())[skipped:]
     found = WORD_MARKS[mode](column)
     raw, (starts, stops) = found.data.tobytes(), found.spans()
@@ -69,7 +71,7 @@ def test_words_do_not_depend_on_where_the_rows_lie(mode: str, rows: list[str], s
 @pytest.mark.parametrize("mode", FOUND)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(texts, max_size=4))
-def test_word_statistics_are_those_of_the_slow_answer(mode: str, rows: list[str]) -> None:
+def test_word_statistics_match_the_reference(mode: str, rows: list[str]) -> None:
     found = WORD_STATS[mode](pa.array(rows, pa.string()))
     for row, text in enumerate(rows):
         assert {name: array[row] for name, array in found.items()} == naive.word_stats(text, mode, STOP_WORDS)
@@ -147,7 +149,7 @@ def breaks(text: str) -> list[str]:
     return [raw[start:stop].decode(errors="surrogatepass") for start, stop in itertools.pairwise(edges)]
 
 
-def test_word_boundaries_pass_the_conformance_file_of_unicode() -> None:
+def test_word_boundaries_pass_the_unicode_conformance_test() -> None:
     path = Path(os.environ.get("TAMIS_UCD", "/usr/share/unicode")) / "auxiliary" / "WordBreakTest.txt"
     if not path.is_file():
         pytest.skip("the Unicode Character Database is not installed (Debian: unicode-data, or TAMIS_UCD=folder)")
@@ -175,18 +177,18 @@ def test_tables_agree_with_python_on_spaces_letters_and_digits() -> None:
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_every_string_type_is_read_alike_sliced_or_not(kind: pa.DataType) -> None:
+def test_every_string_type_gives_the_same_result_sliced_or_not(kind: pa.DataType) -> None:
     column = pa.array(["x", "one two", None, "three", "y"], pa.string()).cast(kind)
     assert WORD_STATS["auto"](column)["words"].tolist() == [1, 2, 0, 1, 1]
     assert WORD_STATS["auto"](column.slice(1, 3))["words"].tolist() == [2, 0, 1]
     assert WORD_STATS["auto"](column.slice(2, 0))["words"].tolist() == []
 
 
-def test_a_column_of_nulls_is_a_column_of_empty_texts() -> None:
+def test_nulls_count_as_empty_texts() -> None:
     assert WORD_STATS["auto"](pa.nulls(2))["words"].tolist() == [0, 0]
 
 
-def test_broken_utf8_does_not_reach_beyond_its_row() -> None:
+def test_invalid_utf8_does_not_read_beyond_its_row() -> None:
     raw = b"\xf0\x9fabc \xe4\xbd" + b"\xff\x80 \xc3"
     column = pa.Array.from_buffers(
         pa.large_string(), 2, [None, pa.py_buffer(np.array([0, 8, len(raw)], np.int64)), pa.py_buffer(raw)]
