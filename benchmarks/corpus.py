@@ -1,7 +1,7 @@
-"""Texts for benchmarks of deduplication: any number of documents, the same for everybody, with planted copies; and a tokenizer.
+"""Generate corpora for the deduplication benchmarks, of any size and with known duplicates, and a tokenizer.
 
-Document d is made of words drawn by a hash of (d, position), so that any process can write a copy of any document. Of
-every hundred documents, `EXACT` repeat an earlier one as it is and `NEAR` repeat one with a few words changed.
+The words of document d are chosen by a hash of (d, position), so the corpus is reproducible and any process can write a copy of
+any document. Of every hundred documents, `EXACT` are copies of an earlier one and `NEAR` are copies with a few words changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PER_FILE = 250_000
 
 
 def make_tokenizer(path: Path, texts: list[str]) -> None:
-    """A tokenizer of 8,000 tokens, trained on the texts."""
+    """Train a tokenizer with 8,000 tokens on the texts."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -33,7 +33,7 @@ def make_tokenizer(path: Path, texts: list[str]) -> None:
 
 
 def vocabulary() -> list[str]:
-    """Made-up words with the lengths of English ones; the frequent ones are short."""
+    """Return invented words with the lengths of English words; frequent words are short."""
     rng = np.random.default_rng(7)
     lengths = np.clip(rng.gamma(5, 1.1, VOCABULARY).round().astype(int), 1, 18)
     lengths[:200] = np.clip(lengths[:200] // 2, 2, 5)
@@ -47,14 +47,14 @@ def _hash(values: np.ndarray) -> np.ndarray:
 
 
 def words_of(documents: np.ndarray) -> np.ndarray:
-    """int64[documents, WORDS]: the numbers of their words, small numbers often."""
+    """Return int64[documents, WORDS]: indices of the words; small indices are frequent."""
     at = documents.astype(np.uint64)[:, None] * np.uint64(1_000_003) + np.arange(WORDS, dtype=np.uint64)[None, :]
     share = _hash(at + np.uint64(0x9E3779B97F4A7C15)).astype(np.float64) / 2**64
     return (VOCABULARY**share).astype(np.int64) - 1
 
 
 def origins_of(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(which document each one repeats, or itself; how many words are changed)."""
+    """Return (the document that each one copies, or itself; the number of words changed)."""
     numbers = np.arange(first, first + count, dtype=np.uint64)
     kind = _hash(numbers * np.uint64(31) + np.uint64(17)) % np.uint64(100)
     earlier = (_hash(numbers * np.uint64(37) + np.uint64(29)) % np.maximum(numbers, np.uint64(1))).astype(np.int64)
@@ -79,7 +79,7 @@ def write_file(path: str, first: int, count: int) -> None:
 
 
 def sentences() -> list[str]:
-    """English as it is written: the sentences of the documentation that comes with Python."""
+    """Return real English: the sentences of Python's own documentation."""
     from pydoc_data.topics import topics
 
     text = " ".join(" ".join(topics[name].split()) for name in sorted(topics))
@@ -87,7 +87,7 @@ def sentences() -> list[str]:
 
 
 def make_english(folder: Path, documents: int) -> int:
-    """Documents of eight such sentences each, every tenth with two sentences of an earlier one changed."""
+    """Write documents of eight sentences each; every tenth is an earlier one with two sentences replaced."""
     known = sentences()
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def make_english(folder: Path, documents: int) -> int:
 
 
 def make_corpus(folder: Path, documents: int, workers: int = 2) -> int:
-    """Write the corpus as JSON lines unless it is there; returns its bytes."""
+    """Write the corpus as JSON Lines unless it exists; return its size in bytes."""
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with ProcessPoolExecutor(workers) as pool:
@@ -115,6 +115,6 @@ def make_corpus(folder: Path, documents: int, workers: int = 2) -> int:
                 for number, first in enumerate(range(0, documents, PER_FILE))
             ]
             for each in written:
-                each.result()  # a full disk is told here
+                each.result()  # raises if the disk is full
         (folder / "complete").touch()
     return sum(file.stat().st_size for file in folder.glob("*.jsonl"))

@@ -1,13 +1,13 @@
-"""The engine against bare pyarrow, in one run on the same files.
+"""Compare the engine with a plain pyarrow loop, in one run on the same files.
 
     python benchmarks/engine.py [--megabytes 500] [--large-megabytes 5000] [--workers 2]
 
 Prints, and writes to benchmarks/engine.md with --save:
-  - pass-through of JSON lines to Parquet: MB/s, ratio to a loop of pyarrow reads and writes on as many cores, peak memory
-  - peak memory of the same job over 100 MB and over much more
+  - conversion of JSON Lines to Parquet: MB/s, ratio to a loop of pyarrow reads and writes on as many cores, peak memory
+  - peak memory of the same job over 100 MB and over much more data
   - start-up: `tamis --help`, a job over 1 MB, 20,000 small files in one folder
 
-Absolute numbers depend on the machine and on what else it does; the ratios are from one run.
+Absolute numbers depend on the machine and its load; the ratios are from one run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READ_BLOCK = 16_000_000
 
 
 def make_corpus(folder: Path, megabytes: int) -> list[Path]:
-    """JSON lines like those of a crawl: a text of half to ten kilobytes, a few short columns, one nested."""
+    """Write JSON Lines like those of a crawl: texts of 0.5 to 10 kB, a few short columns, one nested column."""
     generator = random.Random(0)
     words = ["".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 10))) for _ in range(5000)]
     folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def make_corpus(folder: Path, megabytes: int) -> list[Path]:
 
 
 class Peak:
-    """The most a process and its descendants held (PSS), sampled ten times a second from outside."""
+    """Peak memory (PSS) of a process and its descendants, sampled ten times a second from outside."""
 
     def __init__(self, pid: int) -> None:
         self.bytes = 0
@@ -98,7 +98,7 @@ class Peak:
 
 
 def measured(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak bytes of a command."""
+    """Return the seconds and the peak bytes of a command."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     peak = Peak(process.pid)
@@ -110,7 +110,7 @@ def measured(command: list[str]) -> tuple[float, int]:
 
 
 def bare_file(job: tuple[str, str]) -> None:
-    """What one would write without us: stream a file of JSON lines into a Parquet file."""
+    """Stream a JSON Lines file into a Parquet file with pyarrow alone."""
     source, target = job
     options = pyarrow.json.ReadOptions(use_threads=False, block_size=READ_BLOCK)
     reader = pyarrow.json.open_json(source, read_options=options)
@@ -123,7 +123,7 @@ def bare_loop(files: list[Path], target: Path, workers: int) -> float:
     target.mkdir()
     jobs = [(str(file), str(target / f"{file.stem}.parquet")) for file in files]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.map(bare_file, jobs[:workers])  # start-up is not what is compared
+        pool.map(bare_file, jobs[:workers])  # warm up, to exclude start-up
         began = time.perf_counter()
         pool.map(bare_file, jobs, chunksize=1)
         return time.perf_counter() - began
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     lines = [
-        "# The engine against bare pyarrow",
+        "# Engine overhead compared with plain pyarrow",
         "",
         f"`{' '.join(['python', *sys.argv])}`",
         "",
@@ -174,7 +174,7 @@ def main() -> None:
             ours_s, peak = tamis_run(recipe, folder / "in", folder / f"out-{number}", options.workers)
             ratios.append(bare_s / ours_s)
             say(
-                f"pass-through of {size:.0f} MB of JSON lines to Parquet, {options.workers} workers, round {number + 1}",
+                f"conversion of {size:.0f} MB of JSON Lines to Parquet, {options.workers} workers, round {number + 1}",
                 f"tamis {size / ours_s:.0f} MB/s with start-up, pyarrow {size / bare_s:.0f} MB/s without: "
                 f"ratio {bare_s / ours_s:.2f}; peak {peak / 1e6:.0f} MB",
             )
@@ -185,11 +185,11 @@ def main() -> None:
         shutil.rmtree(folder / "in")
         for megabytes in [100, *([options.large_megabytes] if options.large_megabytes else [])]:
             make_corpus(folder / "in", megabytes)
-            # Partitions so small that every worker has some, however little there is.
+            # Small partitions, so that every worker has some even with little data.
             small = ("--set", "jsonl_reader.blocksize=16MB")
             seconds, peak = tamis_run(recipe, folder / "in", folder / "out", options.workers, *small)
             say(
-                f"peak memory of a pass-through of {megabytes:,} MB",
+                f"peak memory of a conversion of {megabytes:,} MB",
                 f"{peak / 1e6:.0f} MB ({megabytes / seconds:.0f} MB/s)",
             )
             shutil.rmtree(folder / "in")

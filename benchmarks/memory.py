@@ -1,16 +1,17 @@
-"""Is the budget kept? Every shipped recipe and each way to deduplicate, over several times more data than the budget.
+"""Check that every built-in recipe and deduplication method stays within its memory budget, on data larger than the budget.
 
     python benchmarks/memory.py [--budgets 512MB,1GB,4GB] [--jobs gopher,fuzzy] [--times 4] [--save]
 
-Runs `tamis run` and `tamis dedup` with two workers asked for and samples the process tree ten times a second from outside,
-shared pages counted once (PSS). Prints the peak beside the budget and the throughput, and exits with 1 if a peak is above its
-budget or an account does not balance. With --save, each finished job replaces its row in benchmarks/memory.md, so that the
-matrix can be filled bit by bit.
+Runs `tamis run` and `tamis dedup` with `--workers 2` and samples the process tree ten times a second from outside, counting
+shared pages once (PSS). Prints the peak, the budget and the throughput, and exits with 1 if a peak exceeds its budget or an
+account does not balance. With --save, each finished job replaces its row in benchmarks/memory.md, so the table can be
+completed in several runs.
 
-The documents for recipes are paragraphs of the speeches that come with the package, from a line to a hundred kilobytes
-long, the lengths as in a crawl; those for `code` and `code_fertility` are the modules of the standard library. A folder
-holds one such file many times over. Deduplication gets documents of its own (corpus.py), every one in its place; and, by the
-jobs `tiny` and `group`, what is hard for it: twelve million rows of a word, and a million documents that are all alike.
+The documents for recipes are built from the speeches included in the package; they are between a line and a hundred
+kilobytes long, with lengths distributed as in a crawl. Those for `code` and `code_fertility` are the modules of the standard
+library. The input folder contains one such file many times. Deduplication jobs have a corpus of their own (corpus.py) without
+repeated files. The jobs `tiny` and `group` are hard cases: twelve million rows of one word each, and a million documents that
+are all near-duplicates of each other.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tamis.recipes.load import shipped_names
 
 FILE_BYTES = 128_000_000
 DOCUMENT_BYTES = 460
-"""Of the documents of corpus.py, as JSON lines."""
+"""Size of a document of corpus.py as JSON Lines."""
 
 RECIPES = list(shipped_names())
 
@@ -58,7 +59,7 @@ SHORT = {
     "tiny": "exact, tiny rows",
     "group": "fuzzy, one group",
 }
-"""Names of jobs without a comma, for the command line."""
+"""Job names without a comma, for the command line."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def modules() -> list[str]:
 
 
 def write_documents(path: Path, pieces: list[str], *, joined: bool) -> None:
-    """One file of `FILE_BYTES`; with `joined`, a document is some of the pieces, few or very many."""
+    """Write one file of `FILE_BYTES`; with `joined`, a document consists of a few or very many of the pieces."""
     generator, size, number = random.Random(3), 0, 0
     with path.open("w") as file:
         while size < FILE_BYTES:
@@ -115,7 +116,7 @@ def tiny_rows() -> Iterator[dict[str, str]]:
 
 
 def one_group() -> Iterator[dict[str, str]]:
-    """Documents of eighty words, of which one is changed."""
+    """Yield documents of eighty words that differ in one word."""
     generator = random.Random(1)
     words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 9))) for _ in range(80)]
     for _ in range(1_000_000):
@@ -157,7 +158,7 @@ def run(job: str, budget: str, source: Path, data_bytes: int, folder: Path) -> R
 
 
 def save(row: Row) -> None:
-    """Put the row into the table of benchmarks/memory.md in place of an older one of the same job and budget."""
+    """Add the row to the table of benchmarks/memory.md, replacing an older one with the same job and budget."""
     path = Path(__file__).with_suffix(".md")
     rows = {}
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -168,11 +169,11 @@ def save(row: Row) -> None:
     order = [*RECIPES, *DEDUP]
     found = sorted(rows, key=lambda key: (parse_bytes(key[1]), order.index(key[0])))
     lines = [
-        "# Is the budget kept?",
+        "# Peak memory compared with the budget",
         "",
-        "`python benchmarks/memory.py --save`: the peak of the process tree (PSS, ten times a second, from outside) with two",
-        "workers asked for. A budget too small for two is worked off with one. Rows are measured at different times, some",
-        "while the machine did other work: that lowers the rate and leaves the peak as it is.",
+        "`python benchmarks/memory.py --save`: peak memory of the process tree (PSS, sampled ten times a second from outside)",
+        "with `--workers 2`. If the budget is too small for two workers, Tamis uses one. Rows were measured at different",
+        "times, some on a busy machine, which lowers the rate but does not affect the peak.",
         "",
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, tamis {tamis.__version__}.",
         "",
@@ -186,10 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budgets", default="512MB,1GB,4GB")
     parser.add_argument("--jobs", default=",".join([*RECIPES, "exact", "paragraph", "fuzzy", "nemo"]))
-    parser.add_argument("--times", type=float, default=4.0, help="data, in budgets")
-    parser.add_argument(
-        "--folder", type=Path, default=None, help="where the data goes; a temporary folder if not given"
-    )
+    parser.add_argument("--times", type=float, default=4.0, help="size of the data as a multiple of the budget")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the data (default: a temporary folder)")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     jobs = [SHORT.get(job, job) for job in options.jobs.split(",")]

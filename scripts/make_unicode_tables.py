@@ -2,9 +2,8 @@
 
     python scripts/make_unicode_tables.py /usr/share/unicode        (Debian: apt install unicode-data)
 
-Every code point gets a class; a class stands for one combination of flags and one Word_Break value (UAX #29). Code
-points are looked up in two stages: the block of 256 they belong to, then their place in the block. Equal blocks are
-stored once.
+Every code point has a class: one combination of flags and one Word_Break value (UAX #29). Lookup has two stages: the block
+of 256 code points, then the position in the block. Identical blocks are stored once.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLAGS = (
-    "SPACE",  # what str.isspace() calls a space
+    "SPACE",  # str.isspace()
     "LETTER",  # general category L*
     "DIGIT",  # Nd
     "NUMBER",  # Nl, No
     "MARK",  # M*
     "PUNCTUATION",  # P*
     "SYMBOL",  # S*
-    "CONTROL",  # C*, unassigned code points included
+    "CONTROL",  # C*, including unassigned code points
     "UPPER",  # Lu, Lt
     "LOWER",  # Ll
-    "UNSPACED",  # a letter of a script that puts no spaces between words
+    "UNSPACED",  # a letter of a script without spaces between words
     "STOP",  # Sentence_Terminal
-    "WIDE_STOP",  # a stop of scripts that put no space after it
-    "CLOSER",  # Pe, Pf and the straight quotes: what may follow a stop within its sentence
+    "WIDE_STOP",  # a stop of scripts without a space after it
+    "CLOSER",  # Pe, Pf and the straight quotes: may follow a stop within its sentence
     "PICTOGRAPH",  # Extended_Pictographic
     "MARKER",  # '#' and the ellipsis, the symbols of Rae et al. 2021
 )
@@ -50,7 +49,7 @@ SIZE = 0x110000
 
 
 def properties(path: Path) -> Iterator[tuple[range, str]]:
-    """The `range ; value` lines of a UCD file."""
+    """Yield the `range ; value` lines of a UCD file."""
     for line in path.read_text(encoding="utf-8").splitlines():
         body = line.partition("#")[0].strip()
         if body:
@@ -75,7 +74,7 @@ def categories(path: Path) -> list[str]:
 
 
 def classify(root: Path) -> tuple[list[int], list[tuple[int, int]]]:
-    """The class of every code point, and (flags, word break) of every class."""
+    """Return the class of every code point, and the (flags, word break) of every class."""
     bit = {name: 1 << index for index, name in enumerate(FLAGS)}
     flags = [0] * SIZE
     general = categories(root / "UnicodeData.txt")
@@ -115,7 +114,7 @@ def classify(root: Path) -> tuple[list[int], list[tuple[int, int]]]:
             breaks[point] = WORD_BREAKS.index(value)
     known: dict[tuple[int, int], int] = {}
     classes = [known.setdefault(pair, len(known)) for pair in zip(flags, breaks, strict=True)]
-    assert len(known) <= 256, "a class is one byte"
+    assert len(known) <= 256, "a class must fit in one byte"
     return classes, list(known)
 
 
@@ -129,7 +128,7 @@ def main(root: Path, target: Path) -> None:
     classes, kinds = classify(root)
     blocks: dict[bytes, int] = {}
     index = [blocks.setdefault(bytes(classes[start : start + BLOCK]), len(blocks)) for start in range(0, SIZE, BLOCK)]
-    assert len(blocks) <= 256, "a block number is one byte"
+    assert len(blocks) <= 256, "a block number must fit in one byte"
     flags = b"".join(flag.to_bytes(2, "little") for flag, _ in kinds)
     breaks = bytes(value for _, value in kinds)
     flag_lines = "\n".join(f"{name} = {1 << index}" for index, name in enumerate(FLAGS))
@@ -177,7 +176,7 @@ BREAKS = _unpack(
 
 ALPHANUMERIC = LETTER | DIGIT | NUMBER
 POINTS = np.concatenate([np.resize(BREAKS, 256), BLOCKS, CLASSES])
-"""What kernels look code points up in: break of a class at 0, block of a point at 256, class in a block at 4608."""
+"""Lookup table for kernels: break of a class at 0, block of a point at 256, class in a block at 4608."""
 KINDS = np.concatenate([FLAGS[CLASSES[:128]], FLAGS])
 """The flags of the first 128 code points, then the flags of each class."""
 POINTS.flags.writeable = KINDS.flags.writeable = False

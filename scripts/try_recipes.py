@@ -1,6 +1,8 @@
-"""Run the text recipes on real documents in many languages and print what became of them, as the tables of docs/recipes.md.
+"""Run the text recipes on real documents in many languages and print the results as the tables of docs/recipes.md.
 
-python scripts/try_recipes.py [DOCUMENTS.jsonl.gz JUNK.jsonl]     rows with `language` (and, for junk, `kind`) and `text`
+    python scripts/try_recipes.py [DOCUMENTS.jsonl.gz JUNK.jsonl]
+
+Rows have the columns `text` and `language` (documents) or `kind` (junk).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def run(recipe: str, rows: list[dict[str, str]]) -> Report:
 
 
 def outcome(report: Report) -> str:
-    """What was kept of how many, and why the others were not, the commonest reason first."""
+    """Return how many rows were kept, and the reasons for dropping the others, most frequent first."""
     reasons = sorted(report.dropped.items(), key=lambda item: (-item[1], item[0]))
     if not reasons:
         return f"{report.kept} of {report.read}"

@@ -1,1 +1,1 @@
-"""Models: finding their files, reading them, training small ones."""
+"""Find and read model files, and train small models."""

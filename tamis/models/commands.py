@@ -219,7 +219,7 @@ def learn_language(
     with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
         texts = _stream_texts(inputs, text_field, max_rows, memory, folder)
         trained = train(
-            texts, settings=settings, holdout=holdout, working_bytes=working, room_bytes=room, progress=progress
+            texts, settings=settings, holdout=holdout, working_bytes=working, model_bytes=room, progress=progress
         )
     trained.model.save(output)
     return LanguageLesson(trained, output, Path(output).stat().st_size)

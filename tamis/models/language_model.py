@@ -1,13 +1,13 @@
-r"""Small n-gram language models: how surprised is a reader of other texts by this one?
+r"""Small n-gram language models, which compute the perplexity of a text.
 
     texts --language_training.py--> log p and backoff of each n-gram, in one file --> perplexity of other texts
 
-The model is the interpolated, modified Kneser-Ney model of Chen and Goodman (1998), the one that KenLM estimates (Heafield et
-al. 2013) and by whose perplexity CCNet sorts web text (Wenzek et al. 2020). It is kept as backoff models are in ARPA files, for
-each n-gram a probability and a weight for what is longer, under 64-bit hashes of the words instead of the words
-(Brants et al. 2007 show what size buys; hashes are what makes a small file). ARPA files of other tools can be read too.
+The model is the interpolated, modified Kneser-Ney model of Chen and Goodman (1998). KenLM estimates the same model (Heafield
+et al. 2013), and CCNet ranks web text by its perplexity (Wenzek et al. 2020). As in ARPA files, each n-gram has a probability
+and a backoff weight, but it is stored under a 64-bit hash instead of its words, which keeps files small. ARPA files written by
+other tools can be read too.
 
-A model file holds numbers and JSON, nothing that runs.
+A model file contains only numbers and JSON, no executable code.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from tamis.kernels import language_model as kernel
 from tamis.kernels.marks import MarkedWords, Words
 
 _KIND = "tamis language model 1"
-WAYS: dict[str, Words] = {"words": "unicode", "characters": "characters", "whitespace": "whitespace"}
-NEVER = -99.0  # log10 p of what is not predicted, as ARPA files write it
-UNKNOWN = -100.0  # log10 p of an unknown word where a file has none, as KenLM has it
+WORDS_OF_UNIT: dict[str, Words] = {"words": "unicode", "characters": "characters", "whitespace": "whitespace"}
+NEVER = -99.0  # log10 p of tokens that are never predicted, as in ARPA files
+UNKNOWN = -100.0  # log10 p of an unknown word if the file has none, as in KenLM
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a model reads."""
+    """How a model splits and normalizes text, and which n-grams it has."""
 
     order: int = 3
-    """The longest n-gram."""
+    """Length of the longest n-grams."""
     unit: Literal["words", "characters", "whitespace"] = "words"
-    """Words of UAX #29, signs left out, or single letters and digits; what is read from ARPA files is split at spaces."""
+    """`words`: UAX #29 words, without punctuation. `characters`: single letters and digits. `whitespace`: split at spaces; used
+    for models read from ARPA files."""
     fold: bool = True
-    """Whether case does not matter and every digit is read as 0 (Wenzek et al. 2020 do the same)."""
+    """Ignore case and read every digit as 0, as Wenzek et al. (2020) do."""
     min_count: int = 1
-    """The longest n-grams that occur less often are left out of the model; 2 makes a file much smaller."""
+    """Omit n-grams of the longest length that occur less often. 2 makes the file much smaller."""
 
     def check(self) -> None:
         if not 1 <= self.order <= kernel.LONGEST:
             raise ParameterError(f"`order` must be between 1 and {kernel.LONGEST}, got {self.order}")
-        if self.unit not in WAYS:
-            raise ParameterError(f"`unit` must be one of {', '.join(WAYS)}, got {self.unit!r}")
+        if self.unit not in WORDS_OF_UNIT:
+            raise ParameterError(f"`unit` must be one of {', '.join(WORDS_OF_UNIT)}, got {self.unit!r}")
         if self.min_count < 1:
             raise ParameterError(f"`min_count` must be positive, got {self.min_count}")
 
     def read(self, column: Column) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes and offsets of a string column in lower case, if case does not matter."""
+        """Return the bytes and offsets of a string column, in lower case if `fold` is set and it has bytes above 127."""
         data, offsets = _buffers(column)
         if self.fold and len(data) and data[offsets[0] : offsets[-1]].max(initial=0) > 127:
             data, offsets = _buffers(pc.utf8_lower(column))
@@ -87,11 +88,11 @@ def _buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """N-grams by key, with log10 p and log10 backoff."""
+    """N-gram keys with their log10 probability and log10 backoff weight."""
 
     settings: Settings
     keys: np.ndarray
-    """uint64, ascending, so that the same n-grams are the same file."""
+    """uint64, ascending, so that equal models give equal files."""
     values: np.ndarray
     """float32[n, 2]"""
 
@@ -103,10 +104,10 @@ class LanguageModel:
         return slots, slots.view(np.float32)
 
     def score(self, column: Column) -> tuple[np.ndarray, np.ndarray]:
-        """(log10 of the probability of each text, how many words and ends of lines it is of)."""
+        """Return (log10 of the probability of each text, its number of words and line ends)."""
         data, offsets = self.settings.read(column)
         logs, counts = np.zeros(len(column), np.float64), np.zeros(len(column), np.int64)
-        words = MarkedWords.of(data, offsets, WAYS[self.settings.unit])
+        words = MarkedWords.of(data, offsets, WORDS_OF_UNIT[self.settings.unit])
         kernel.score_rows(
             data,
             offsets,
@@ -121,13 +122,16 @@ class LanguageModel:
         return logs, counts
 
     def perplexity(self, column: Column) -> np.ndarray:
-        """The inverse geometric mean of the probabilities of the words and ends of lines of each text; nan without any."""
+        """Return the perplexity of each text: the inverse geometric mean of the probabilities of its words and line ends.
+
+        nan for texts without words.
+        """
         logs, counts = self.score(column)
         with np.errstate(over="ignore"):
             return np.where(counts > 0, 10.0 ** np.minimum(-logs / np.maximum(counts, 1), 300.0), np.nan)
 
     def save(self, path: str | Path) -> None:
-        """Write the model as safetensors: an 8-byte length, JSON, numbers."""
+        """Write the model in the safetensors format: an 8-byte length, JSON, numbers."""
         metadata = {"kind": _KIND, "settings": json.dumps(asdict(self.settings))}
         middle = self.keys.nbytes
         tensors = {
@@ -151,7 +155,7 @@ class LanguageModel:
 
     @staticmethod
     def load(path: str | Path) -> LanguageModel:
-        """Read a model, or an ARPA file (plain or gzip), or raise a TamisError that says what is wrong with the file."""
+        """Read a model or an ARPA file (plain or gzip). Raises a TamisError that names the problem if the file is invalid."""
         try:
             raw = Path(path).read_bytes()
         except OSError as error:
@@ -164,7 +168,7 @@ class LanguageModel:
             (size,) = struct.unpack_from("<Q", raw)
             header = json.loads(raw[8 : 8 + size])
             if header["__metadata__"]["kind"] != _KIND:
-                raise ValueError(f"it is a {header['__metadata__']['kind']!r}")
+                raise ValueError(f"its kind is {header['__metadata__']['kind']!r}")
             settings = Settings(**json.loads(header["__metadata__"]["settings"]))
             settings.check()
             parts = {
@@ -190,11 +194,11 @@ class LanguageModel:
             or not np.isin(marks, self.keys).all()
             or not np.isfinite(self.values).all()
         ):
-            raise ValueError("it is not complete")
+            raise ValueError("it is incomplete")
 
 
 def open_language_model(path: Path) -> LanguageModel:
-    """The model of a file, opened once in this process for as long as the file does not change."""
+    """Return the model of a file. Cached within the process until the file changes."""
     found = path.stat()
     return _open(str(path), found.st_size, found.st_mtime_ns)
 
@@ -205,7 +209,7 @@ def _open(path: str, size: int, changed: int) -> LanguageModel:
 
 
 def keys_of(ngrams: list[np.ndarray]) -> np.ndarray:
-    """The keys of n-grams given as hashes of their words, first to last."""
+    """Return the keys of n-grams, each given as the hashes of its words, first to last."""
     result = np.zeros(len(ngrams), np.uint64)
     for index, words in enumerate(ngrams):
         keys = np.zeros(len(words), np.uint64)
@@ -223,7 +227,7 @@ def sorted_model(settings: Settings, keys: np.ndarray, values: np.ndarray) -> La
 
 
 def _parse_arpa(text: str) -> LanguageModel:
-    """A backoff model in the format of the ARPA files of CMU, SRILM and KenLM: \\N-grams: log10 p, words, log10 backoff."""
+    """Parse a backoff model in ARPA format, as CMU, SRILM and KenLM write it: log10 p, words, log10 backoff on each line."""
     words: list[str] = []
     logs: list[float] = []
     backoffs: list[float] = []
@@ -263,4 +267,4 @@ def _ngram_lines(text: str) -> Iterator[tuple[int, str]]:
         elif length and line:
             yield length, line
     if not ended:
-        raise ValueError("it ends before its \\end\\")
+        raise ValueError("it has no \\end\\ line")

@@ -1,4 +1,4 @@
-"""Training of n-gram language models within bounded memory.
+"""Train n-gram language models within bounded memory.
 
     texts --words of each line--> n-grams, counted --modified Kneser-Ney--> log p and backoff of each n-gram
                                   (ngrams.py, on disk)
@@ -21,21 +21,21 @@ from tamis.batch import Column
 from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.kernels import language_model as kernel
 from tamis.kernels.marks import MarkedWords
-from tamis.models.language_model import NEVER, WAYS, LanguageModel, Settings, keys_of, sorted_model
+from tamis.models.language_model import NEVER, WORDS_OF_UNIT, LanguageModel, Settings, keys_of, sorted_model
 from tamis.models.ngrams import Runs, count_tokens
 from tamis.parameters import format_bytes
 
 WORKING_BYTES = 128_000_000
-"""What counting may hold; more makes it little faster."""
+"""Memory for counting; more makes it only slightly faster."""
 BYTES_PER_NGRAM = 64
-"""What a model takes while it is made, and as a table to look n-grams up in."""
-_COPIES = 4  # of what is held of one length, while it is merged
-_PER_BYTE = 128  # bytes held per byte of text that is being counted, if each is a token
+"""Memory that a model needs per n-gram, during training and as a lookup table."""
+_COPIES = 4  # of the buffer of one length, while it is merged
+_PER_BYTE = 128  # bytes of memory per byte of text being counted, if every byte is a token
 _SMALLEST_PIECE = 1 << 16
-_TELL_EVERY = 10_000_000  # words
+_REPORT_EVERY = 10_000_000  # words
 _TEXT = pa.schema({"text": pa.large_string()})
 _PLACED = np.dtype([("key", "<u8"), ("count", "<i8"), ("context", "<i8"), ("suffix", "<i8")])
-_FALLBACK = (0.5, 1.0, 1.5)  # discounts where there is too little to estimate them, as KenLM has it
+_FALLBACK = (0.5, 1.0, 1.5)  # discounts if there is too little data to estimate them, as in KenLM
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Trained:
     words: int
     vocabulary: int
     ngrams: tuple[int, ...]
-    """How many different n-grams of each length the model has."""
+    """Number of distinct n-grams of each length."""
     tested: int
     perplexity: float
-    """Of all texts held out together; nan if there are none."""
+    """Perplexity of all held-out texts together; nan if there are none."""
     percentiles: dict[int, float]
-    """Of the perplexities of single texts held out."""
+    """Percentiles of the perplexities of the held-out texts."""
 
 
 def train(
@@ -59,16 +59,16 @@ def train(
     settings: Settings | None = None,
     holdout: float = 0.1,
     working_bytes: int = WORKING_BYTES,
-    room_bytes: int | None = None,
+    model_bytes: int | None = None,
     folder: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Trained:
-    """Train on string columns and evaluate on the share `holdout` of the texts, chosen by content and kept apart.
+    """Train on string columns and evaluate on the fraction `holdout` of the texts, which is chosen by content.
 
-    Texts may come column by column. Holds the model, about 64 bytes for each of its n-grams, and beside it about
-    `working_bytes` and one column of texts; n-grams still being counted and texts held out are on disk, in a temporary folder
-    in `folder`, about 10 bytes for each byte of text. What is learned depends on none of these, nor on how the texts are cut
-    into columns. If `room_bytes` are too few for the model, an error says so before it is made.
+    `texts` may be an iterable of columns. Memory: about 64 bytes per n-gram for the model, plus about `working_bytes` and one
+    column of texts. Disk: n-gram counts and held-out texts are stored in a temporary folder in `folder`, about 10 bytes per
+    byte of text. The result depends neither on these limits nor on how the texts are divided into columns. If the model
+    would exceed `model_bytes`, a BudgetError is raised before it is built.
     """
     settings = settings or Settings()
     settings.check()
@@ -78,8 +78,10 @@ def train(
     with tempfile.TemporaryDirectory(prefix="tamis-", dir=folder) as work:
         counted = _Counted.of(columns, settings, holdout, Path(work), working_bytes, progress)
         if not counted.tokens:
-            raise TamisError("there is no word to learn from", hint="is `text_field` the column that holds the text?")
-        keys, values, sizes = _estimate(counted, settings, room_bytes, progress)
+            raise TamisError(
+                "the input has no words to train on", hint="is `text_field` the column that contains the text?"
+            )
+        keys, values, sizes = _estimate(counted, settings, model_bytes, progress)
         model = sorted_model(settings, keys, values)
         del keys, values
         scored = [model.score(column) for column in counted.tested()]
@@ -98,7 +100,7 @@ def train(
 
 
 def _held_out(texts: Column, holdout: float) -> np.ndarray:
-    """Which texts are for testing: those whose content hashes below a bound, whatever their order or number."""
+    """Return which texts are held out: those whose content hash is below a bound, independent of order and number."""
     bound = int(holdout * 2**32)
     hashes = b"".join(hashlib.blake2b((text or "").encode(), digest_size=4).digest() for text in texts.to_pylist())
     return np.frombuffer(hashes, "<u4").astype(np.int64) < bound
@@ -106,7 +108,7 @@ def _held_out(texts: Column, holdout: float) -> np.ndarray:
 
 @dataclass
 class _Counted:
-    """N-grams of all texts to learn from, and the texts to test on, in files."""
+    """The n-grams of all training texts, and the held-out texts, in files."""
 
     runs: list[Runs]
     held_out: Path
@@ -126,25 +128,25 @@ class _Counted:
         working_bytes: int,
         progress: Callable[[str], None] | None,
     ) -> _Counted:
-        room = working_bytes // (settings.order + _COPIES)
-        runs = [Runs(work / f"{length}-grams", room) for length in range(1, settings.order + 1)]
+        buffer_bytes = working_bytes // (settings.order + _COPIES)
+        runs = [Runs(work / f"{length}-grams", buffer_bytes) for length in range(1, settings.order + 1)]
         counted = cls(runs, work / "held-out.arrow", work, working_bytes)
-        told = 0
+        reported = 0
         with pa.OSFile(str(counted.held_out), "wb") as file, pa.ipc.new_file(file, _TEXT) as tested:
             for column in columns:
                 for piece in _pieces(column, max(_SMALLEST_PIECE, working_bytes // _PER_BYTE)):
-                    apart = _held_out(piece, holdout)
-                    if apart.any():
-                        tested.write_batch(pa.record_batch([piece.filter(pa.array(apart))], schema=_TEXT))
-                    counted._count(piece.filter(pa.array(~apart)) if apart.any() else piece, settings)
-                if progress is not None and counted.words >= told + _TELL_EVERY:
-                    told = counted.words
+                    held = _held_out(piece, holdout)
+                    if held.any():
+                        tested.write_batch(pa.record_batch([piece.filter(pa.array(held))], schema=_TEXT))
+                    counted._count(piece.filter(pa.array(~held)) if held.any() else piece, settings)
+                if progress is not None and counted.words >= reported + _REPORT_EVERY:
+                    reported = counted.words
                     progress(f"counted {counted.words:,} words")
         return counted
 
     def _count(self, texts: Column, settings: Settings) -> None:
         data, offsets = settings.read(texts)
-        words, fold = MarkedWords.of(data, offsets, WAYS[settings.unit]), settings.folding
+        words, fold = MarkedWords.of(data, offsets, WORDS_OF_UNIT[settings.unit]), settings.folding
         none = np.zeros(0, np.uint64), np.zeros(0, np.int32)
         count = kernel.find_tokens(data, offsets, words.begins, words.ends, fold, *none)
         tokens, places = np.zeros(count, np.uint64), np.zeros(count, np.int32)
@@ -162,7 +164,7 @@ class _Counted:
 
 
 def _pieces(column: Column, num_bytes: int) -> Iterator[pa.Array]:
-    """A column in arrays of about so many bytes, or of one text that is longer."""
+    """Split a column into arrays of about `num_bytes`, or of a single text that is longer."""
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         texts = chunk.cast(pa.large_string())
         offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :] if len(texts) else np.zeros(1, np.int64)
@@ -176,18 +178,19 @@ def _pieces(column: Column, num_bytes: int) -> Iterator[pa.Array]:
 
 @dataclass
 class _Grams:
-    """The different n-grams of one length, in the order of their keys."""
+    """The distinct n-grams of one length, sorted by key."""
 
     keys: np.ndarray
     counts: np.ndarray
     begins: np.ndarray
     context: np.ndarray
-    """Where the n-gram without its last word is among the shorter ones, and without its first."""
+    """Index of the n-gram without its last word among the n-grams one word shorter."""
     suffix: np.ndarray
+    """The same without its first word."""
 
     @staticmethod
     def of(records: np.ndarray, shorter: np.ndarray) -> _Grams:
-        """Of records, with the keys of all n-grams one shorter."""
+        """Build from records; `shorter`: the keys of all n-grams one word shorter."""
         none = np.zeros(0, np.int64)
         parts = (
             [np.searchsorted(shorter, records[name]) for name in ("context", "suffix")] if len(shorter) else [none] * 2
@@ -196,17 +199,17 @@ class _Grams:
 
 
 def _estimate(
-    counted: _Counted, settings: Settings, room_bytes: int | None, progress: Callable[[str], None] | None
+    counted: _Counted, settings: Settings, model_bytes: int | None, progress: Callable[[str], None] | None
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Keys and values (log10 p, log10 backoff) of all n-grams, and how many there are of each length.
+    """Return the keys and values (log10 p, log10 backoff) of all n-grams, and their number for each length.
 
-    p(w | c) = (a(c w) - D) / a(c) + g(c) p(w | c without its first word), where a counts occurrences of the longest n-grams
-    and of those that begin a line, and for the others the different words that stand before them; g(c) is what makes the
-    probabilities after c add up to one, and the backoff of c.
+    p(w | c) = (a(c w) - D) / a(c) + g(c) p(w | c without its first word). For the longest n-grams and those at the start of a
+    line, a is the number of occurrences; for all others, the number of distinct words that precede them. g(c) makes the
+    probabilities after c sum to one; it is the backoff weight of c.
 
-    The shorter n-grams are all in the model, and so in memory. The longest are most, and many of them may be left out: they
-    pass part by part, once to see how many there are, once for the masses of their contexts, once for their probabilities.
-    Sums of fractions are taken in the order of the keys, so that they do not depend on the parts.
+    All shorter n-grams are part of the model and therefore in memory. Most n-grams are of the longest length, and many of
+    those may be omitted: they are processed part by part, once to count them, once for the total mass of their contexts,
+    once for their probabilities. Fractions are summed in key order, so the sums do not depend on the division into parts.
     """
     order = settings.order
     lengths: list[_Grams] = []
@@ -226,10 +229,10 @@ def _estimate(
             progress(f"merging n-grams of {order}")
         longest = _Longest.of(counted, lengths[-1], settings.min_count)
         adjusted[-1] += np.where(lengths[-1].begins, 0, longest.before)
-    _check_room(sum(len(grams.keys) for grams in lengths) + (longest.kept if longest else 0), room_bytes)
+    _check_memory(sum(len(grams.keys) for grams in lengths) + (longest.kept if longest else 0), model_bytes)
     logs: list[np.ndarray] = []
     backoffs: list[np.ndarray] = []
-    lower = np.zeros(0)  # p of the n-grams one shorter
+    lower = np.zeros(0)  # p of the n-grams one word shorter
     unknown = 0.0
     for length, (grams, integers) in enumerate(zip(lengths, adjusted, strict=True), 1):
         counts = integers.astype(np.float64)
@@ -273,29 +276,30 @@ def _joined(parts: list[_Grams]) -> _Grams:
     return _Grams(*(np.concatenate(field) for field in fields))
 
 
-def _check_room(ngrams: int, room_bytes: int | None) -> None:
+def _check_memory(ngrams: int, model_bytes: int | None) -> None:
     need = BYTES_PER_NGRAM * ngrams
-    if room_bytes is not None and need > room_bytes:
+    if model_bytes is not None and need > model_bytes:
         raise BudgetError(
-            f"a model of {ngrams:,} n-grams takes about {format_bytes(need)} to make and to use, and "
-            f"{format_bytes(room_bytes)} of memory are left for it",
-            hint="give it more --memory, leave out rare n-grams with --min-count 2, or lower --order or --max-rows",
+            f"a model of {ngrams:,} n-grams needs about {format_bytes(need)} of memory, and only "
+            f"{format_bytes(model_bytes)} are available for it",
+            hint="increase --memory, omit rare n-grams with --min-count 2, or reduce --order or --max-rows",
         )
 
 
 @dataclass
 class _Longest:
-    """The longest n-grams, in a file of (key, count, context, suffix), the last two as places among those one shorter."""
+    """The longest n-grams, in a file of (key, count, context, suffix); the last two are indices as in `_Grams`."""
 
     path: Path
     rows: int
     at_once: int
     min_count: int
     kept: int
-    """How many of them the model has."""
+    """Number of these n-grams in the model."""
     before: np.ndarray
-    """Of each n-gram one shorter: the different words that stand before it, and how often it is followed by a word."""
+    """For each n-gram one word shorter: the number of distinct words that precede it."""
     totals: np.ndarray
+    """For each n-gram one word shorter: how often a word follows it."""
     times: np.ndarray
 
     @classmethod
@@ -319,7 +323,7 @@ class _Longest:
         return cls(path, rows, at_once, min_count, kept, before, totals, times)
 
     def finish(self, lower: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """(Keys and log10 p of the n-grams kept, what is left of the probability after each n-gram one shorter)."""
+        """Return ((keys, log10 p) of the n-grams kept, remaining probability after each n-gram one word shorter)."""
         discounts = _discounts(self.times)
         masses = np.zeros(len(lower), np.float64)
         for part in self._parts():
@@ -349,7 +353,7 @@ class _Longest:
 
 
 def _rests(masses: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """What is left for words that never followed, one where none ever did."""
+    """Return the probability left for words that never followed; 1 if none ever did."""
     seen = totals > 0
     rests = np.ones(len(totals))
     rests[seen] = np.maximum(1 - masses[seen] / totals[seen], 1e-9)
@@ -357,13 +361,13 @@ def _rests(masses: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _times(counts: np.ndarray) -> np.ndarray:
-    """How many of the counts are 1, 2, 3, 4, and something else."""
+    """Return how many of the counts are 1, 2, 3, 4, and any other number."""
     found = np.bincount(np.where(counts > 4, 0, counts), minlength=5)
     return np.concatenate([found[1:], found[:1]])
 
 
 def _discounts(counted: np.ndarray) -> np.ndarray:
-    """What is taken off counts of 0, 1, 2, and of 3 and more (Chen and Goodman 1998, equation 26)."""
+    """Return the discounts for counts of 0, 1, 2, and 3 or more (Chen and Goodman 1998, equation 26)."""
     times = [int(each) for each in counted[:4]]
     found = _FALLBACK
     if all(times):

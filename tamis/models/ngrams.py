@@ -1,12 +1,12 @@
-"""N-grams counted within bounded memory: what of them is in memory is small, the rest lies sorted on disk.
+"""Count n-grams within bounded memory: a small buffer in memory, sorted runs on disk.
 
     tokens of a piece of text --sort, count--> run --+
-    tokens of the next        --sort, count--> run --+-- held, merged, --> a longer run on disk --+
-    ...                                                                                           +--> merged again, range
-                                                                          a longer run on disk --+     after range of keys
+    tokens of the next        --sort, count--> run --+-- buffered, merged --> a longer run on disk --+
+    ...                                                                                              +--> merged again, one
+                                                                              a longer run on disk --+    key range at a time
 
-A record is one n-gram: its key, how often it occurs, the keys of what it is made of. Of several n-grams with the same key
-the first of the texts is the one that is kept, so what comes out does not depend on how the texts were cut.
+A record describes one n-gram: its key, its count, and the keys of its context and suffix. If several n-grams have the same
+key, the first one in the texts is kept, so the result does not depend on how the texts are divided into pieces.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tamis.kernels import language_model as kernel
 
 WORD = np.dtype([("key", "<u8"), ("count", "<i8"), ("begins", "?")])
 NGRAM = np.dtype([*WORD.descr, ("context", "<u8"), ("suffix", "<u8")])
-"""`begins` tells whether the line begins with it, mark included; `context` is it without its last word, `suffix` without
-its first."""
+"""`begins` is whether the n-gram starts at the beginning of a line (with BEGIN); `context` is the key of the n-gram without
+its last word, `suffix` without its first."""
 
 _RANGE_BITS = 11
 _RANGES = 1 << _RANGE_BITS
-"""Into as many equal ranges of keys a run can be divided when it is read back."""
+"""Number of equal key ranges in which a run can be read back."""
 
 
 def count_tokens(tokens: np.ndarray, places: np.ndarray, order: int) -> Iterator[np.ndarray]:
-    """The n-grams of each length from 1 to `order` of a piece of text, as records in the order of their keys."""
+    """Yield the n-grams of a piece of text for each length from 1 to `order`, as records sorted by key."""
     shorter = np.zeros(0, np.uint64)
     for length in range(1, order + 1):
         keys = np.zeros(len(tokens), np.uint64)
@@ -46,7 +46,7 @@ def count_tokens(tokens: np.ndarray, places: np.ndarray, order: int) -> Iterator
 
 
 def merge(runs: list[np.ndarray]) -> np.ndarray:
-    """One run of several, in the order of the texts."""
+    """Merge several runs, given in the order of the texts, into one."""
     if len(runs) == 1:
         return runs[0]
     records = np.concatenate(runs)
@@ -61,10 +61,10 @@ def merge(runs: list[np.ndarray]) -> np.ndarray:
 
 
 class Runs:
-    """The n-grams of one length, held up to `room_bytes` and beyond that in a file of sorted runs."""
+    """The n-grams of one length: up to `buffer_bytes` in memory, the rest in a file of sorted runs."""
 
-    def __init__(self, path: Path, room_bytes: int) -> None:
-        self.path, self.room_bytes = path, room_bytes
+    def __init__(self, path: Path, buffer_bytes: int) -> None:
+        self.path, self.buffer_bytes = path, buffer_bytes
         self._held: list[np.ndarray] = []
         self._held_bytes = 0
         self._starts: list[int] = []
@@ -72,23 +72,23 @@ class Runs:
         self._kind = NGRAM
 
     def add(self, run: np.ndarray) -> None:
-        """Take the n-grams of a piece of text; pieces come in the order of the texts."""
+        """Add the n-grams of a piece of text. Pieces must be added in the order of the texts."""
         if not len(run):
             return
         self._kind = run.dtype
         self._held.append(run)
         self._held_bytes += run.nbytes
-        if self._held_bytes > self.room_bytes:
+        if self._held_bytes > self.buffer_bytes:
             merged = merge(self._held)
-            # What is the same again and again takes no more room; only if merging does not help is it written.
-            if merged.nbytes > self.room_bytes // 2:
+            # Merging may be enough when the same n-grams keep occurring; write only if it does not free half of the buffer.
+            if merged.nbytes > self.buffer_bytes // 2:
                 self._write(merged)
                 self._held, self._held_bytes = [], 0
             else:
                 self._held, self._held_bytes = [merged], merged.nbytes
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        """All different n-grams in the order of their keys, a part at a time."""
+        """Yield all distinct n-grams in key order, a part at a time."""
         if not self._starts:
             if self._held:
                 yield merge(self._held)
@@ -99,7 +99,7 @@ class Runs:
         sizes = np.diff(self._bounds, axis=1).sum(axis=0) * self._kind.itemsize
         at = 0
         while at < _RANGES:
-            stop = at + max(1, int(np.searchsorted(np.cumsum(sizes[at:]), self.room_bytes, side="right")))
+            stop = at + max(1, int(np.searchsorted(np.cumsum(sizes[at:]), self.buffer_bytes, side="right")))
             found = [run for run in self._read(at, stop) if len(run)]
             if found:
                 yield merge(found)

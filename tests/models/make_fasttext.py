@@ -1,4 +1,4 @@
-"""Writes fastText models with random weights, of every kind the format knows, for tests."""
+"""Write fastText models with random weights, of every kind that the format supports, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recipe:
     output_quantised: bool = False
     normed: bool = False
     kept: int | None = None
-    """How many buckets are left of a pruned model."""
+    """Number of buckets left in a pruned model."""
     version: int = 12
     seed: int = 0
     input: np.ndarray | None = None
@@ -101,7 +101,7 @@ class Recipe:
 
 
 def hand_made(path: Path, good: list[str], bad: list[str]) -> Path:
-    """A model of words that are good and words that are bad, with the labels __label__hq and __label__lq."""
+    """Write a model that knows some good and some bad words, with the labels __label__hq and __label__lq."""
     weights = np.zeros((1 + len(good) + len(bad), 4))
     weights[1 : 1 + len(good), 0], weights[1 + len(good) :, 1] = 6, 6
     labels = ["__label__hq", "__label__lq"]

