@@ -48,7 +48,7 @@ class Deferred:
 
     @property
     def wrapped(self) -> Any:
-        """numba's dispatcher or intrinsic. Also replaces the deferred functions among its globals, where numba looks up callees."""
+        """numba's dispatcher or intrinsic. Deferred callees are replaced in the globals, where numba looks them up."""
         if self._wrapped is None:
             self._wrapped = self._wrap(self._function)
             names = set(_names(self._function.__code__))

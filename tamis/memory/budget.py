@@ -115,7 +115,9 @@ def make_budget(
     )
     reasons["fixed_bytes"] = f"{format_bytes(fixed)}: interpreter, Arrow, compiled kernels"
     if learned > WORKER_BYTES:
-        source = "operators declare" if learned_bytes in (None, operator_bytes) else "an earlier run measured for operators"
+        source = (
+            "operators declare" if learned_bytes in (None, operator_bytes) else "an earlier run measured for operators"
+        )
         reasons["fixed_bytes"] += f", and the {format_bytes(learned - WORKER_BYTES)} that {source}"
     share = each // count
     reasons["worker_bytes"] = f"{format_bytes(share)}: an equal share of the rest for each worker"
