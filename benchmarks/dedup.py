@@ -3,6 +3,7 @@
     python benchmarks/dedup.py compare --peer PEER/bin/python        ratios to datatrove, in one run
     python benchmarks/dedup.py scale 1000000 3000000 10000000 --memory 2GB    time and peak memory by size
     python benchmarks/dedup.py quality                                        precision and recall against brute force
+    python benchmarks/dedup.py families                                       recall in families of variants, low thresholds
     python benchmarks/dedup.py device                                         hashes on a GPU and on one core
 
 `--peer` is the Python of an environment with datatrove:
@@ -23,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,6 +231,49 @@ def quality(args: argparse.Namespace) -> None:
         print(f"{verify:20}{right / len(gone):>12.4f}{right / close.sum():>10.4f}{promised:>20.4f}")
 
 
+def families(args: argparse.Namespace) -> None:
+    """Families of documents, each a changed copy of an earlier one of its family; recall against brute force.
+
+    Recall: of the rows with an earlier survivor at the threshold or above, the share that was dropped.
+    """
+    rng = random.Random(2)
+    vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
+    texts: list[list[str]] = []
+    for _ in range(args.families):
+        family = [rng.choices(vocabulary, k=rng.randint(60, 150))]
+        for _ in range(args.members - 1):
+            copy = list(rng.choice(family))
+            for _ in range(rng.randint(0, max(1, len(copy) // 10))):
+                copy[rng.randrange(len(copy))] = rng.choice(vocabulary)
+            family.append(copy)
+        texts += family
+    rng.shuffle(texts)
+    sets = [{tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in texts]
+    rows = [{"number": number, "text": " ".join(words)} for number, words in enumerate(texts)]
+    print(f"{args.families:,} families of {args.members}, settings {args.settings}")
+    print(f"{'threshold':>10}{'kept':>10}{'dropped':>10}{'missed':>10}{'recall':>10}{'CPU s':>8}")
+    for threshold in args.thresholds:
+        pipeline = Pipeline(Rows(rows), FuzzyDedup(threshold=threshold, settings=args.settings))
+        _, cpu, table = timed(lambda p=pipeline: p.collect(executor="inline"))
+        kept = sorted(table["number"].to_pylist())
+        missed = count_missed([sets[number] for number in kept], threshold)
+        dropped = len(rows) - len(kept)
+        recall = dropped / (dropped + missed)
+        print(f"{threshold:>10}{len(kept):>10,}{dropped:>10,}{missed:>10,}{recall:>10.4f}{cpu:>8.1f}", flush=True)
+
+
+def count_missed(kept: list[set[tuple[str, ...]]], threshold: float) -> int:
+    """How many of these sets are as similar as the threshold to an earlier one."""
+    holders: dict[tuple[str, ...], list[int]] = {}
+    missed = 0
+    for number, ngrams in enumerate(kept):
+        shared = Counter(other for ngram in ngrams for other in holders.get(ngram, ()))
+        missed += any(n / len(ngrams | kept[other]) >= threshold for other, n in shared.items())
+        for ngram in ngrams:
+            holders.setdefault(ngram, []).append(number)
+    return missed
+
+
 def device(args: argparse.Namespace) -> None:
     """Sign the same batch on a GPU and on one core; the bits must agree."""
     import cupy
@@ -283,6 +328,12 @@ def main() -> None:
     command.add_argument("--threshold", type=float, default=0.8)
     command.add_argument("--words", type=int, nargs=2, default=(60, 400), help="the shortest and the longest document")
     command.set_defaults(run=quality)
+    command = commands.add_parser("families")
+    command.add_argument("--families", type=int, default=500)
+    command.add_argument("--members", type=int, default=16)
+    command.add_argument("--thresholds", type=float, nargs="+", default=(0.5, 0.6, 0.7, 0.8))
+    command.add_argument("--settings", default="fineweb")
+    command.set_defaults(run=families)
     commands.add_parser("device").set_defaults(run=device)
     args = parser.parse_args()
     args.run(args)

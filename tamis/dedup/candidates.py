@@ -71,7 +71,7 @@ class Comparison:
     @property
     def row_bytes(self) -> int:
         """Memory per candidate while it is compared, less its set of n-grams."""
-        return 64 + 8 * self.num_bands + 14 * self.num_bands
+        return 72 + 8 * self.num_bands + 14 * self.num_bands
 
     def rows_in(self, memory: int, table: pa.Table) -> int:
         """How many candidates like those of a table can be compared at a time: with a copy, and with sets unpacked."""
@@ -428,8 +428,10 @@ class Found:
         likeness, near_likeness = np.empty(rows, np.float64), np.empty(rows, np.float64)
         kernel.choose(
             component, ranks, keys, fixed, how.verify == "none", sets, spans, bits, how.threshold,
-            max(0.0, how.threshold - NEAR), np.empty(rows, np.int64), np.empty((rows, how.num_bands), np.int32),
-            np.empty(slots, np.int32 if slots < 2**31 else np.int64), twins, likeness, near, near_likeness,
+            max(0.0, how.threshold - NEAR), kernel.MAX_LINKED, kernel.MAX_UNLINKED,
+            np.empty(rows, np.int64), np.empty((rows, how.num_bands), np.int32),
+            np.empty(slots, np.int32 if slots < 2**31 else np.int64), np.empty(rows, np.int64),
+            twins, likeness, near, near_likeness,
         )  # fmt: skip
         met = np.flatnonzero((twins >= 0) | (near >= 0))
         other = np.where(twins[met] >= 0, twins[met], near[met])

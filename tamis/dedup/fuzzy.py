@@ -109,7 +109,7 @@ class FuzzyDedup(Gather):
     seed: int = 1
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
-    version = 3
+    version = 4
     incidental = frozenset({"device", "storage_options"})
 
     def check(self) -> None:

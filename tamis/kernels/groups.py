@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.jit import kernel
-from tamis.kernels.sets import likeness as likeness_of
+from tamis.kernels.sets import likeness
 
-MAX_COMPARED = 256
-"""Kept rows that one row is compared with at most. It only matters where hundreds of rows meet in a band and are yet unlike
-each other (pages of one template); there it bounds the time, and may keep a row too many, never drop one too many."""
+MAX_LINKED = 256
+"""Survivors sharing a band with a row that it is compared with at most."""
+
+MAX_UNLINKED = 64
+"""Other survivors of its component that a row is compared with at most.
+
+Both limits matter only where hundreds of dissimilar rows are linked, such as pages of one template. They bound the time
+per row. A row beyond them may be kept although it has a duplicate; none is dropped that has none."""
 
 
 @kernel
@@ -118,26 +123,30 @@ def num_slots(rows, bands):
 
 @kernel
 def choose(
-    components, ranks, keys, fixed, chained, sets, spans, bits, threshold, floor,
-    seen, following, table, twins, likeness, near, near_likeness,
+    components, ranks, keys, fixed, chained, sets, spans, bits, threshold, floor, max_linked, max_unlinked,
+    compared_with, following, table, survivors, matches, similarities, nearest, nearest_similarities,
 ):  # fmt: skip
-    """Decide who stays, going through the rows of each component in the order of the keep policy.
+    """Decide which rows are dropped, visiting the rows of each component in the order of the keep policy.
 
-    A row goes if a row that stays, and that it shares a band with, is alike enough; it goes in favour of the most alike of
-    these, of the best ranked one among equals. So nothing goes but in favour of a row that stays and was compared with it.
+    A row is compared with at most `max_linked` survivors that share a band with it, and matches the most similar one (the
+    first in order if several are equally similar). If none of them reaches the threshold, it is compared with the other
+    survivors of the component, in order and at most `max_unlinked` of them, and matches the first one that does. A row
+    that matches a survivor is dropped; one that does not is the next survivor.
 
-    components  int64[rows]          ascending; rows of a component follow each other in the order of the policy
-    ranks       int64[rows]          equal, and adjacent, where rows must not be compared: only other sources count
-    keys        uint64[rows, bands]  rows meet where a key is equal
-    fixed       bool[rows]           rows that stay whatever they are like
-    chained                          all rows of a component count as alike; they go in favour of the first
-    sets, spans and bits             what is compared, see `sets.likeness`
-    seen        int64[rows], following int32[rows, bands], table int[num_slots of the largest component]: room to work in
-    twins       int64[rows]          out: in whose favour, or -1 for rows that stay
-    likeness    float64[rows]        out: how alike the twin is
-    near, near_likeness              out: for rows that stay, the most alike row they were compared with, if above `floor`
+    components    int64[rows]          ascending; the rows of a component are in the order of the policy
+    ranks         int64[rows]          rows of equal rank are adjacent and are not compared with each other
+    keys          uint64[rows, bands]  two rows share a band where their keys are equal
+    fixed         bool[rows]           rows that are kept without a comparison
+    chained       bool                 all rows of a component match its first row
+    sets, spans and bits               what is compared, see `sets.likeness`
+    compared_with int64[rows], following int32[rows, bands], table int[num_slots of the largest component],
+    survivors int64[rows]              working memory
+    matches       int64[rows]          out: the survivor that a dropped row matches, or -1 for a row that is kept
+    similarities  float64[rows]        out: the similarity to it
+    nearest, nearest_similarities      out: for a kept row, the most similar survivor it was compared with, if above `floor`
     """
     rows, bands = keys.shape
+    least = min(threshold, floor)
     first = 0
     while first < rows:
         last = first
@@ -146,33 +155,36 @@ def choose(
         slots = 16
         while slots <= (last - first) * bands * 4 // 3:
             slots *= 2
-        heads = table[:slots]  # of the chain of kept rows with a key: (row - first) * bands + band
+        heads = table[:slots]  # of the list of survivors with a key: (row - first) * bands + band
         heads[:] = -1
         mask = np.uint64(slots - 1)
-        waiting = first  # rows from here on are not in the chains yet
+        pending = first  # rows from here on are not listed as survivors yet
+        num_survivors = 0
         for row in range(first, last):
-            seen[row] = -1
+            compared_with[row] = -1
             if chained:
-                twins[row] = near[row] = -1
-                likeness[row] = near_likeness[row] = 0.0
+                matches[row] = nearest[row] = -1
+                similarities[row] = nearest_similarities[row] = 0.0
                 if ranks[row] != ranks[first] and not fixed[row]:
-                    twins[row] = first
-                    likeness[row] = likeness_of(row, first, sets, spans, bits, 0.0)
+                    matches[row] = first
+                    similarities[row] = likeness(row, first, sets, spans, bits, 0.0)
                 continue
-            if ranks[row] != ranks[waiting]:
-                for kept in range(waiting, row):
-                    if twins[kept] < 0:
+            if ranks[row] != ranks[pending]:
+                for kept in range(pending, row):
+                    if matches[kept] < 0:
+                        survivors[num_survivors] = kept
+                        num_survivors += 1
                         for band in range(bands):
                             slot = _slot(heads, mask, keys, first, keys[kept, band])
                             before = heads[slot]
                             following[kept, band] = first + before // bands if before >= 0 else -1
                             heads[slot] = (kept - first) * bands + band
-                waiting = row
-            best, best_alike = np.int64(-1), -1.0
+                pending = row
+            best, best_similarity = np.int64(-1), -1.0
             if not fixed[row]:
                 compared, crowded = 0, True
-                # A few of each band first, so that one crowded band cannot use up what a row may be compared with.
-                for few in (max(1, MAX_COMPARED // bands), MAX_COMPARED):
+                # A few of each band first, so that one crowded band does not exhaust the limit.
+                for few in (max(1, max_linked // bands), max_linked):
                     if not crowded:
                         break
                     crowded = False
@@ -180,19 +192,29 @@ def choose(
                         here = 0
                         head = heads[_slot(heads, mask, keys, first, keys[row, band])]
                         other = first + np.int64(head) // bands if head >= 0 else np.int64(-1)
-                        while other >= 0 and compared < MAX_COMPARED and here < few:
+                        while other >= 0 and compared < max_linked and here < few:
                             here += 1
-                            if seen[other] != row:
-                                seen[other] = row
+                            if compared_with[other] != row:
+                                compared_with[other] = row
                                 compared += 1
-                                alike = likeness_of(row, other, sets, spans, bits, min(threshold, floor))
-                                if alike > best_alike or (alike == best_alike and other < best):
-                                    best, best_alike = other, alike
+                                similarity = likeness(row, other, sets, spans, bits, least)
+                                if similarity > best_similarity or (similarity == best_similarity and other < best):
+                                    best, best_similarity = other, similarity
                             other = np.int64(following[other, band])
                         crowded |= other >= 0
-            goes = best >= 0 and best_alike >= threshold - 1e-9
-            twins[row] = best if goes else -1
-            likeness[row] = best_alike if goes else 0.0
-            near[row] = best if best >= 0 and not goes and best_alike >= floor else -1
-            near_likeness[row] = max(best_alike, 0.0)
+                compared = 0
+                for number in range(num_survivors):
+                    if best_similarity >= threshold - 1e-9 or compared == max_unlinked:
+                        break
+                    other = survivors[number]
+                    if compared_with[other] != row:
+                        compared += 1
+                        similarity = likeness(row, other, sets, spans, bits, least)
+                        if similarity > best_similarity:
+                            best, best_similarity = other, similarity
+            drops = best >= 0 and best_similarity >= threshold - 1e-9
+            matches[row] = best if drops else -1
+            similarities[row] = best_similarity if drops else 0.0
+            nearest[row] = best if best >= 0 and not drops and best_similarity >= floor else -1
+            nearest_similarities[row] = max(best_similarity, 0.0)
         first = last

@@ -25,6 +25,9 @@ WHOLE = 32
 SPARE = 5
 """Bits of a place beyond those that number the n-grams. One more halves the mistakes, and one gap in ten takes two bytes."""
 
+STRIDE = 64
+"""Values that `overlap` compares before it checks whether the sets can still be similar enough."""
+
 MOST = 255
 """A gap that is this or more takes another byte."""
 
@@ -152,32 +155,47 @@ def sort_sets(values, offsets, out, spans):
 
 
 @kernel
-def overlap(values, first, last, shift, other, end, other_shift):
-    """How many values two ascending spans of an array share, after each is shifted down; repeats count as often as in both."""
+def overlap(values, first, last, shift, other, end, other_shift, max_unmatched):
+    """How many values two ascending spans of an array share, after each is shifted down; repeats count as often as in both.
+
+    Returns -1 as soon as more than `max_unmatched` values of the two spans are known to have no counterpart.
+    """
     shared = np.int64(0)
+    begin = first + other
     while first < last and other < end:
-        a, b = values[first] >> shift, values[other] >> other_shift
-        shared += np.int64(a == b)
-        first += np.int64(a <= b)
-        other += np.int64(b <= a)
+        # The check is cheap only when it is rare. A step advances each span by one value at most.
+        stop = min(first + STRIDE, last)
+        other_stop = min(other + STRIDE, end)
+        while first < stop and other < other_stop:
+            a, b = values[first] >> shift, values[other] >> other_shift
+            shared += np.int64(a == b)
+            first += np.int64(a <= b)
+            other += np.int64(b <= a)
+        if first + other - begin - 2 * shared > max_unmatched:
+            return np.int64(-1)
     return shared
 
 
 @kernel
 def likeness(a, b, sets, spans, bits, least):
-    """The Jaccard similarity of the sets of rows a and b; -1 if it is less than `least` without looking closely.
+    """The Jaccard similarity of the sets of rows a and b, or -1 once it is certain to be below `least`.
 
     sets   uint32             ascending values of all rows, one row after the other
     spans  int64[rows + 1]    where those of each row begin
-    bits   int8[rows]         of how many bits the values of a row are: WHOLE, or those of a packed set
+    bits   int8[rows]         how many bits the values of a row have: WHOLE, or those of a packed set
     """
     size_a, size_b = spans[a + 1] - spans[a], spans[b + 1] - spans[b]
     if min(size_a, size_b) < least * max(size_a, size_b) - 1e-9:
-        return -1.0  # even if one held the other they could not be alike enough
+        return -1.0  # even a subset of the larger set would not be similar enough
+    # shared / (a + b - shared) >= least  is  shared >= least / (1 + least) * (a + b); the rest is unmatched.
+    needed = math.ceil(least / (1.0 + least) * (size_a + size_b) - 1e-6)
     common = min(bits[a], bits[b])
     shared = overlap(
-        sets, spans[a], spans[a + 1], np.uint32(bits[a] - common), spans[b], spans[b + 1], np.uint32(bits[b] - common)
-    )
+        sets, spans[a], spans[a + 1], np.uint32(bits[a] - common), spans[b], spans[b + 1], np.uint32(bits[b] - common),
+        size_a + size_b - 2 * needed,
+    )  # fmt: skip
+    if shared < 0:
+        return -1.0
     by_chance = (size_a - shared) * (size_b - shared) / 2.0**common
     shared = max(0, math.floor(shared - by_chance + 0.5))
     return shared / max(1, size_a + size_b - shared)

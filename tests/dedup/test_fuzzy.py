@@ -21,6 +21,7 @@ from tamis.dedup.shuffle import as_matrix
 from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import WorkerDied
 from tamis.executors import driver
+from tamis.kernels import groups as groups_kernel
 
 VOCABULARY = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 6)) for n in range(4000)]
 
@@ -73,30 +74,46 @@ def fates(rows, step, per_partition=50, **options):
 
 
 def naive(rows, step):
-    """Greedy in source order over rows that share a band key; the keys are the step's own."""
+    """Greedy in source order within each component of rows that share band keys; the keys are the step's own."""
     facts = step.observe(Batch.from_rows(rows))
     keys = as_matrix(facts["keys"], np.uint64)
     sets = [set(each) for each in facts["shingles"].to_pylist()]
+    component = list(range(len(rows)))
+    for row in range(len(rows)):
+        for other in range(row):
+            if (keys[row] == keys[other]).any() and component[row] != component[other]:
+                component = [component[other] if each == component[row] else each for each in component]
     kept, pairs = [], {}
     for row in range(len(rows)):
-        best = (-1.0, -1)
-        for other in kept:
-            if sets[row] and (keys[row] == keys[other]).any():
-                alike = len(sets[row] & sets[other]) / len(sets[row] | sets[other])
-                best = max(best, (alike, -other))
-        if best[0] >= step.threshold:
-            pairs[rows[row]["id"]] = (rows[-best[1]]["id"], pytest.approx(best[0]))
-        else:
+        others = [other for other in kept if component[other] == component[row]]
+        alike = {other: len(sets[row] & sets[other]) / len(sets[row] | sets[other]) for other in others}
+        linked = [other for other in others if (keys[row] == keys[other]).any()]
+        unlinked = [other for other in others if other not in linked]
+        best = max(linked, key=lambda other: (alike[other], -other), default=None)
+        if best is None or alike[best] < step.threshold:
+            best = next((other for other in unlinked if alike[other] >= step.threshold), None)
+        if best is None:
             kept.append(row)
+        else:
+            pairs[rows[row]["id"]] = (rows[best]["id"], pytest.approx(alike[best]))
     return [rows[row]["id"] for row in kept], pairs
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([0.5, 0.7, 0.8, 0.95]), st.integers(5, 60))
+@given(st.integers(0, 10**6), st.sampled_from([0.3, 0.5, 0.7, 0.8, 0.95]), st.integers(5, 60))
 def test_survivors_and_twins_are_those_of_the_naive_reference(seed, threshold, per_partition):
     rows = planted(60, seed, size=30, most=4)
     step = FuzzyDedup(threshold=threshold)
     assert fates(rows, step, per_partition) == naive(rows, step)
+
+
+def test_rows_of_a_component_are_compared_even_if_they_share_no_band(monkeypatch):
+    rows = planted(60, 4, size=30)
+    step = FuzzyDedup(threshold=0.4)
+    stayed, _ = fates(rows, step)
+    assert stayed == naive(rows, step)[0]
+    monkeypatch.setattr(groups_kernel, "MAX_UNLINKED", 0)
+    assert len(fates(rows, step)[0]) == len(stayed) + 3
 
 
 def test_a_removal_was_itself_verified_and_every_close_pair_that_met_is_resolved():
@@ -328,7 +345,7 @@ def test_groups_near_misses_and_closest_calls(tmp_path):
     groups = Groups.load(tmp_path / "out")
     table = pq.read_table(tmp_path / "out" / ".tamis" / "groups")
     assert {"id", "kept_id", "address", "kept_address", "similarity", "bands"} <= set(table.column_names)
-    assert min(table["bands"].to_pylist()) >= 1
+    assert min(table["bands"].to_pylist()) >= 0
     closest = groups.closest(5)
     assert [pair["similarity"] for pair in closest["above"]] == sorted(table["similarity"].to_pylist())[:5]
     assert all(0.6 < pair["similarity"] < 0.8 for pair in closest["below"])

@@ -21,6 +21,7 @@ from tamis.dedup.candidates import edges_of
 from tamis.dedup.equal import Equals
 from tamis.dedup.shuffle import ShuffleWriter, allocate, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
+from tamis.kernels import groups
 from tamis.memory.spill import ObservedFacts
 
 STEPS = [
@@ -182,7 +183,8 @@ def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monk
 
     rows = texts(300, 60) + [{"id": str(n), "text": changed(n % 7)} for n in range(300)]
     rng.shuffle(rows)
-    step = FuzzyDedup(verify=verify, keep=keep)
+    step = FuzzyDedup(verify=verify, keep=keep, threshold=0.5)
+    monkeypatch.setattr(groups, "MAX_UNLINKED", 3)  # a limit that matters
     expected = outcome(rows, step, tmp_path / "whole")
     mapped = []
     plain = candidates._taken

@@ -36,21 +36,23 @@ def test_duplicated_keys(values):
     assert duplicated(keys).tolist() == [plain.count(value) > 1 for value in plain]
 
 
-def naive_choice(keys, sets, threshold):
-    """Row by row: goes if like a row that stays and shares a key with it."""
-    kept, twins = [], []
+def similarity(left, right):
+    return len(left & right) / len(left | right)
+
+
+def naive_choice(keys, sets, threshold, max_unlinked):
+    """Row by row: the best survivor with a common key if it is similar enough, else the first of the others that is."""
+    kept, matches = [], []
     for row in range(len(keys)):
-        best = (-1.0, -1)
-        for other in kept:
-            if any(a == b for a, b in zip(keys[row], keys[other], strict=True)):
-                alike = len(sets[row] & sets[other]) / len(sets[row] | sets[other])
-                if alike > best[0]:
-                    best = (alike, other)
-        gone = best[1] >= 0 and best[0] >= threshold
-        twins.append(best[1] if gone else -1)
-        if not gone:
+        linked = [other for other in kept if any(a == b for a, b in zip(keys[row], keys[other], strict=True))]
+        unlinked = [other for other in kept if other not in linked][:max_unlinked]
+        best = max(linked, key=lambda other: (similarity(sets[row], sets[other]), -other), default=None)
+        if best is None or similarity(sets[row], sets[best]) < threshold:
+            best = next((other for other in unlinked if similarity(sets[row], sets[other]) >= threshold), -1)
+        matches.append(best)
+        if best < 0:
             kept.append(row)
-    return twins
+    return matches
 
 
 @settings(max_examples=200, deadline=None)
@@ -61,27 +63,37 @@ def naive_choice(keys, sets, threshold):
         max_size=25,
     ),
     st.sampled_from([0.3, 0.5, 0.8, 1.0]),
+    st.sampled_from([0, 1, 3, 100]),
 )
-def test_choice_is_that_of_the_naive_reference(rows, threshold):
+def test_choice_is_that_of_the_naive_reference(rows, threshold, max_unlinked):
     # A key belongs to its band, as real keys do; all rows are one component.
     keys = np.array([[16 * band + value for band, value in enumerate(row[0])] for row in rows], np.uint64)
     sets = [row[1] for row in rows]
     flat = np.array([value for each in sets for value in sorted(each)], np.uint32)
     spans = np.concatenate([[0], np.cumsum([len(each) for each in sets])]).astype(np.int64)
-    assert choose(keys, flat, spans, threshold).tolist() == naive_choice(keys.tolist(), sets, threshold)
+    found = choose(keys, flat, spans, threshold, max_unlinked=max_unlinked)
+    assert found.tolist() == naive_choice(keys.tolist(), sets, threshold, max_unlinked)
 
 
-def choose(keys, flat, spans, threshold, ranks=None):
-    """In whose favour each row goes; all rows are one component."""
+def choose(keys, flat, spans, threshold, ranks=None, max_unlinked=0):
+    """The survivor that each row matches; all rows are one component."""
     size, bands = keys.shape
-    twins = np.zeros(size, np.int64)
+    matches = np.zeros(size, np.int64)
     groups.choose(
         np.zeros(size, np.int64), np.arange(size) if ranks is None else np.array(ranks), keys, np.zeros(size, np.bool_),
-        False, flat, spans, np.full(size, 32, np.int8), threshold, 0.0,
+        False, flat, spans, np.full(size, 32, np.int8), threshold, 0.0, groups.MAX_LINKED, max_unlinked,
         np.empty(size, np.int64), np.empty((size, bands), np.int32), np.empty(groups.num_slots(size, bands), np.int32),
-        twins, np.zeros(size), np.zeros(size, np.int64), np.zeros(size),
+        np.empty(size, np.int64), matches, np.zeros(size), np.zeros(size, np.int64), np.zeros(size),
     )  # fmt: skip
-    return twins
+    return matches
+
+
+def test_rows_that_share_no_band_are_compared_within_the_component():
+    # Row 2 shares a band with row 1 only, and equals row 0.
+    keys = np.array([[1, 10], [1, 20], [2, 20]], np.uint64)
+    flat, spans = np.array([5, 6, 5], np.uint32), np.arange(4)
+    assert choose(keys, flat, spans, 0.8, max_unlinked=1).tolist() == [-1, -1, 0]
+    assert choose(keys, flat, spans, 0.8, max_unlinked=0).tolist() == [-1, -1, -1]
 
 
 def test_one_crowded_band_does_not_hide_a_twin():

@@ -70,11 +70,19 @@ def test_a_packed_ngram_takes_a_byte():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sets(VALUES, min_size=1), st.sets(VALUES, min_size=1), st.sampled_from([0.0, 0.5, 0.8]))
-def test_whole_sets_are_as_alike_as_they_are(left, right, least):
+@given(st.sets(VALUES), st.sets(VALUES), st.sets(VALUES), st.integers(0, 150), st.sampled_from([0.0, 0.5, 0.8, 1.0]))
+def test_similarity_of_whole_sets_is_exact_or_below_the_floor(shared, left, right, more, least):
+    shared = shared | set(range(1, more + 1))  # enough for several strides
+    left, right = left | shared | {0}, right | shared | {7}
     true = len(left & right) / len(left | right)
     found = sets.likeness(0, 1, *whole([left, right]), least)
-    assert found == (pytest.approx(true) if min(len(left), len(right)) >= least * max(len(left), len(right)) else -1)
+    assert found == pytest.approx(true) or (found == -1 and true < least)
+
+
+def test_comparison_stops_once_the_sets_cannot_be_similar_enough():
+    left, right = set(range(0, 4000, 2)), set(range(1, 4000, 2))
+    assert sets.likeness(0, 1, *whole([left, right]), 0.5) == -1
+    assert sets.likeness(0, 1, *whole([left, right]), 0.0) == 0
 
 
 def pair(rng, size, similarity):
