@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tamis.batch import Batch, Column
     from tamis.errors import TamisError
+    from tamis.functions import step
     from tamis.memory.monitor import MemoryMonitor
     from tamis.operators import (
         Decide,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(["Batch", "Column"], "batch"),
     "TamisError": "errors",
+    "step": "functions",
     "MemoryMonitor": "memory.monitor",
     **dict.fromkeys(["Expand", "Filter", "Gather", "Map", "Operator", "Sink", "Source", "operator"], "operators"),
     **dict.fromkeys(["Decide", "Observations", "Resources", "Rule", "Scores", "Work"], "operators"),
@@ -96,6 +98,7 @@ __all__ = [
     "less_than",
     "one_of",
     "operator",
+    "step",
 ]
 
 

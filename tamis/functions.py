@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,30 +10,36 @@ from typing import Any
 
 from tamis.batch import Batch
 from tamis.errors import ParameterError
-from tamis.operators import ALL, Operator, digest
+from tamis.identity import identify
+from tamis.operators import ALL, Operator, snake_case
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function(Operator):
-    """A plain Python function as a step.
+    """A Python function as a step; `tamis.step` builds one.
 
-    Row-wise, it gets a dict and returns a dict (columns to add or replace), True or False (keep or drop), or a list of
-    dicts (rows to put in its place). Batch-wise (its parameter is annotated `Batch`), it returns a mapping of
-    columns, or a boolean array.
+    A row function takes a dict and returns a dict (columns to add or replace), True or False (keep or drop), or a list of
+    dicts (rows that replace it). A batch function, whose first parameter is annotated `Batch`, returns a mapping of columns
+    or a boolean array.
     """
 
     kind = "function"
 
     function: Callable[..., Any]
+    title: str | None = None
     reason: str | None = None
+    version: int | str | None = None  # type: ignore[misc]
 
     @property
     def name(self) -> str:
-        return getattr(self.function, "__name__", "function").replace("<lambda>", "lambda")
+        return self.title or _name_of(self.function)
 
     @property
     def batch_wise(self) -> bool:
-        parameters = list(inspect.signature(self.function).parameters.values())
+        try:
+            parameters = list(inspect.signature(self.function).parameters.values())
+        except ValueError:  # some functions written in C have no signature
+            return False
         return bool(parameters) and parameters[0].annotation in (Batch, "Batch", "tamis.Batch")
 
     def reads(self) -> tuple[str, ...]:
@@ -42,17 +49,42 @@ class Function(Operator):
         return (ALL,)
 
     def identity(self) -> dict[str, Any]:
-        return {"step": self.name, "code": digest(_code_of(self.function)), "reason": self.reason}
+        known = {"step": self.name, "version": self.version, "parameters": {"reason": self.reason}}
+        if self.version is not None:
+            return known
+        code = identify(self.function, self.name)
+        known |= {"code": code.digest, "batch_wise": self.batch_wise}
+        return known | ({"opaque": list(code.opaque)} if code.opaque else {})
 
 
-def _code_of(function: Callable[..., Any]) -> object:
-    """What a function does, as far as it can be seen: its code, defaults and the values it closes over, not globals."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return repr(function)
-    consts = [const.co_code.hex() if hasattr(const, "co_code") else repr(const) for const in code.co_consts]
-    cells = [repr(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
-    return [code.co_code.hex(), consts, list(code.co_names), repr(getattr(function, "__defaults__", None)), cells]
+def step(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    reason: str | None = None,
+    version: int | str | None = None,
+) -> Function:
+    """A function as a step with a name, a reason for the rows it drops, or a version.
+
+    A pipeline accepts functions as they are. A run redoes committed work when the code of a function changes, including the
+    functions, globals and closures it uses. With `version`, only a change of the version counts: use it where the code
+    refers to something that cannot be compared between runs, or that does not affect the result.
+
+    >>> from tamis import Pipeline, Rows
+    >>> long = step(lambda row: len(row["text"]) > 3, name="long", reason="too short", version=1)
+    >>> Pipeline(Rows([{"text": "a"}, {"text": "long enough"}]), long).run(executor="inline").dropped
+    {'too short': 1}
+    """
+    if not callable(function):
+        raise ParameterError(f"{function!r} is not a function", hint="step(my_function, version=1)")
+    return Function(function=function, title=name, reason=reason, version=version)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    return name.replace("<lambda>", "lambda") if name else snake_case(type(function).__name__)
 
 
 def as_operator(step: Operator | Callable[..., Any]) -> Operator:

@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Failure, as_array
 from tamis.errors import TamisError
+from tamis.identity import identify, parameter_identity
+from tamis.modules import home_of
 from tamis.parameters import as_text, check_parameters, parse_bytes
 
 Scores: TypeAlias = Mapping[str, "np.ndarray | Column"]
@@ -59,8 +61,8 @@ class Operator:
     """Seconds per megabyte, roughly, relative to counting words; for hints about the order of steps."""
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Parameters that do not decide what the rows are: where files lie, how they are divided, who may read them."""
-    version: ClassVar[int] = 1
-    """Raise it when the same parameters give other rows than before: committed work is then redone."""
+    version: ClassVar[int | str | None] = None
+    """If set, it identifies the code of the class: committed work is redone when it changes, and not when the code does."""
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self)
@@ -104,10 +106,23 @@ class Operator:
         return result
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows this step gives: its name, its version, every parameter."""
-        names = [spec.name for spec in dataclasses.fields(self) if spec.name not in self.incidental]
-        values = {name: as_text(getattr(self, name)) for name in names}
-        return {"step": self.name, "version": self.version, "parameters": values}
+        """Everything that decides which rows this step returns: its name, its parameters, and its version or its code.
+
+        Classes of Tamis are identified by their name and the version of Tamis, other classes by their code unless they set
+        `version`. Objects that cannot be compared between runs are listed under `opaque`.
+        """
+        values: dict[str, object] = {}
+        opaque: list[str] = []
+        for spec in dataclasses.fields(self):
+            if spec.name not in self.incidental:
+                values[spec.name], unseen = parameter_identity(getattr(self, spec.name), spec.name)
+                opaque += unseen
+        result: dict[str, Any] = {"step": self.name, "version": self.version, "parameters": values}
+        if self.version is None and home_of(type(self).__module__) != "tamis":
+            code = identify(type(self), type(self).__name__)
+            result["code"] = code.digest
+            opaque += code.opaque
+        return result | ({"opaque": opaque} if opaque and self.version is None else {})
 
     def changed(self, **parameters: Any) -> Self:
         """This operator with some parameters changed."""
@@ -503,18 +518,22 @@ def operator(
     reads: str | tuple[str, ...] = (),
     writes: str | tuple[str, ...] = (),
     resources: Resources | None = None,
-    version: int = 1,
+    version: int | str | None = None,
 ) -> Callable[[_T], _T]:
     """Turn a class into a registered operator: a frozen dataclass with declared columns.
 
     The name in recipes is the class name in snake case. For a filter, `writes` lists its scores.
+
+    A run redoes committed work when the code of an operator changes, including the functions and values it uses. With
+    `version`, only a change of the version or of a parameter counts.
     """
 
     def decorate(cls: _T) -> _T:
         made: Any = dataclass(frozen=True)(cls)
         made.declared_reads = (reads,) if isinstance(reads, str) else tuple(reads)
         made.declared_writes = (writes,) if isinstance(writes, str) else tuple(writes)
-        made.version = version
+        if version is not None or "version" not in vars(made):
+            made.version = version
         if resources is not None:
             made.resources = resources
         name = snake_case(made.__name__)

@@ -9,7 +9,8 @@ JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import tamis
 from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
+from tamis.executors.scores import measured_operators, measuring_identity
 from tamis.executors.worker import Stage
 from tamis.functions import Function
 from tamis.memory.budget import Budget, usable_cpus
@@ -42,6 +44,8 @@ class Plan:
     """The steps with their parameters, secrets left out, as a recipe holds them."""
     reasons: dict[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Steps whose work cannot be reused by a later run, and why."""
 
     @property
     def sink(self) -> Sink | None:
@@ -181,15 +185,17 @@ def make_plan(
     chosen = blocksize or budget.blocksize
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
+    identity = [_identity(step) for step in steps]
     keep_lines = lines_pass_through(shape)
     columns = columns_to_read(shape, everything=rejects is not None and not keep_lines, nothing=keep_lines)
     if columns is not None:
         optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
         columns = tuple(sorted({*columns, *optional}))
+    known = {id(step): found for step, found in zip(steps, identity, strict=True)}
     stages = _cut(
-        shape, layout, columns, budget, store, rejects, on_error, keep_lines=keep_lines, profile=profile, scores=scores
-    )
-    identity = [step.identity() for step in steps]
+        shape, layout, columns, budget, store, rejects, on_error, known,
+        keep_lines=keep_lines, profile=profile, scores=scores,
+    )  # fmt: skip
     reasons = {**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)}
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
@@ -203,7 +209,24 @@ def make_plan(
         recipe=[{step.name: _written(step)} for step in steps],
         reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
+        notes=tuple(_opaque_notes(steps, identity)) if shape.sink is not None else (),
     )
+
+
+def _identity(step: Operator) -> dict[str, Any]:
+    """What decides the rows of a step. Where that cannot be compared between runs, it is different in each."""
+    found = step.identity()
+    return found | ({"run": uuid.uuid4().hex} if "opaque" in found else {})
+
+
+def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for number, (step, found) in enumerate(zip(steps, identity, strict=True), start=1):
+        if "opaque" in found:
+            example = f"step({step.name}, version=1)" if isinstance(step, Function) else "@operator(..., version=1)"
+            yield (
+                f"step {number}, `{step.name}`, is redone in every run: it uses {', '.join(found['opaque'])}, "
+                f"which cannot be compared between runs; to reuse its work, set a version by hand: {example}"
+            )
 
 
 def check_resources(step: Operator) -> None:
@@ -222,6 +245,7 @@ def _cut(
     store: Store,
     rejects: Sink | None,
     on_error: str,
+    known: Mapping[int, Mapping[str, Any]],
     *,
     keep_lines: bool,
     profile: bool,
@@ -232,7 +256,7 @@ def _cut(
     source: Source = shape.source
     fates_of: Gather | None = None
     rest = list(shape.operators)
-    fingerprint = digest([tamis.__version__, shape.source.identity()])
+    fingerprint = digest([tamis.__version__, known[id(shape.source)]])
     while True:
         index = len(stages)
         cut = next((number for number, op in enumerate(rest) if isinstance(op, Gather)), None)
@@ -241,7 +265,7 @@ def _cut(
         assert end is None or isinstance(end, (Sink, Gather))
         # Rows that nothing was done to are read from the source again instead of being copied to disk.
         untouched = isinstance(source, type(shape.source)) and not operators and index == 0
-        parts = [fingerprint, [op.identity() for op in operators], end.identity() if end else None]
+        parts = [fingerprint, [known[id(op)] for op in operators], known[id(end)] if end else None]
         fingerprint = digest(parts)
         stages.append(
             Stage(
@@ -265,7 +289,7 @@ def _cut(
                 keep_lines=keep_lines,
                 profile=profile,
                 # Rows a stage reads from disk have no file whose identity could name their scores.
-                scores=scores and index == 0,
+                scores=_measuring(shape.source, operators, known) if scores and index == 0 else None,
             )
         )
         if cut is None:
@@ -275,6 +299,13 @@ def _cut(
         rest = rest[cut + 1 :]
         if not untouched:
             source = SpilledRows(folder=str(work / f"stage-{index}"))
+
+
+def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """The identity of what filters at the head of a stage measure; None if there are none."""
+    head = operators[: measured_operators(operators)]
+    runs = [known[id(step)].get("run") for step in (source, *head)]
+    return digest([measuring_identity(source, head), *filter(None, runs)]) if head else None
 
 
 def _written(step: Operator) -> dict[str, Any]:

@@ -22,8 +22,9 @@ LAYERS = [
     {"store", "report", "events"},
     {"functions"},
     {"operators"},
+    {"identity"},
     {"kernels", "models"},
-    {"batch", "mapped"},
+    {"batch", "mapped", "modules"},
     {"parameters"},
     {"errors"},
 ]

@@ -117,7 +117,7 @@ class Run:
         self.partitions = plan.layout.partitions
         self.keys = self._keys()
         self.began = time.monotonic()
-        self.notes: list[str] = []
+        self.notes: list[str] = list(plan.notes)
         self.untouched = ledger.finished is not None
         """Whether the output is exactly what this run would write."""
 

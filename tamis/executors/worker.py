@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
-from tamis.executors.scores import ScoreKeeper, measured_operators, measuring_identity
+from tamis.executors.scores import ScoreKeeper, measured_operators
 from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
@@ -76,8 +76,8 @@ class Stage:
     on_error: str = "isolate"
     keep_lines: bool = False
     """Rows are written as the lines they were read from."""
-    scores: bool = False
-    """Keep what filters measure, and use what an earlier run kept."""
+    scores: str | None = None
+    """Keep what filters measure under this identity, and use what an earlier run kept under it."""
     profile: bool = False
     """Measure the peak of each operator, which takes time."""
 
@@ -191,10 +191,9 @@ class _PartitionRun:
 
     def __enter__(self) -> _PartitionRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
-        head = self.stage.operators[: measured_operators(self.stage.operators)]
-        if self.stage.scores and head:
-            identity = measuring_identity(self.stage.source, head)
-            self.keeper = ScoreKeeper(self.stage.store, identity, self.partition, head, self.scratch)
+        if self.stage.scores is not None:
+            head = self.stage.operators[: measured_operators(self.stage.operators)]
+            self.keeper = ScoreKeeper(self.stage.store, self.stage.scores, self.partition, head, self.scratch)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Origin, bytes_of, table_from_rows
 from tamis.errors import ParameterError, SourceError
+from tamis.identity import content_hash
 from tamis.operators import Layout, Partition, Piece, Reading, Source, digest, operator
 from tamis.parameters import format_bytes
 from tamis.sources.schemas import cheapest_column, plain
@@ -124,35 +124,3 @@ def _from_dicts(rows: Sequence[object]) -> pa.Table:
         raise SourceError(
             f"the rows do not make a table: {error}", hint="a column must hold values of one kind"
         ) from error
-
-
-def content_hash(table: pa.Table) -> str:
-    """A hash of the rows, the same whatever chunks they are in."""
-    sink = _Hash()
-    # Taking the rows copies them: a slice would be written with what its buffers hold beyond it.
-    alone = table.take(pa.array(np.arange(table.num_rows))).combine_chunks()
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as writer:
-        writer.write_table(alone)
-    return sink.hash.hexdigest()
-
-
-class _Hash:
-    """A file that only hashes what is written to it."""
-
-    def __init__(self) -> None:
-        self.hash = hashlib.blake2b(digest_size=16)
-        self.closed = False
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
