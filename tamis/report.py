@@ -169,6 +169,9 @@ class Report:
         except TypeError as error:
             raise LedgerError(f"the report in {output} is damaged or of another version: {error}") from error
 
+    def __repr__(self) -> str:
+        return f"<Report {self.state}>\n{self}"
+
     def __str__(self) -> str:
         lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.read)}"]
         if self.created:
@@ -181,6 +184,8 @@ class Report:
             lines.append(
                 f"of {self.sample['share']:.2%} of the rows, since all did not fit; each stands for {self.sample['weight']:.0f}"
             )
+        if self.state == "unchanged":
+            lines.insert(0, "unchanged: nothing to do, an earlier run wrote this output")
         rate = self.num_bytes / self.seconds if self.seconds else 0
         lines.append(
             f"in {self.seconds:.1f} s ({format_bytes(rate)}/s), at most {format_bytes(self.peak_memory_bytes)} of memory"

@@ -65,6 +65,8 @@ class TestChanges:
         assert (report.state, done) == ("unchanged", [])
         assert contents(finished[1]) == before
         assert report.read == 2400
+        assert str(report).startswith("unchanged: nothing to do")
+        assert repr(report).startswith("<Report unchanged>\nunchanged: nothing to do")
 
     def test_a_changed_file_is_done_again_alone(self, finished):
         source, output = finished

@@ -17,9 +17,9 @@ CALLS = []
 STRIPPED = []
 
 
-@operator(reads="text", writes="letters")
+@operator(reads="text", writes="letters", version=1)
 class LettersForTests(Filter):
-    """Counts letters, and how often it was asked to; breaks on one text."""
+    """Counts letters, and the rows it is given in a global, which its version keeps out of its identity."""
 
     min_letters: int = 0
     max_letters: int = 10**9
@@ -49,7 +49,7 @@ class SpacesForTests(Filter):
         return [at_least("share", self.min_share)]
 
 
-@operator(reads="text", writes="text")
+@operator(reads="text", writes="text", version=1)
 class StripForTests(Map):
     """Takes blanks off the ends; refuses very short texts."""
 
