@@ -187,21 +187,17 @@ def side_rows(output: str, kind: str) -> Iterator[dict[str, Any]]:
 
 def _rows_of(name: str, data: bytes) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.ipc
     import pyarrow.parquet
 
+    from tamis.store import LINES, TABLE
+
     try:
-        if name.endswith(".jsonl"):
+        if name.endswith(LINES):
             for line in data.splitlines():
                 yield json.loads(line)
-        elif name.endswith(".parquet"):
+        elif name.endswith(TABLE):
             for batch in pyarrow.parquet.ParquetFile(io.BytesIO(data)).iter_batches(1_000):
                 yield from batch.to_pylist()
-        elif name.endswith(".arrow"):
-            yield from pyarrow.ipc.open_file(data).read_all().to_pylist()
-        elif name.endswith(".csv"):
-            yield from pyarrow.csv.read_csv(io.BytesIO(data)).to_pylist()
         else:
             raise SourceError(f"{name} is of no format that can be shown", hint="open it with the tool that fits")
     except (ValueError, pa.ArrowException, OSError) as error:

@@ -1,6 +1,6 @@
 """Which partitions are committed, under which inputs and settings: resuming is skipping those.
 
-    .tamis/ledger.jsonl          on a disk: one line per record, `crc32 json`, appended and synced
+    .tamis/ledger.log            on a disk: one line per record, `crc32 json`, appended and synced
     .tamis/ledger/00000007.log   in an object store, where nothing can be appended: a few such lines per object
 
 A record is believed only if its checksum holds. Losing one costs the work of its partition, never its correctness: the
@@ -90,7 +90,7 @@ class Ledger:
                 self._apply(record)
             if self.store.local:
                 # Without a buffer: what could not be written must not be tried again when the file is closed.
-                self._file = (self.store.path / INTERNAL / "ledger.jsonl").open("ab", buffering=0)
+                self._file = (self.store.path / INTERNAL / "ledger.log").open("ab", buffering=0)
         except BaseException:
             self._release_lock()
             raise
@@ -111,12 +111,12 @@ class Ledger:
                     yield record
             if self.store.local and data and not data.endswith(b"\n"):
                 # The last append was cut short: start the next record on a line of its own.
-                with (self.store.path / INTERNAL / "ledger.jsonl").open("ab") as file:
+                with (self.store.path / INTERNAL / "ledger.log").open("ab") as file:
                     file.write(b"\n")
 
     def _segments(self) -> Iterator[bytes]:
         if self.store.local:
-            yield self.store.read(f"{INTERNAL}/ledger.jsonl") or b""
+            yield self.store.read(f"{INTERNAL}/ledger.log") or b""
             return
         for name in self.store.names(f"{INTERNAL}/ledger"):
             self._segment = max(self._segment, int(name.partition(".")[0]))

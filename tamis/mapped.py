@@ -12,6 +12,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
+SPILL = ".spill"
+"""Suffix of Arrow files that pass between the steps of a run: not `.arrow`, which is that of data."""
+
 _DONTNEED = 4
 """MADV_DONTNEED, see madvise(2): what was written to a shared mapping of a file is kept."""
 
@@ -35,7 +38,7 @@ def _is_data(rights: str, path: str) -> bool:
     Arrow maps what it reads privately, as libraries are; NumPy shares, as devices and memory that is called a file do.
     """
     if rights == "r--p":
-        return any(suffix in path.rpartition("/")[2] for suffix in (".arrow", ".feather", ".ipc"))
+        return any(suffix in path.rpartition("/")[2] for suffix in (SPILL, ".arrow", ".feather", ".ipc"))
     return rights.endswith("s") and path.startswith("/") and not path.startswith(("/dev/", "/memfd:"))
 
 

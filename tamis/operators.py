@@ -460,6 +460,8 @@ class Shard:
     size: int
     schema: str = ""
     """The columns and types in it, as base64 Arrow bytes; empty for formats without types."""
+    checksum: str = ""
+    """Of the bytes of the file, as `tamis.store.checksum_of` computes it."""
 
 
 class ShardWriter(Protocol):

@@ -10,7 +10,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ INTERNAL = ".tamis"
 
 TABLE, LINES = ".table", ".rows"
 """Suffixes of Parquet files and of JSON lines in that folder: not those of data, so that no `**/*.parquet` matches."""
+
+
+CHUNK_BYTES = 2**20
 
 
 class Store:
@@ -145,6 +149,19 @@ def safe_name(name: str) -> str:
     if name.startswith(("/", "\\")) or ".." in Path(name).parts or "\0" in name:
         raise TamisError(f"{name!r} would leave the output folder")
     return name
+
+
+def checksum_of(file: Path) -> str:
+    """CRC-32 of the bytes of a local file: 4 GB/s, and it finds every damage of up to 32 bits in a row."""
+    with file.open("rb") as opened:
+        return running_checksum(iter(lambda: opened.read(CHUNK_BYTES), b""))
+
+
+def running_checksum(chunks: Iterable[bytes]) -> str:
+    value = 0
+    for chunk in chunks:
+        value = zlib.crc32(chunk, value)
+    return f"{value:08x}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_dropped_commit_is_gone(store):
 def test_a_record_cut_short_is_ignored_and_the_next_one_is_not_harmed(store, cut):
     with Ledger(store) as ledger:
         ledger.append([commit("a").record(), commit("b", 1).record()])
-    path = store.path / ".tamis" / "ledger.jsonl"
+    path = store.path / ".tamis" / "ledger.log"
     path.write_bytes(path.read_bytes()[:-cut])
     with Ledger(store) as ledger:
         assert set(ledger.commits) == {(0, "a")}

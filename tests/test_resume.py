@@ -115,7 +115,7 @@ class TestChanges:
     def test_a_damaged_ledger_costs_work_not_rows(self, finished):
         source, output = finished
         before = contents(output)
-        ledger = output / ".tamis" / "ledger.jsonl"
+        ledger = output / ".tamis" / "ledger.log"
         data = bytearray(ledger.read_bytes())
         for position in range(200, len(data), 2500):
             data[position] ^= 0xFF
@@ -178,7 +178,7 @@ def kill_tree(process):
 
 
 def lines_in_ledger(output):
-    ledger = output / ".tamis" / "ledger.jsonl"
+    ledger = output / ".tamis" / "ledger.log"
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
 
 

@@ -40,6 +40,7 @@ from tamis.errors import ParameterError
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.unicode_tables import KINDS, POINTS
+from tamis.mapped import SPILL
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 CANDIDATES = "candidates"
@@ -367,7 +368,7 @@ class FuzzyDedup(Gather):
             [(rows, part, components, num_buckets, path, chunk, how) for part, path in enumerate(collected)],
         )
         if index is not None:
-            behind = folder / "part-index.arrow"
+            behind = folder / f"part-index{SPILL}"
             item = (index, rows.total, components, num_buckets, behind, how)
             in_workers(work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item])
             collected = replace(collected, more=(behind,))
@@ -412,7 +413,7 @@ class FuzzyDedup(Gather):
         summary |= {name: earlier[name] for name in names} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
         index = index.for_work(work.folder, self.storage_options) if index is not None else None
-        found = (folder / CANDIDATES).glob("*.arrow")
+        found = (folder / CANDIDATES).glob(f"*{SPILL}")
         return index, Files(folder / CANDIDATES, "part-", 0, tuple(sorted(found))), int(earlier["buckets"])
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tamis.dedup.settle import DETAILS, FOUND, GROUPS, NEAR_MISSES, stage_number
 from tamis.errors import TamisError
-from tamis.store import INTERNAL, Store
+from tamis.store import INTERNAL, TABLE, Store
 
 _PAIR = (
     "id",
@@ -127,7 +127,7 @@ class Groups:
         from fsspec.core import url_to_fs
 
         system, root = url_to_fs(self.store.root, **self.store.storage_options)
-        files = [f"{root.rstrip('/')}/{file}" for file in found if file.endswith(".parquet")]
+        files = [f"{root.rstrip('/')}/{file}" for file in found if file.endswith(TABLE)]
         if not files:
             return None
         # Some files of the input may have ids and others not.

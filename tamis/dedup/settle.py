@@ -2,7 +2,7 @@
 
     pairs (row, twin), by where the twin is     ->  names: addresses of twins, by where the row is
     pairs and names, by where the row is        ->  decide(partition, drop, reason)
-                                                ->  .tamis/groups/stage-0-000000.parquet    rows that go, and why
+                                                ->  .tamis/groups/stage-0-000000.table      rows that go, and why
                                                 ->  .tamis/dedup/stage-0/near_misses/       rows that just stayed
                                                 ->  entries of an index, if one is kept
 
@@ -47,6 +47,7 @@ from tamis.errors import BudgetError
 from tamis.mapped import release_pages
 from tamis.operators import Decide, Work
 from tamis.parameters import format_bytes
+from tamis.store import TABLE
 
 PAIRS = pa.schema(
     {
@@ -311,7 +312,7 @@ class FoundWriter:
 
     def __init__(self, settling: Settling, folder: str, partition: int) -> None:
         self._settling = settling
-        self._file = Unfinished(settling.folder / folder / f"{partition:06d}.parquet")
+        self._file = Unfinished(settling.folder / folder / f"{partition:06d}{TABLE}")
         self._writer: pq.ParquetWriter | None = None
 
     def __enter__(self) -> FoundWriter:
@@ -389,13 +390,13 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[
         for name in work.published(place):
             if stage_number(name) >= stage_number(stage):
                 work.withdraw(f"{place}/{name}")
-    text, empty = folder / "summary.json", folder / "000000.parquet"
+    text, empty = folder / "summary.json", folder / f"000000{TABLE}"
     text.write_text(json.dumps(summary, indent=2, ensure_ascii=False))
-    groups = sorted((folder / GROUPS).glob("*.parquet"))
+    groups = sorted((folder / GROUPS).glob(f"*{TABLE}"))
     if not groups:  # so that there is something to read for those who look
         pq.write_table(FOUND.empty_table(), empty)
         groups = [empty]
-    near = sorted((folder / NEAR_MISSES).glob("*.parquet"))
+    near = sorted((folder / NEAR_MISSES).glob(f"*{TABLE}"))
     for name, files in [(NEAR_MISSES, near), *more.items(), ("", groups), ("", [text])]:
         for file in files:
             copy = folder / f"{file.name}.copy"
@@ -411,7 +412,7 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[
 
 
 def stage_number(name: str) -> int:
-    """The number in `stage-3` and `stage-3-000001.parquet`."""
+    """The number in `stage-3` and `stage-3-000001.table`."""
     return int(name.split("-")[1]) if name.startswith("stage-") else 0
 
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull, is_full_disk, is_shortage
 from tamis.kernels.groups import in_table, repeated_keys
+from tamis.mapped import SPILL
 from tamis.operators import Work
 
 P = ParamSpec("P")
@@ -149,7 +150,7 @@ class Files:
     def __getitem__(self, number: int) -> Path:
         if number >= self.count:
             return self.more[number - self.count]
-        return self.folder / f"{self.stem}{number:06d}.arrow"
+        return self.folder / f"{self.stem}{number:06d}{SPILL}"
 
     def __iter__(self) -> Iterator[Path]:
         return (self[number] for number in range(len(self)))

@@ -19,7 +19,7 @@ from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
 from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
-from tamis.store import INTERNAL, Store
+from tamis.store import INTERNAL, TABLE, Store
 
 
 class Watched(Protocol):
@@ -77,7 +77,7 @@ class Watch:
     def save(self) -> None:
         """Write the snapshots taken so far beside the output."""
         self.monitor.sample()
-        self.store.write(f"{INTERNAL}/memory.parquet", self.monitor.to_parquet())
+        self.store.write(f"{INTERNAL}/memory{TABLE}", self.monitor.to_parquet())
 
     def _hear(self, snapshot: Snapshot) -> None:
         """In the monitor's thread."""

@@ -18,7 +18,7 @@ import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,12 +31,13 @@ from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
 from tamis.executors.scores import ScoreKeeper, measured_operators
 from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
+from tamis.mapped import SPILL
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
 from tamis.report import Account, OperatorAccount
-from tamis.store import INTERNAL, Store
+from tamis.store import INTERNAL, LINES, TABLE, Store, checksum_of
 
 TRIM_EVERY_S = 10.0
 """What is free is given back to the system after each partition, and so often within one."""
@@ -229,9 +230,9 @@ class _PartitionRun:
             self.sink = end.open(self.scratch, self.stem, self.stage.schema if left is None else left)
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
-            self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts.arrow", compression=None)
+            self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts{SPILL}", compression=None)
             if self.stage.spills_rows:
-                self.spilled = spill.SpillWriter(self.scratch / f"{self.stem}.rows.arrow")
+                self.spilled = spill.SpillWriter(self.scratch / f"{self.stem}.rows{SPILL}")
 
     def _read(self) -> Iterator[Batch]:
         stage, mine = self.stage, self.account.operators[0]
@@ -358,21 +359,19 @@ class _PartitionRun:
     def _finish(self) -> Outcome:
         shards: list[Shard] = []
         extra: dict[str, Any] = {"rejects": self.stage.rejects is not None}
-        store = self.stage.store
         if self.sink is not None:
             began = time.perf_counter()
             for shard in self.sink.close():
-                store.publish(self.scratch / shard.name, shard.name)
-                shards.append(shard)
+                shards.append(self._publish(shard, shard.name))
             self.account.operators[-1].seconds += time.perf_counter() - began
         if self.keeper is not None:
             self.keeper.close()
         if self.rejects is not None:
             for shard in self.rejects.close():
-                shards.append(self._publish_side(shard, "rejects"))
+                shards.append(self._publish_side(shard, "rejects", TABLE))
         if self.failures:
-            shard = spill.write_failures(self.scratch / f"{self._side_stem()}.failed.jsonl", self.failures)
-            shards.append(self._publish_side(shard, "failed"))
+            shard = spill.write_failures(self.scratch / f"{self._side_stem()}{LINES}", self.failures)
+            shards.append(self._publish_side(shard, "failed", LINES))
         if self.facts is not None:
             gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
             extra |= {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
@@ -381,11 +380,15 @@ class _PartitionRun:
     def _side_stem(self) -> str:
         return f"{self.stem}-stage-{self.stage.index}"
 
-    def _publish_side(self, shard: Shard, folder: str) -> Shard:
-        name = f"{INTERNAL}/{folder}/{shard.name}"
-        name = name.replace(".failed.", ".")
-        self.stage.store.publish(self.scratch / shard.name, name)
-        return Shard(name, shard.rows, shard.size)
+    def _publish_side(self, shard: Shard, folder: str, suffix: str) -> Shard:
+        name = f"{INTERNAL}/{folder}/{shard.name.partition('.')[0]}{suffix}"
+        return self._publish(shard, name)
+
+    def _publish(self, shard: Shard, name: str) -> Shard:
+        file = self.scratch / shard.name
+        checksum = checksum_of(file)  # read from the page cache: the file was just written
+        self.stage.store.publish(file, name)
+        return replace(shard, name=name, checksum=checksum)
 
     def _publish_spill(self) -> list[str]:
         names = []

@@ -2,7 +2,7 @@
 
 thread, every half second:   machine, container, each process of the tree, each GPU   -> Snapshot
                                  |                                                          |
-                             on_snapshot (alerts)          ring, thinned with age  -> memory.parquet
+                             on_snapshot (alerts)          ring, thinned with age  -> memory.table
 """
 
 from __future__ import annotations

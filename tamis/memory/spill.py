@@ -1,8 +1,8 @@
 """Rows and observations on disk between the stages of a run, as Arrow IPC files.
 
-stage 1:  ... -> observe -> part-000000.rows.arrow    the rows themselves, with their origins
-                         -> part-000000.facts.arrow   what Gather.observe found, one line per row
-resolve:  all facts      -> part-000000.fates.arrow   which rows go, and why
+stage 1:  ... -> observe -> part-000000.rows.spill    the rows themselves, with their origins
+                         -> part-000000.facts.spill   what Gather.observe found, one line per row
+resolve:  all facts      -> part-000000.fates.spill   which rows go, and why
 stage 2:  rows + fates   -> ...
 """
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
+from tamis.mapped import SPILL
 from tamis.operators import Layout, Partition, Reading, Shard, Source
 
 _PLACE, _POSITION = "_tamis_place", "_tamis_position"
@@ -79,7 +80,7 @@ class SpilledRows(Source):
         raise NotImplementedError("the plan knows the partitions of a later stage")
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        for file in spilled_files(Path(self.folder) / f"{stem(partition.index)}.rows.arrow"):
+        for file in spilled_files(Path(self.folder) / f"{stem(partition.index)}.rows{SPILL}"):
             with pa.OSFile(str(file)) as opened:
                 reader = pa.ipc.open_file(opened)
                 for number in range(reader.num_record_batches):
@@ -134,7 +135,7 @@ class ObservedFacts:
         return pa.concat_tables(tables, promote_options="permissive")
 
     def _files(self, partition: int) -> list[Path]:
-        return spilled_files(self.folder / f"{stem(self.partitions[partition])}.facts.arrow")
+        return spilled_files(self.folder / f"{stem(self.partitions[partition])}.facts{SPILL}")
 
     def __iter__(self) -> Iterator[pa.Table]:
         return (self[number] for number in range(len(self)))
@@ -179,12 +180,12 @@ class Fates:
             raise OperatorError(f"resolve() decided nothing about {len(missing)} of {len(self.partitions)} partitions")
 
     def _path(self, index: int) -> Path:
-        return self.folder / f"{stem(index)}.fates.arrow"
+        return self.folder / f"{stem(index)}.fates{SPILL}"
 
 
 def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array, pa.Array | None]:
     """(drop, reason, payload) for each row of a partition, in the order in which they were observed."""
-    with pa.memory_map(str(folder / f"{stem(partition)}.fates.arrow")) as file:
+    with pa.memory_map(str(folder / f"{stem(partition)}.fates{SPILL}")) as file:
         table = pa.ipc.open_file(file).read_all()
     drop = contiguous(table.column("drop")).to_numpy(zero_copy_only=False)
     payload = contiguous(table.column("payload")) if "payload" in table.column_names else None

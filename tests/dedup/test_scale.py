@@ -394,7 +394,7 @@ def test_a_run_killed_in_any_phase_ends_as_if_nothing_had_happened(tmp_path, ste
         assert done.returncode == -9, done.stderr
     done = run(tmp_path / "killed", "none", 0)
     assert done.returncode == 0, done.stderr
-    for name in ("*.jsonl", ".tamis/groups/*.parquet"):
+    for name in ("*.jsonl", ".tamis/groups/*.table"):
         calm, killed = (
             {file.name: file.read_bytes() for file in (tmp_path / out).glob(name)} for out in ("calm", "killed")
         )

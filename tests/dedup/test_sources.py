@@ -227,7 +227,7 @@ def test_the_disk_a_run_will_need_is_told_before_it(tmp_path):
         most = []
 
         def watch(event, out=out, most=most):
-            files = {file.stat().st_ino: file.stat().st_size for file in (out / ".tamis").rglob("*.arrow")}
+            files = {file.stat().st_ino: file.stat().st_size for file in (out / ".tamis").rglob("*.spill")}
             most.append(sum(files.values()))
 
         pipeline.run(executor="inline", on_event=watch)

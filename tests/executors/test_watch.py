@@ -72,7 +72,7 @@ class OnGpuForTests(Map):
 
 
 def owners_on_file(folder):
-    table = pq.read_table(folder / ".tamis" / "memory.parquet").to_pylist()
+    table = pq.read_table(folder / ".tamis" / "memory.table").to_pylist()
     return [owner for row in table for each in row["gpus"] for owner in each["owners"]]
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_only_uses_memory_is_left_alone(tmp_path):
 
 def test_snapshots_name_every_process_and_its_role(tmp_path):
     Pipeline(Rows([{"n": n} for n in range(100)], rows_per_partition=10), JsonlWriter(tmp_path)).run(workers=2)
-    table = pq.read_table(tmp_path / ".tamis" / "memory.parquet").to_pylist()
+    table = pq.read_table(tmp_path / ".tamis" / "memory.table").to_pylist()
     roles = {row["role"] for row in table}
     assert {"driver", "server"} <= roles
     assert all(row["pid"] for row in table)
