@@ -1,4 +1,4 @@
-# `make` alone lists what there is.
+# Run `make` without a target to list the targets.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -18,13 +18,13 @@ $(BIN)/tamis: pyproject.toml
 	@touch $@
 
 $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
-	@echo "installing what the tests need"
+	@echo "installing test dependencies"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[test]'
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`
 
-demo: install  ## Curate the sample that ships with the package and print the report
+demo: install  ## Filter the included sample data and print the report
 	$(BIN)/tamis run length --input tamis/recipes/speeches.jsonl.gz --output demo-output --rejects
 	$(BIN)/tamis report demo-output
 
@@ -35,25 +35,25 @@ test: $(VENV)/.test  ## Lint, check types and run every test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 $(LOWEST)/.test: pyproject.toml
-	@echo "creating the environment of the lowest versions in $(LOWEST)"
+	@echo "creating an environment with the lowest dependency versions in $(LOWEST)"
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	@touch $@
 
-# Which versions of other libraries read the output is theirs to promise; typer's warnings about newer clicks are its own.
-test-lowest: $(LOWEST)/.test  ## Run the tests on Python 3.11 with the lowest versions admitted
+# Interoperability depends on the versions of the other libraries; typer warns about newer versions of click.
+test-lowest: $(LOWEST)/.test  ## Run the tests on Python 3.11 with the lowest supported dependency versions
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal --ignore tests/sinks/test_interop.py -W "ignore:'click:DeprecationWarning"
 
-quick: $(VENV)/.test  ## Run the tests that take no more than a moment each
+quick: $(VENV)/.test  ## Run the fast tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" -x
 
-fix: $(VENV)/.test  ## Mend what the linter can mend
+fix: $(VENV)/.test  ## Apply automatic fixes of the linter and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.test  ## Measure the engine against bare pyarrow; see benchmarks/
+bench: $(VENV)/.test  ## Compare the engine with plain pyarrow; see benchmarks/
 	$(BIN)/python benchmarks/engine.py
 
-clean:  ## Remove the environment and what the demo wrote
+clean:  ## Remove the environments and the output of the demo
 	rm -rf $(VENV) $(LOWEST) demo-output build *.egg-info

@@ -1,6 +1,8 @@
-"""What README and docs say is run: each Python block of a page, in order, in one empty folder."""
+"""Run the examples of README and docs: the Python blocks of each page in order, in one empty folder."""
 
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -16,15 +18,36 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page, tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+def test_python_blocks_run(page, tmp_path, request):
+    text = page.read_text()
+    environment = dict(os.environ)
+    if "s3://my-bucket" in text:
+        endpoint = make_bucket("my-bucket", request.getfixturevalue("s3_server"))
+        environment = {**os.environ, "AWS_ENDPOINT_URL": endpoint}
+        text = text.replace("http://localhost:9000", endpoint)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     for number, block in enumerate(blocks):
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-W", "error", "-c", block],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
         said = re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
         assert done.stdout.splitlines()[: len(said)] == said
+
+
+def make_bucket(name, server):
+    """Create the bucket that the documentation reads from and return the endpoint of its server."""
+    import s3fs
+
+    system = s3fs.S3FileSystem(**server.storage_options)
+    system.mkdir(name)
+    texts = ["one two three", "one two", "one two three four"]
+    system.pipe_file(f"{name}/raw/a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    return server.storage_options["endpoint_url"]
 
 
 def test_the_alerts_of_the_guide_are_accepted():
