@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tamis.memory.alerts import parse_alerts
+from tamis.recipes.load import load_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,6 +58,14 @@ def test_the_alerts_of_the_guide_are_accepted():
     settings = parse_alerts(yaml.safe_load(block)["alerts"])
     assert settings.thresholds.budget_percent == (70, 90)
     assert len(settings.receivers()) == 2
+
+
+def test_the_recipe_of_the_guide_is_accepted(tmp_path):
+    block = re.search(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "recipe.yaml").write_text(block[1])
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    assert [step.name for step in recipe.steps] == ["jsonl_reader", "word_count", "gopher_repetition", "parquet_writer"]
+    assert recipe.settings.memory == "4GB"
 
 
 def test_the_shell_commands_of_the_readme_run(tmp_path):
