@@ -281,7 +281,8 @@ def check(
 ) -> None:
     """Look for mistakes in a recipe without moving data."""
     pipeline = prepare(recipe, inputs, output, overrides).build()
-    pipeline.check()
+    for note in pipeline.check():
+        print_status(f"note: {note}")
     names = ", ".join(f"{number} {step.name}" for number, step in enumerate(pipeline.steps, 1))
     print_result(f"ok: {len(pipeline.steps)} steps: {names}")
 

@@ -135,6 +135,10 @@ class Operator:
     def check(self) -> None:
         """Look for mistakes that can be seen before any data moves."""
 
+    def notes(self) -> list[str]:
+        """What a user should know about this step before a run, such as entries of a list that it skips."""
+        return []
+
     def setup(self) -> None:
         """Open weights and handles; called once in each worker before the first batch."""
 

@@ -60,9 +60,9 @@ class Pipeline:
     def sink(self) -> Sink | None:
         return shape_of(self.steps).sink
 
-    def check(self) -> None:
-        """Raise a TamisError for any mistake that can be seen before data moves."""
-        self.explain()
+    def check(self) -> tuple[str, ...]:
+        """Raise a TamisError for any mistake that can be seen before data moves; return what steps note, if anything."""
+        return self.explain().notes
 
     def explain(self, *, memory: int | str | None = None, workers: int | Literal["auto"] = "auto") -> Explanation:
         """What a run would do: stages, partitions, memory, what is read, and why."""

@@ -45,7 +45,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Steps whose work cannot be reused by a later run, and why."""
+    """What users should know about the steps: `Operator.notes`, and work that a later run cannot reuse."""
 
     @property
     def sink(self) -> Sink | None:
@@ -209,7 +209,7 @@ def make_plan(
         recipe=[{step.name: _written(step)} for step in steps],
         reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
-        notes=tuple(_opaque_notes(steps, identity)) if shape.sink is not None else (),
+        notes=(*_step_notes(steps), *(_opaque_notes(steps, identity) if shape.sink is not None else ())),
     )
 
 
@@ -217,6 +217,12 @@ def _identity(step: Operator) -> dict[str, Any]:
     """What decides the rows of a step. Where that cannot be compared between runs, it is different in each."""
     found = step.identity()
     return found | ({"run": uuid.uuid4().hex} if "opaque" in found else {})
+
+
+def _step_notes(steps: Sequence[Operator]) -> Iterator[str]:
+    for number, step in enumerate(steps, start=1):
+        for note in step.notes():
+            yield f"step {number}, `{step.name}`: {note}"
 
 
 def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -346,6 +352,7 @@ class Explanation:
     def __init__(self, plan: Plan, learned: Learned | None = None) -> None:
         self._plan = plan
         self.estimate = estimate(plan.stages, plan.layout, plan.budget, learned)
+        self.notes = plan.notes
 
     def as_dict(self) -> dict[str, Any]:
         plan = self._plan
@@ -376,6 +383,7 @@ class Explanation:
             "estimate": self.estimate.as_dict(),
             "reasons": dict(plan.reasons),
             "hints": list(plan.hints),
+            "notes": list(plan.notes),
         }
 
     def __str__(self) -> str:
@@ -397,6 +405,7 @@ class Explanation:
                 lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
         lines.append(str(self.estimate))
         lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
+        lines += [f"note: {note}" for note in plan.notes]
         lines += [f"hint: {hint}" for hint in plan.hints]
         return "\n".join(lines)
 

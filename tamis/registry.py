@@ -32,6 +32,7 @@ OPERATOR_MODULES = (
     "tamis.text.web",
     "tamis.text.repetition",
     "tamis.text.lists",
+    "tamis.text.blocklist",
     "tamis.text.tokens",
     "tamis.text.code",
     "tamis.sampling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +18,10 @@ from tamis.batch import Batch, Column, Facts
 from tamis.errors import ParameterError
 from tamis.kernels.phrases import Automaton, build_automaton, character_set, count_members, count_phrases
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, operator
+from tamis.text.clean import PLACEHOLDER, POLICY_PHRASES
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
-
-FILLER = "lorem ipsum"
-POLICY_PHRASES = (
-    "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies",
-    "privacy overview", "privacy & cookies policy", "privacy and cookies policy",
-)  # fmt: skip
-"""Phrases of legal notices: the six of C4 (Raffel et al. 2020), and three that NeMo Curator adds."""
 
 BAD_WORDS = (
     "anal", "anus", "bitch", "blowjob", "bukkake", "camgirl", "clit", "cock", "cum", "cumshot", "cunt", "dildo",
@@ -62,10 +56,15 @@ class PhraseStats:
 def read_lines(path: str) -> list[str]:
     """The lines of a text file, or of one compressed with gzip."""
     raw = Path(path).read_bytes()
-    return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig").splitlines()
+    try:
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig").splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ParameterError(f"{path} is damaged: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"{path} is not UTF-8 text: {error}", hint="convert it with `iconv -t utf-8`") from error
 
 
-def _stamp(path: str) -> int:
+def file_stamp(path: str) -> int:
     return Path(path).stat().st_mtime_ns
 
 
@@ -76,7 +75,7 @@ def _read_list(path: str, stamp: int) -> tuple[str, ...]:
 
 def read_list(path: str | None) -> tuple[str, ...]:
     """The words or phrases of a file, one a line; without the spaces around, without lines that begin with '#'."""
-    return () if path is None else _read_list(path, _stamp(path))
+    return () if path is None else _read_list(path, file_stamp(path))
 
 
 def check_files(owner: str, paths: Iterable[str | None]) -> None:
@@ -92,7 +91,7 @@ def identify_files(identity: dict[str, Any], paths: Iterable[str | None]) -> dic
     return {**identity, "files": hashes}
 
 
-@operator(reads="text", writes="boilerplate_paragraphs")
+@operator(reads="text", writes="boilerplate_paragraphs", version=2)
 class BoilerPlate(Filter):
     """Drop documents in which more than 40 % of the paragraphs speak of cookies, privacy or terms of use.
 
@@ -109,7 +108,7 @@ class BoilerPlate(Filter):
 
     def score(self, batch: Batch) -> Scores:
         phrases = POLICY_PHRASES if self.phrases is None else tuple(self.phrases)
-        found = batch.facts("text", PhraseStats((FILLER, *phrases), whole=False))
+        found = batch.facts("text", PhraseStats((PLACEHOLDER, *phrases), whole=False))
         share = ratio(found["paragraphs"], text_facts(batch)["paragraphs"])
         return {"boilerplate_paragraphs": np.where(found["first"] > 0, 1.0, share)}
 
@@ -209,119 +208,8 @@ class Histogram(Filter):
     def score(self, batch: Batch) -> Scores:
         data, offsets = buffers(batch["text"])
         out = np.zeros(len(batch), np.int64)
-        count_members(data, offsets, _read_histogram(self.path, self.end, _stamp(self.path)), POINTS, KINDS, out)
+        count_members(data, offsets, _read_histogram(self.path, self.end, file_stamp(self.path)), POINTS, KINDS, out)
         return {"known_characters": ratio(out, text_facts(batch)["chars"])}
 
     def rules(self) -> list[Rule]:
         return [at_least("known_characters", self.min_known_characters)]
-
-
-def parse_blocklist_line(line: str) -> str | None:
-    """The domain, or domain and path, of a line of any usual blocklist, or None.
-
-    >>> [parse_blocklist_line(line) for line in ("a.org", "0.0.0.0 b.org # ads", "||c.org^$third-party", "! note", "*.d.org")]
-    ['a.org', 'b.org', 'c.org', None, 'd.org']
-    """
-    text = line.strip().lower()
-    if not text or text[0] in "#!;[" or text.startswith("@@"):
-        return None
-    text = text.partition("#")[0].strip()
-    if text.startswith("||"):
-        text = re.split(r"[\^$|]", text[2:])[0]
-    fields = text.split()
-    if len(fields) > 1 and re.fullmatch(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:]*", fields[0]):
-        fields = fields[1:]
-    if not fields:
-        return None
-    address = re.sub(r"^[a-z][a-z0-9+.-]*://", "", fields[0]).removeprefix("*.").strip(".")
-    address = address.rstrip("/")
-    return None if address in ("", "localhost", "localhost.localdomain", "broadcasthost", "local") else address
-
-
-@functools.lru_cache(maxsize=8)
-def _read_blocklist(path: str, stamp: int) -> frozenset[str]:
-    return frozenset(address for line in read_lines(path) if (address := parse_blocklist_line(line)) is not None)
-
-
-_WORD_BREAK = re.compile(r"[^a-z0-9]+")
-
-
-@operator(reads="url", writes=("blocked_sites", "blocked_url_words", "suspect_url_words"))
-class UrlBlocklist(Filter):
-    """Drop documents by their address: blocked sites, words that are never right in a URL, several suspect ones.
-
-    blocked_sites       1 if the host, a domain above it, or host and path up to some '/' is in `sites` or in a file
-    blocked_url_words   different words of `words` among the words of the URL (runs of letters and digits)
-    suspect_url_words   the same for `suspect_words`; one alone is let pass, as in FineWeb (Penedo et al. 2024)
-
-    Files hold one domain or address a line, as hosts files ("0.0.0.0 domain") and ad blockers ("||domain^") do too;
-    comments and exceptions are skipped. A missing URL is not blocked.
-
-    >>> blocklist = UrlBlocklist(sites=["bad.org", "ok.com/shop"], words=["casino"])
-    >>> batch = Batch.from_rows([{"url": "https://www.bad.org/x"}, {"url": "http://ok.com/best-casino"}, {"url": None}])
-    >>> {name: values.tolist() for name, values in blocklist.score(batch).items()}
-    {'blocked_sites': [1, 0, 0], 'blocked_url_words': [0, 1, 0], 'suspect_url_words': [0, 0, 0]}
-    """
-
-    sites: list[str] | None = None
-    paths: list[str] | None = None
-    words: list[str] | None = None
-    suspect_words: list[str] | None = None
-    max_suspect_words: int | None = 1
-    column: str = "url"
-
-    def check(self) -> None:
-        check_files(self.name, self.paths or ())
-
-    def identity(self) -> dict[str, Any]:
-        return identify_files(super().identity(), self.paths or ())
-
-    def score(self, batch: Batch) -> Scores:
-        own = frozenset(address for line in self.sites or () if (address := parse_blocklist_line(line)) is not None)
-        lists = [own, *(_read_blocklist(path, _stamp(path)) for path in self.paths or ())]
-        banned, suspect = (
-            frozenset(map(str.lower, self.words or ())),
-            frozenset(map(str.lower, self.suspect_words or ())),
-        )
-        out = np.zeros((3, len(batch)), np.int64)
-        for row, url in enumerate(batch["url"].to_pylist()):
-            if url:
-                address = _address(url)
-                out[0, row] = any(_is_listed(address, listed) for listed in lists if listed)
-                if banned or suspect:
-                    parts = set(_WORD_BREAK.split(url.lower()))
-                    out[1, row], out[2, row] = len(parts & banned), len(parts & suspect)
-        return dict(zip(("blocked_sites", "blocked_url_words", "suspect_url_words"), out, strict=True))
-
-    def rules(self) -> list[Rule]:
-        return [
-            at_most("blocked_sites", 0),
-            at_most("blocked_url_words", 0),
-            between("suspect_url_words", None, self.max_suspect_words),
-        ]
-
-
-def _address(url: str) -> str:
-    """A URL in lower case without scheme, user, port, query and fragment.
-
-    >>> _address("HTTPS://me@Example.org:8080/a/b?c#d")
-    'example.org/a/b'
-    """
-    text = url.strip().lower()
-    rest = text.partition("://")[2] or text.removeprefix("//")
-    place, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    host = place.rpartition("@")[2]
-    host = host if host.startswith("[") else host.partition(":")[0]
-    return host.strip(".") + slash + path
-
-
-def _is_listed(address: str, listed: frozenset[str]) -> bool:
-    """Whether the host, a domain above it, or either followed by the beginning of the path is in the list."""
-    host, _, path = address.partition("/")
-    labels = host.split(".")
-    domains = [".".join(labels[start:]) for start in range(min(len(labels), 64))]
-    if not listed.isdisjoint(domains):
-        return True
-    parts = [part for part in path.split("/", 16) if part][:16]
-    tails = ["/".join(parts[:size]) for size in range(1, len(parts) + 1)]
-    return any(f"{domain}/{tail}" in listed for domain in domains[:4] for tail in tails)
