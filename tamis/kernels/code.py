@@ -13,10 +13,10 @@ _QUOTE, _APOSTROPHE, _BACKSLASH, _HASH, _NEWLINE = 34, 39, 92, 35, 10
 
 @part
 def _count(data, start, stop):
-    """Return the number of characters in a span."""
+    """Return the number of characters in a span, without ASCII white space."""
     chars = 0
     for at in range(start, stop):
-        chars += (data[at] & 0xC0) != 0x80
+        chars += data[at] > 32 and (data[at] & 0xC0) != 0x80
     return chars
 
 
@@ -65,7 +65,11 @@ def _is_prefix(byte):
 
 @kernel
 def measure_python(data, offsets, out):
-    """out[i] = characters in comments (with the '#') and docstrings (strings used as a statement) of row i."""
+    """Measure the comments and docstrings (strings used as a statement) of each row; out int64[2, rows].
+
+    0  characters in comments and docstrings, with their marks and quotes, without ASCII white space
+    1  characters, without ASCII white space
+    """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
         chars, depth = 0, 0
@@ -84,10 +88,10 @@ def measure_python(data, offsets, out):
                 chars += _count(data, start, at)
             elif byte == _QUOTE or byte == _APOSTROPHE:
                 triple = at + 2 < end and data[at + 1] == byte and data[at + 2] == byte
-                start = at + 3 if triple else at + 1
-                at = _end_of_string(data, start, end, byte, triple)
+                start = at
+                at = min(_end_of_string(data, at + 3 if triple else at + 1, end, byte, triple), end)
                 if statement_start and depth == 0:
-                    chars += _count(data, start, max(start, at - (3 if triple else 1)))
+                    chars += _count(data, start, at)
                 statement_start = False
             elif _is_name(byte):
                 start = at
@@ -105,12 +109,15 @@ def measure_python(data, offsets, out):
                     at += 1
                 statement_start = False
                 at += 1
-        out[row] = chars
+        out[0, row], out[1, row] = chars, _count(data, offsets[row], end)
 
 
 @kernel
 def measure_comments(data, offsets, line, other_line, opening, closing, quotes, out):
-    """out[i] = characters in comments of row i, without the comment markers.
+    """Measure the comments of each row; out int64[2, rows].
+
+    0  characters in comments, with the comment markers, without ASCII white space
+    1  characters, without ASCII white space
 
     line, other_line: markers of a comment that ends with the line, or empty. opening, closing: markers around a block
     comment, or empty (all uint8 arrays). quotes: uint8[256], 1 for a quote whose strings end with the line, 2 for one whose
@@ -122,26 +129,25 @@ def measure_comments(data, offsets, line, other_line, opening, closing, quotes, 
         while at < end:
             byte = data[at]
             if len(opening) and byte == opening[0] and _starts_with(data, at, end, opening):
-                at += len(opening)
                 start = at
+                at += len(opening)
                 while at < end and not (data[at] == closing[0] and _starts_with(data, at, end, closing)):
                     at += 1
+                at = min(at + len(closing), end)
                 chars += _count(data, start, at)
-                at += len(closing)
                 continue
             first = len(line) and byte == line[0] and _starts_with(data, at, end, line)
             second = len(other_line) and byte == other_line[0] and _starts_with(data, at, end, other_line)
             if first or second:
-                at += len(line) if first else len(other_line)
                 start = at
                 while at < end and data[at] != _NEWLINE:
                     at += 1
-                chars += _count(data, start, min(at, end))
+                chars += _count(data, start, at)
             elif quotes[byte]:
                 at = _end_of_string_of(data, at + 1, end, byte, quotes[byte] == 2)
             else:
                 at += 1
-        out[row] = chars
+        out[0, row], out[1, row] = chars, _count(data, offsets[row], end)
 
 
 @part
@@ -172,13 +178,14 @@ def _names(data, at, end, name):
 
 @kernel
 def measure_html(data, offsets, script, style, out):
-    """out[i] = characters of row i outside tags, comments, scripts and styles; an entity (&amp;) counts as one.
+    """out[i] = visible characters of row i: those outside tags, comments, scripts and styles.
 
+    An entity (&amp;) counts as one, and so does a run of white space between two visible characters, even across tags.
     script, style: the tag names `script` and `style` as uint8 arrays.
     """
     for row in range(len(offsets) - 1):
         at, end = offsets[row], offsets[row + 1]
-        chars = 0
+        chars, space = 0, False
         while at < end:
             byte = data[at]
             following = data[at + 1] if at + 1 < end else np.uint8(0)
@@ -196,10 +203,15 @@ def measure_html(data, offsets, script, style, out):
                 while stop < min(end, at + 12) and (_is_name(data[stop]) or data[stop] == 35) and data[stop] < 128:
                     stop += 1
                 entity = stop < end and stop > at + 1 and data[stop] == 59
-                chars += 1
+                chars += 1 + space
+                space = False
                 at = stop + 1 if entity else at + 1
+            elif byte <= 32:
+                space = chars > 0
+                at += 1
             else:
-                chars += (byte & 0xC0) != 0x80
+                chars += ((byte & 0xC0) != 0x80) + space
+                space = False
                 at += 1
         out[row] = chars
 

@@ -139,18 +139,21 @@ def _measure_text(data, offsets, points, kinds, out):
             out[field, row] = stat[field]
 
 
-def measure_trimmed_lines(data, offsets, points, kinds, out):
-    """Measure the trimmed, non-blank lines of each row; out int64[3, rows].
+def measure_line_copies(data, offsets, trim, points, kinds, out):
+    """Measure the lines of each row that occur more than once; out int64[3, rows].
 
-    0  characters
+    0  characters of all lines
     1  copies of lines that occur more than once
     2  characters of these copies
+
+    With `trim`, lines are compared without the white space around them and blank lines do not count. Without it, a line
+    is what lies between two newlines, and empty lines count.
     """
-    _measure_trimmed_lines(_padded(data), offsets, points, kinds, out)
+    _measure_line_copies(_padded(data), offsets, trim, points, kinds, out)
 
 
 @kernel
-def _measure_trimmed_lines(data, offsets, points, kinds, out):
+def _measure_line_copies(data, offsets, trim, points, kinds, out):
     max_lines, _ = _most_lines(data, offsets)
     keys, lengths = np.empty(max_lines, np.uint64), np.empty(max_lines, np.int64)
     slots, names, times = (
@@ -160,18 +163,24 @@ def _measure_trimmed_lines(data, offsets, points, kinds, out):
     )
     for row in range(len(offsets) - 1):
         start, end = offsets[row], offsets[row + 1]
-        lines = np.int64(0)
+        lines = empty = np.int64(0)
         while start < end:
             at, chars = start, 0
             while at < end and data[at] != 10:
                 chars += (data[at] & 0xC0) != 0x80
                 at += 1
-            first, last, trimmed = _trim(data, start, at, points, kinds)
+            first, last, trimmed = start, at, 0
+            if trim:
+                first, last, trimmed = _trim(data, start, at, points, kinds)
             if first < last:
                 keys[lines], lengths[lines] = _hash(data, first, last), chars - trimmed
                 lines += 1
+            empty += at == start
             start = at + 1
+        empty += end > offsets[row] and data[end - 1] == 10  # the line after the last newline
         out[0, row], _, _, out[1, row], out[2, row] = _find_repeats(keys, lengths, lines, slots, names, times)
+        if empty > 1 and not trim:
+            out[1, row] += empty
 
 
 @kernel

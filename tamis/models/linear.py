@@ -157,9 +157,11 @@ class LinearModel:
             settings = Settings(**json.loads(metadata["settings"]))
             settings.check()
             weights = np.frombuffer(raw[8 + size + first : 8 + size + last], "<f4").astype(np.float32)
-            if len(weights) != 1 << settings.bits:
+            if header["weights"]["dtype"] != "F32" or len(weights) != 1 << settings.bits:
                 raise ValueError(f"it has {len(weights)} weights instead of {1 << settings.bits}")
             bias = float.fromhex(metadata["bias"])
+            if not (np.isfinite(weights).all() and np.isfinite(bias)):
+                raise ValueError("some of its weights are not finite numbers")
         except (ValueError, KeyError, TypeError, struct.error, TamisError) as error:
             raise TamisError(
                 f"{path} is not a classifier that Tamis trained: {error}", hint="make one with `tamis train-classifier`"

@@ -21,15 +21,21 @@ from tamis.batch import Batch, Column
 from tamis.errors import OperatorError, ParameterError, require
 from tamis.operators import Map, operator
 
+C4_PHRASES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+"""Phrases of legal notices in C4 (Raffel et al. 2020, section 2.2, and the code released with it)."""
+
 POLICY_PHRASES = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
+    *C4_PHRASES,
+    "privacy overview",
+    "privacy & cookies policy",
+    "privacy and cookies policy",
+    "necessary cookies are absolutely essential for the website to function properly",
+    "any cookies that may not be particularly necessary for the website to function",
+    "if you continue to browse this site without changing your cookie settings, you agree to this use",
 )
-"""What C4 takes for boilerplate (Raffel et al. 2020, section 2.2, and the code released with it)."""
+"""Phrases of legal notices: C4's, and what NeMo Curator adds. Of its sentences, those that hold no other phrase, shortened."""
+
+PLACEHOLDER = "lorem ipsum"
 
 _SPACE = r"\t\p{Zs}"
 _NOT_IN_URL = (
@@ -128,22 +134,28 @@ def mask_of(values: Column) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------------- Unicode
 
 
-@operator(reads="text")
+@operator(reads="text", version=2)
 class UnicodeRepair(Rewrite):
-    """Repair text that was decoded wrongly somewhere on its way (mojibake), with ftfy.
+    """Repair text that was decoded with the wrong encoding (mojibake), with ftfy.
 
-    Also turns HTML entities into characters (`unescape_html="auto"`: unless a "<" says that the text is markup),
-    unpacks ligatures and full-width letters, unifies line ends, and removes control characters and terminal escapes.
-    The result is exactly that of `ftfy.fix_text`; lines that ftfy cannot change are not given to it.
+    Also turns HTML entities into characters (`unescape_html="auto"`: only while no "<" suggests that the text is markup)
+    and removes control characters and terminal escapes. On request it replaces full-width letters and punctuation and
+    half-width katakana (`fix_character_width`), ligatures (`fix_latin_ligatures`), line ends other than newlines
+    (`fix_line_breaks`) and curly quotes (`uncurl_quotes`), and applies a Unicode `normalization`.
 
-    Defaults are those of NeMo Curator: quotes stay curled, no normalization. Lines of ASCII cost next to nothing, as do most
-    others; ftfy itself takes half a second for each megabyte that it is given.
+    The result is exactly that of `ftfy.fix_text` with the same settings. Defaults are those of NeMo Curator, which
+    leaves all of the above off: full-width punctuation is correct in Chinese.
+
+    ftfy takes about half a second per megabyte. Lines that it cannot change, most of them, skip it and cost next to nothing.
 
     >>> import pyarrow as pa
     >>> UnicodeRepair().clean(pa.array(["CafÃ© &amp; crÃ¨me"])).to_pylist()
     ['Café & crème']
     """
 
+    fix_character_width: bool = False
+    fix_latin_ligatures: bool = False
+    fix_line_breaks: bool = False
     uncurl_quotes: bool = False
     unescape_html: Literal["auto"] | bool = "auto"
     normalization: Literal["NFC", "NFD", "NFKC", "NFKD"] | None = None
@@ -158,16 +170,24 @@ class UnicodeRepair(Rewrite):
         return where(text, pc.match_substring_regex(text, self._suspect(_re2_class)), self._repair)
 
     def _suspect(self, made: Callable[[Sequence[int]], str]) -> str:
-        """An expression that matches wherever ftfy may change something, and elsewhere too; see tests/text/test_clean.py."""
+        """An expression that matches wherever ftfy may change something, and in some places where it does not."""
         if self.normalization is not None or self.uncurl_quotes:
             return f"{_ENTITY}|[^{made(_PLAIN_ASCII)}]"
-        single, pair, letter = made(_ALWAYS), made(_PAIRED), made(_LETTERS)
+        single = made(_ALWAYS)
+        if self.fix_character_width:
+            single += made(_WIDTHS)
+        if self.fix_line_breaks:
+            single += made(_LINE_BREAKS)
+        pair, letter = made(_PAIRED), made(_LETTERS)
         return f"{_ENTITY}|[{single}]|[{pair}][{pair}{letter}]|[{letter}][{pair}]"
 
     def _repair(self, text: Column) -> Column:
         ftfy = require("ftfy", extra="text", purpose="unicode_repair")
         config = ftfy.TextFixerConfig(
             explain=False,
+            fix_character_width=self.fix_character_width,
+            fix_latin_ligatures=self.fix_latin_ligatures,
+            fix_line_breaks=self.fix_line_breaks,
             uncurl_quotes=self.uncurl_quotes,
             unescape_html=self.unescape_html,
             normalization=self.normalization,
@@ -179,30 +199,32 @@ class UnicodeRepair(Rewrite):
 
 
 def _fix_lines(ftfy: Any, text: str, config: Any, suspect: Callable[[str], object]) -> str:
-    """`ftfy.fix_text`, which goes line by line, without the lines that it would leave alone."""
-    unified = text.replace("\r\n", "\n")  # as ftfy does
-    if not suspect(unified):
-        return unified
+    """`ftfy.fix_text`, which works line by line, called only for lines that it may change."""
+    unify = config.fix_line_breaks
+    whole = text.replace("\r\n", "\n") if unify else text
+    if not suspect(whole):
+        return whole
     out = []
     for line in _LINES.findall(text):
-        unified = line[:-2] + "\n" if line.endswith("\r\n") else line
+        unified = line[:-2] + "\n" if unify and line.endswith("\r\n") else line
         out.append(ftfy.fix_text(line, config) if suspect(unified) else unified)
         if config.unescape_html == "auto" and "<" in line:
             config = config._replace(unescape_html=False)
     return "".join(out)
 
 
-# What ftfy looks for, as ranges of code points (first, last, first, last, ...). Mojibake is a pair of characters from
-# the old 8-bit encodings; two letters of the Greek or Cyrillic alphabet side by side are not.
+# What ftfy looks for, as ranges of code points (first, last, first, last, ...). Mojibake shows as two neighbouring
+# characters of the 8-bit encodings, unless both are letters of the Greek or Cyrillic alphabet.
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _ENTITY = "&#?[0-9A-Za-z]{1,24};"
 _PLAIN_ASCII = (0x09, 0x0A, 0x0C, 0x0C, 0x20, 0x7E)
+_WIDTHS = (0x3000, 0x3000, 0xFF00, 0xFFEF)
+_LINE_BREAKS = (0x0D, 0x0D, 0x2028, 0x2029)
 _ALWAYS = (
-    0x00, 0x08, 0x0B, 0x0B, 0x0D, 0x1F, 0x7F, 0x9F,  # control characters
+    0x00, 0x08, 0x0B, 0x0B, 0x0E, 0x1F, 0x7F, 0x9F,  # control characters
     0xC2, 0xC3, 0x152, 0x153,  # Â, Ã, Œ, œ, suspected beside ASCII too
     0x132, 0x133, 0x149, 0x149, 0x1C4, 0x1CC, 0x1F1, 0x1F3, 0xFB00, 0xFB4F,  # ligatures
-    0x2028, 0x2029, 0x206A, 0x206F, 0xFEFF, 0xFEFF, 0xFFF9, 0xFFFD,  # line ends, marks without use
-    0x3000, 0x3000, 0xFF00, 0xFFEF,  # full-width and half-width forms
+    0x206A, 0x206F, 0xFEFF, 0xFEFF, 0xFFF9, 0xFFFD,  # format characters without effect, replacement characters
 )  # fmt: skip
 _LETTERS = (0x391, 0x3A9, 0x3AC, 0x3AF, 0x3B1, 0x3C9, 0x410, 0x44F)
 _PAIRED = (0xA0, 0x390, 0x3AA, 0x3AB, 0x3B0, 0x3B0, 0x3CA, 0x40F, 0x450, 0x52F, 0x2000, 0x25FF, 0xF8FF, 0xF8FF)
@@ -302,13 +324,14 @@ class UrlRemoval(Rewrite):
         return pc.replace_substring_regex(text, pattern, self.replacement.replace("\\", "\\\\"))
 
 
-@operator(reads="text")
+@operator(reads="text", version=2)
 class MarkdownRemoval(Rewrite):
-    r"""Remove the marks of bold, italic and underlined text, and reduce links to their address or their words.
+    r"""Remove the marks of bold, italic and underlined text, and replace links by their URL or their text.
 
-    `links="url"` puts the address in place of a link, as NeMo Curator's MarkdownRemover does; "text" keeps its words,
-    "keep" leaves links alone. Unlike there, an underscore counts only around whole words: snake_case_names stay.
-    Marks are paired within a line.
+    `links="url"` puts the URL in place of a link, as NeMo Curator's MarkdownRemover does; "text" keeps the text of the
+    link, "keep" leaves links alone. Unlike there, underscores count only around whole words, so snake_case_names are
+    kept. Marks are paired within a line and may be nested; a text that nests them more than 16 deep is left alone.
+    A second application changes nothing.
 
     >>> import pyarrow as pa
     >>> MarkdownRemoval(links="text").clean(pa.array(["**Read** _the_ [manual](https://a.org) of my_old_car"])).to_pylist()
@@ -321,6 +344,22 @@ class MarkdownRemoval(Rewrite):
         return where(text, pc.match_substring_regex(text, r"[*_\]]"), self._clean)
 
     def _clean(self, text: Column) -> Column:
+        """Remove marks until there are none left, from the inside out."""
+        done = text
+        waiting = np.arange(len(text))
+        for _ in range(_MAX_NESTING + 1):
+            before = done.take(waiting)
+            after = self._remove_innermost(before)
+            changed = mask_of(pc.not_equal(after, before))
+            if not changed.any():
+                return done
+            waiting = waiting[changed]
+            rows = np.zeros(len(text), np.bool_)
+            rows[waiting] = True
+            done = pc.replace_with_mask(done, pa.array(rows), after.filter(pa.array(changed)))
+        return pc.replace_with_mask(done, pa.array(rows), text.take(waiting))
+
+    def _remove_innermost(self, text: Column) -> Column:
         if self.links != "keep":
             link = r"!?\[([^\[\]\n]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:[ \t]+\"[^\"\n]*\")?\)"
             text = pc.replace_substring_regex(text, link, r"\2" if self.links == "url" else r"\1")
@@ -332,6 +371,9 @@ class MarkdownRemoval(Rewrite):
         ):
             text = pc.replace_substring_regex(text, pattern, r"\1")
         return text
+
+
+_MAX_NESTING = 16
 
 
 @operator(reads="text")
@@ -436,7 +478,7 @@ class LineRemoval(Rewrite):
         return pieces.join(~mask_of(pc.is_in(pc.utf8_rtrim(pieces.flat, "\r"), value_set=unwanted)))
 
 
-@operator(reads="text")
+@operator(reads="text", version=2)
 class BoilerplateRemoval(Rewrite):
     r"""Remove paragraphs that hold a policy phrase, such as a cookie notice, at the top and the bottom of a text.
 
@@ -451,7 +493,7 @@ class BoilerplateRemoval(Rewrite):
     """
 
     phrases: Sequence[str] = POLICY_PHRASES
-    placeholders: Sequence[str] = ("lorem ipsum",)
+    placeholders: Sequence[str] = (PLACEHOLDER,)
     place: Literal["edges", "anywhere"] = "edges"
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
 from tamis.fields import numbers
 from tamis.operators import Filter, Map, Rule, Scores, at_most, operator
-from tamis.text.clean import POLICY_PHRASES, Pieces, any_of, literal, mask_of, strings
+from tamis.text.clean import C4_PHRASES, Pieces, any_of, literal, mask_of, strings
 from tamis.text.segment import WORD_STATS, buffers, ratio, word_stats
 
 COUNTERS = (
@@ -134,7 +134,7 @@ class C4Lines(LineCleaning):
     min_words: int = 3
     max_word_chars: int = 1000
     terminal: Sequence[str] = (".", "?", "!", '"', "'")
-    phrases: Sequence[str] = (*POLICY_PHRASES, "javascript")
+    phrases: Sequence[str] = (*C4_PHRASES, "javascript")
     citations: bool = True
     """Whether marks such as [12] are removed."""
 

@@ -36,7 +36,7 @@ COUNTS: dict[str, str] = {
 
 # What a row must match to be looked at. Wider than the kind itself, narrow enough to leave most rows alone.
 _CANDIDATES: dict[str, str] = {
-    "email": r"[^\s@]@[^\s@]+\.[^\s@]",
+    "email": r"[^\s@]@(?:\[|[^\s@]+\.[^\s@])",
     "iban": r"[A-Z]{2}[0-9]{2}[ -]?[A-Z0-9]{4}",
     "card": r"[0-9](?:[ -]?[0-9]){12}",
     "ip": r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]",
@@ -53,20 +53,28 @@ _CANDIDATES: dict[str, str] = {
 # ---------------------------------------------------------------------------------------------------------------- e-mail
 
 _LETTER = "A-Za-z\u00c0-\u024f\u0370-\u03ff\u0400-\u04ff"
-_AT = re.compile(rf"(?<=[{_LETTER}0-9_%+\-])@(?=[{_LETTER}0-9])")
+_AT = re.compile(rf"(?<=[{_LETTER}0-9_%+\-])@(?=[{_LETTER}0-9\[])")
 _LOCAL = re.compile(rf"[{_LETTER}0-9_%+\-]+(?:\.[{_LETTER}0-9_%+\-]+)*\Z")
 _DOMAIN = re.compile(
     rf"(?:[{_LETTER}0-9](?:[{_LETTER}0-9\-]{{0,61}}[{_LETTER}0-9])?\.){{1,8}}(xn--[a-z0-9]{{2,59}}|[A-Za-z]{{2,24}})"
+)
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IP_DOMAIN = re.compile(
+    rf"\[(?:(?:{_OCTET}\.){{3}}{_OCTET}|IPv6:[0-9A-Fa-f:.]{{2,45}})\]"  # RFC 5321, section 4.1.3
+    rf"|(?![0-9](?:\.[0-9]){{3}}(?![0-9]))(?:{_OCTET}\.){{3}}{_OCTET}(?!\.?[0-9])"  # a@1.2.3.4 is a version
 )
 _PICTURE = re.compile(r"[1-9]x\.(?:png|jpe?g|gif|webp|svg|avif|css)\b", re.IGNORECASE)
 _MAX_LOCAL = 64  # RFC 5321, section 4.5.3.1.1
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Addresses with a domain that has a top-level name. Not: handles, `file@2x.png`, `package@1.2.3`, `git@host:path`."""
+    """Addresses at a domain with a top-level name or at an IP address.
+
+    Not: handles, `file@2x.png`, `package@1.2.3`, `git@host:path`.
+    """
     for found in _AT.finditer(text):
         at = found.start()
-        after = _DOMAIN.match(text, at + 1, at + 256)
+        after = _DOMAIN.match(text, at + 1, at + 256) or _IP_DOMAIN.match(text, at + 1, at + 256)
         before = _LOCAL.search(text[max(0, at - _MAX_LOCAL - 1) : at]) if after else None
         if not after or not before or len(before[0]) > _MAX_LOCAL:
             continue
@@ -175,7 +183,6 @@ def passes_luhn(digits: str) -> bool:
 
 # -------------------------------------------------------------------------------------------------------------------- IP
 
-_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = re.compile(rf"(?<![\w\-])(?<![\w]\.)(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-])(?!\.[0-9])", re.ASCII)
 _IPV6 = re.compile(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}|[0-9A-Fa-f]{1,4}|(?<=::))(?![\w:])",
@@ -280,7 +287,7 @@ FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
 # -------------------------------------------------------------------------------------------------------------- operator
 
 
-@operator(reads="text")
+@operator(reads="text", version=2)
 class PersonalDataMask(Map):
     """Put a mask in place of e-mail addresses, IP addresses, phone numbers, card numbers and bank accounts.
 

@@ -16,7 +16,7 @@ from tamis.kernels.repetition import LONGEST, SHORTEST
 from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats
-from tamis.text.segment import NGRAM_STATS, WORD_STATS, Words, ratio, trimmed_line_stats
+from tamis.text.segment import NGRAM_STATS, WORD_STATS, LineCopies, Words, ratio
 from tamis.text.web import Dialect
 
 
@@ -190,7 +190,7 @@ _SCORES = (
 )  # fmt: skip
 
 
-@operator(reads="text", writes=_SCORES)
+@operator(reads="text", writes=_SCORES, version=2)
 class GopherRepetition(WordFilter):
     """Drop documents that repeat themselves, by the rules of MassiveWeb (Rae et al. 2021, table A1).
 
@@ -243,9 +243,9 @@ class GopherRepetition(WordFilter):
     def score(self, batch: Batch) -> Scores:
         how: Words = self.words or _WORDS[self.dialect]
         text = text_facts(batch)
-        if self.dialect == "dclm":
-            trimmed = batch.facts("text", trimmed_line_stats)
-            text = {**text, **{f"trimmed_{name}": values for name, values in trimmed.items()}}
+        if self.dialect in ("dclm", "dolma"):
+            copies = batch.facts("text", LineCopies(trim=self.dialect == "dclm"))
+            text = {**text, **{f"copies_{name}": values for name, values in copies.items()}}
         if self.dialect == "redpajama":
             letters = batch.facts("text", NormalizedStats(WORD_STATS[how]))["chars"]
             ngrams = batch.facts("text", NormalizedStats(NGRAM_STATS[how]))
@@ -285,18 +285,20 @@ def _lines_datatrove(text: Facts, letters: np.ndarray) -> _Four:
 
 
 def _lines_dolma(text: Facts, letters: np.ndarray) -> _Four:
-    lines = text["newlines"] + 1
-    blank = lines - text["lines"]
-    none = np.zeros(len(lines))
-    copies = text["line_all"] + np.where(blank > 1, blank, 0)
-    return ratio(copies, lines), none, ratio(text["line_all_chars"], letters), none
+    none = np.zeros(len(letters))
+    return (
+        ratio(text["copies_all"], text["newlines"] + 1),
+        none,
+        ratio(text["copies_all_chars"], np.maximum(letters, 1)),
+        none,
+    )
 
 
 def _lines_dclm(text: Facts, letters: np.ndarray) -> _Four:
     return (
-        ratio(text["trimmed_all"], text["lines"]),
+        ratio(text["copies_all"], text["lines"]),
         ratio(text["paragraph_all"], text["paragraphs"]),
-        ratio(text["trimmed_all_chars"], text["trimmed_chars"]),
+        ratio(text["copies_all_chars"], text["copies_chars"]),
         ratio(text["paragraph_all_chars"], text["paragraph_chars"]),
     )
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
-from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_text, measure_trimmed_lines
+from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_line_copies, measure_text
 from tamis.kernels.marks import WORD_DEFINITIONS, MarkedWords, Words
 from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
@@ -110,12 +110,19 @@ def text_stats(column: Column) -> Facts:
     return dict(zip(TEXT_FIELDS, out, strict=True))
 
 
-def trimmed_line_stats(column: Column) -> Facts:
-    """Facts about repeated lines where spaces around a line do not count: `chars`, `all`, `all_chars`."""
-    data, offsets = buffers(column)
-    out = np.zeros((3, len(column)), np.int64)
-    measure_trimmed_lines(data, offsets, POINTS, KINDS, out)
-    return dict(zip(("chars", "all", "all_chars"), out, strict=True))
+class LineCopies:
+    """Facts about lines that repeat, see `kernels.lines.measure_line_copies`: `chars`, `all`, `all_chars`."""
+
+    def __init__(self, *, trim: bool) -> None:
+        self.trim = trim
+        self.__module__ = __name__
+        self.__qualname__ = f"line_copies.{trim}"
+
+    def __call__(self, column: Column) -> Facts:
+        data, offsets = buffers(column)
+        out = np.zeros((3, len(column)), np.int64)
+        measure_line_copies(data, offsets, self.trim, POINTS, KINDS, out)
+        return dict(zip(("chars", "all", "all_chars"), out, strict=True))
 
 
 def ended_lines(column: Column) -> Facts:

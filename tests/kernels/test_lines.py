@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.kernels.lines import TEXT_FIELDS
-from tamis.text.segment import LineStats, text_stats, trimmed_line_stats
+from tamis.text.segment import LineCopies, LineStats, text_stats
 from tests import naive
 
 pieces = ["\n", "\n", "\n\n", " ", "  ", "\r\n", "word", "Word.", "word.", "...", "…", "- x", "* y", "• z", "●", "read more",
@@ -75,7 +75,7 @@ def test_a_long_repetitive_text_takes_linear_time(unit: str) -> None:
 @settings(deadline=None, max_examples=150)
 @given(st.lists(texts, max_size=3))
 def test_trimmed_lines_match_the_reference(rows: list[str]) -> None:
-    found = trimmed_line_stats(pa.array(rows, pa.string()))
+    found = LineCopies(trim=True)(pa.array(rows, pa.string()))
     for row, text in enumerate(rows):
         expected = naive.text_stats(text)
         assert {name: array[row] for name, array in found.items()} == {

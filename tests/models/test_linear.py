@@ -170,6 +170,36 @@ class TestFiles:
         with pytest.raises(TamisError, match="is not a classifier that Tamis trained"):
             LinearModel.load(tmp_path / "m")
 
+    @pytest.mark.parametrize(
+        ("weight", "bias"), [(np.nan, 0.0), (np.inf, 0.0), (-np.inf, 0.0), (1.0, np.nan), (1.0, np.inf)]
+    )
+    def test_weights_that_are_not_finite_are_refused(self, weight, bias, tmp_path):
+        weights = np.zeros(256, np.float32)
+        weights[7] = weight
+        LinearModel(Settings(bits=8), weights, bias).save(tmp_path / "m")
+        with pytest.raises(TamisError, match="some of its weights are not finite numbers"):
+            LinearModel.load(tmp_path / "m")
+
+    @pytest.mark.parametrize(
+        ("part", "name", "value"),
+        [
+            ("weights", "dtype", "I32"),
+            ("weights", "data_offsets", ["0", "1024"]),
+            ("__metadata__", "bias", "much"),
+            ("__metadata__", "settings", '{"bits": "8"}'),
+        ],
+    )
+    def test_values_of_another_type_are_refused(self, part, name, value, tmp_path):
+        LinearModel(Settings(bits=8), np.zeros(256, np.float32), 0.0).save(tmp_path / "m")
+        raw = (tmp_path / "m").read_bytes()
+        (size,) = struct.unpack_from("<Q", raw)
+        header = json.loads(raw[8 : 8 + size])
+        header[part][name] = value
+        changed = json.dumps(header).encode()
+        (tmp_path / "m").write_bytes(struct.pack("<Q", len(changed)) + changed + raw[8 + size :])
+        with pytest.raises(TamisError, match="is not a classifier that Tamis trained"):
+            LinearModel.load(tmp_path / "m")
+
     def test_a_file_cut_off_is_refused(self, lesson, tmp_path):
         train(*lesson, settings=Settings(bits=8)).model.save(tmp_path / "m")
         raw = (tmp_path / "m").read_bytes()

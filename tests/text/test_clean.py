@@ -25,6 +25,7 @@ from tamis.text.clean import (
     Whitespace,
     literal,
 )
+from tamis.text.lists import BoilerPlate
 
 STEPS = [
     UnicodeRepair(),
@@ -107,7 +108,19 @@ def test_a_literal_matches_itself_and_nothing_else(text):
     assert found == [True, text + "x" == text, "x" + text == text]
 
 
+NEMO_CURATOR = {
+    "fix_latin_ligatures": False, "fix_character_width": False, "uncurl_quotes": False, "fix_line_breaks": False,
+    "normalization": None,
+}  # fmt: skip
+"""Where NeMo Curator's UnicodeReformatter (1.4.0) departs from ftfy's defaults."""
+
+
 class TestUnicodeRepair:
+    def test_defaults_are_those_of_nemo_curator(self):
+        step = UnicodeRepair()
+        assert {name: getattr(step, name) for name in NEMO_CURATOR} == NEMO_CURATOR
+        assert (step.unescape_html, step.max_decode_length) == ("auto", 1_000_000)
+
     @pytest.mark.parametrize(
         ("broken", "repaired"),
         [
@@ -115,8 +128,12 @@ class TestUnicodeRepair:
             ("it\u00e2\u20ac\u2122s", "it\u2019s"),
             ("&lt;b&gt; &amp; co", "<b> & co"),
             ("<p>&amp;</p>", "<p>&amp;</p>"),
-            ("a\r\nb", "a\nb"),
-            ("\ufb01n \uff21\uff22", "fin AB"),
+            ("a\r\nb", "a\r\nb"),
+            ("\ufb01n \uff21\uff22", "\ufb01n \uff21\uff22"),
+            (
+                "\u4f60\u597d\uff0c\u4e16\u754c\uff01\uff08\u4e00\uff09\u3000\u201c",
+                "\u4f60\u597d\uff0c\u4e16\u754c\uff01\uff08\u4e00\uff09\u3000\u201c",
+            ),
             ("bell\x07", "bell"),
             ("\u201ccurly\u201d", "\u201ccurly\u201d"),
         ],
@@ -124,7 +141,12 @@ class TestUnicodeRepair:
     def test_by_hand(self, broken, repaired):
         assert one(UnicodeRepair(), broken) == repaired
 
-    @settings(max_examples=150, deadline=None)
+    def test_what_is_off_by_default_can_be_turned_on(self):
+        assert one(UnicodeRepair(fix_line_breaks=True), "a\r\nb\rc\u2028d") == "a\nb\nc\nd"
+        assert one(UnicodeRepair(fix_latin_ligatures=True), "\ufb01n") == "fin"
+        assert one(UnicodeRepair(fix_character_width=True), "\uff21\uff22\uff0c\uff76") == "AB,\u30ab"
+
+    @settings(max_examples=300, deadline=None)
     @given(
         text=st.lists(
             st.one_of(
@@ -132,40 +154,55 @@ class TestUnicodeRepair:
                     [*"aB .<&;\n\r\x1b\x85\u00c2\u00c3\u00e2\u20ac\u2122\u00a0\u0153\u201c\u2019\u2026\u0430"]
                 )
                 | st.sampled_from(
-                    ["&amp;", "&eacute;", "\u00c3\u00a9", "\u00e2\u20ac\u2122", "\ufb01", "\u0432\u0402"]
+                    [
+                        "&amp;",
+                        "&eacute;",
+                        "\u00c3\u00a9",
+                        "\u00e2\u20ac\u2122",
+                        "\ufb01",
+                        "\u0432\u0402",
+                        "\uff0c",
+                        "\r\n",
+                    ]
                 ),
                 st.characters(codec="utf-8", max_codepoint=0x25FF),
                 st.characters(codec="utf-8"),
             ),
             max_size=12,
         ).map("".join),
-        uncurl_quotes=st.booleans(),
-        unescape_html=st.sampled_from(["auto", True, False]),
-        normalization=st.sampled_from([None, "NFC", "NFKD"]),
+        options=st.fixed_dictionaries(
+            {
+                "fix_character_width": st.booleans(),
+                "fix_latin_ligatures": st.booleans(),
+                "fix_line_breaks": st.booleans(),
+                "uncurl_quotes": st.booleans(),
+                "unescape_html": st.sampled_from(["auto", True, False]),
+                "normalization": st.sampled_from([None, None, "NFC", "NFKD"]),
+            }
+        ),
     )
-    def test_the_same_as_ftfy(self, text, uncurl_quotes, unescape_html, normalization):
+    def test_the_same_as_ftfy(self, text, options):
         import ftfy
 
-        options = {"uncurl_quotes": uncurl_quotes, "unescape_html": unescape_html, "normalization": normalization}
         config = ftfy.TextFixerConfig(explain=False, **options)
         assert one(UnicodeRepair(**options), text) == ftfy.fix_text(text, config)
 
     def test_no_character_that_ftfy_changes_is_skipped(self):
         import ftfy
 
-        config = ftfy.TextFixerConfig(explain=False, uncurl_quotes=False, normalization=None)
-        points = [*range(0x80, 0x600), *range(0x2000, 0x2600), *range(0x600, 0x10FFFF, 431)]
+        points = [*range(0x80, 0x600), *range(0x2000, 0x2600), *range(0xFB00, 0xFB10), *range(0x600, 0x10FFFF, 431)]
         texts = [f"a{chr(point)} b{chr(point)}c\n" for point in points if not 0xD800 <= point < 0xE000]
-        assert clean(UnicodeRepair(), *texts) == [ftfy.fix_text(text, config) for text in texts]
+        for on in (False, True):
+            options = {"fix_character_width": on, "fix_latin_ligatures": on, "fix_line_breaks": on}
+            config = ftfy.TextFixerConfig(explain=False, uncurl_quotes=False, normalization=None, **options)
+            assert clean(UnicodeRepair(**options), *texts) == [ftfy.fix_text(text, config) for text in texts]
 
     def test_long_lines_are_cut_where_ftfy_cuts_them(self):
         import ftfy
 
         text = "Caf\u00c3\u00a9 <b> &amp; " * 3
         for length in (1, 7, 20):
-            config = ftfy.TextFixerConfig(
-                explain=False, uncurl_quotes=False, normalization=None, max_decode_length=length
-            )
+            config = ftfy.TextFixerConfig(explain=False, max_decode_length=length, **NEMO_CURATOR)
             assert one(UnicodeRepair(max_decode_length=length), text) == ftfy.fix_text(text, config)
 
 
@@ -234,12 +271,26 @@ class TestUrlRemoval:
         assert one(UrlRemoval(replacement=r"<\1>"), "a http://b.c d") == r"a <\1> d"
 
 
+marks = ["*", "**", "_", "__", "[", "](", ")", "![", "\n", "a"]
+nested = st.recursive(
+    st.sampled_from(["a", "b c", "x_y", "2 * 3"]) | st.lists(st.sampled_from(marks), max_size=6).map("".join),
+    lambda inner: st.builds(
+        lambda mark, parts: mark + " ".join(parts) + mark, st.sampled_from(marks[:4]), st.lists(inner, max_size=3)
+    ),
+)
+
+
 class TestMarkdownRemoval:
     @pytest.mark.parametrize(
         ("text", "left"),
         [
             ("**bold** *it* __u__ _u_", "bold it u u"),
             ("***both***", "both"),
+            ("**bold with *italics* inside**", "bold with italics inside"),
+            ("*italics with **bold** inside*", "italics with bold inside"),
+            ("__bold with _italics_ inside__", "bold with italics inside"),
+            ("**a _b *c* d_ e**", "a b c d e"),
+            ("[![icon](i.png)](http://a.b)", "http://a.b"),
             ("2 * 3 * 4 and a_b_c", "2 * 3 * 4 and a_b_c"),
             ("[a](http://b.c/d_(e)) ![i](x.png)", "http://b.c/d_(e) x.png"),
             ('[a](b "title")', "b"),
@@ -254,6 +305,16 @@ class TestMarkdownRemoval:
     def test_what_becomes_of_links(self):
         assert one(MarkdownRemoval(links="text"), "[a **b**](c)") == "a b"
         assert one(MarkdownRemoval(links="keep"), "[a](c) *d*") == "[a](c) d"
+
+    @settings(deadline=None)
+    @given(nested, st.sampled_from(["url", "text", "keep"]))
+    def test_a_second_application_changes_nothing(self, text, links):
+        step = MarkdownRemoval(links=links)
+        assert one(step, one(step, text)) == one(step, text)
+
+    def test_marks_nested_without_end_are_left_alone(self):
+        deep = "*a " * 40 + "x" + " a*" * 40
+        assert clean(MarkdownRemoval(), deep, "*b*", deep + "\n**c**") == [deep, "b", deep + "\n**c**"]
 
     @settings(deadline=None)
     @given(st.text(string.ascii_letters + "*_ \n", max_size=20))
@@ -340,6 +401,13 @@ def paragraphs_without_boilerplate(text, place):
 
 
 class TestBoilerplateRemoval:
+    def test_the_filter_and_the_rewrite_agree_on_what_is_boilerplate(self):
+        for phrase in POLICY_PHRASES:
+            text = f"A story.\n\n{phrase.capitalize()}"
+            assert one(BoilerplateRemoval(), text) == "A story."
+            (share,) = BoilerPlate().score(Batch.from_rows([{"text": text}]))["boilerplate_paragraphs"]
+            assert share == 0.5
+
     @settings(deadline=None)
     @given(
         st.lists(st.sampled_from(["a", "", "We Use Cookies!", "b\nc", "\nterms of use"]), max_size=7).map("\n\n".join)

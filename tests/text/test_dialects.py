@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tamis.batch import Batch
 from tamis.operators import Filter
@@ -128,6 +132,26 @@ def test_duplicate_lines_differ() -> None:
 
 def test_blank_lines_repeat_for_dolma_alone() -> None:
     assert across(repetition, "a\n\nb\n\nc", "duplicate_lines") == [0, 0.4, 0, 0]
+
+
+def test_dolma_compares_lines_as_they_are() -> None:
+    # "", "  ", "", " ", "  ", "": three empty lines and two of two spaces repeat, one of one space does not
+    text = "\n  \n\n \n  \n"
+    assert repetition("dolma", text, "duplicate_lines") == pytest.approx(5 / 6)
+    assert repetition("dolma", "a\n\nb\n  \nc", "duplicate_lines") == 0
+    assert repetition("dolma", "ab\n \ncd\n ", "duplicate_line_chars") == pytest.approx(2 / 4)
+
+
+@settings(deadline=None)
+@given(st.text("ab \t\r\n\u00a0", max_size=12))
+def test_dolma_counts_copies_of_lines_as_its_tagger_does(text: str) -> None:
+    lines = Counter(text.split("\n"))
+    copies = sum(count for count in lines.values() if count > 1)
+    chars = sum(len(line) * count for line, count in lines.items() if count > 1)
+    letters = sum(map(len, text.split()))
+    step = GopherRepetition(dialect="dolma")
+    assert score(step, text, "gopher_duplicate_lines") == pytest.approx(copies / lines.total())
+    assert score(step, text, "gopher_duplicate_line_chars") == pytest.approx(chars / max(letters, 1))
 
 
 def test_dclm_trims_lines_before_it_compares() -> None:

@@ -21,6 +21,9 @@ POSITIVE = {
         "x@xn--bcher-kva.xn--p1ai",
         "o-brien@my-host.travel",
         "user%40@example.museum",
+        "joe@[192.168.0.1]",
+        "joe@192.168.0.1",
+        "joe.b@[IPv6:2001:db8::1]",
     ],
     "iban": [
         "DE89370400440532013000",
@@ -82,6 +85,8 @@ NEGATIVE = {
         "ann@localhost",
         "logo@2x.png",
         "package@1.2.3",
+        "package@1.2.3.4",
+        "joe@[1.2.3]",
         "git@github.com:org/repo.git",
         "a @ b . c",
         "meet @home. Then go",

@@ -161,7 +161,7 @@ def test_fertility_drops_what_a_tokenizer_breaks_into_crumbs(sources, tmp_path):
     tokenizer.train_from_iterator(sources[2:], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     letters = random.Random(0).choices("0123456789abcdef", k=6000)
-    blob = "# a key\n" + "".join(f'K{n} = "{"".join(letters[n * 60 : n * 60 + 60])}"\n' for n in range(100))
+    blob = "# a list of keys\n" + "".join(f'K{n} = "{"".join(letters[n * 60 : n * 60 + 60])}"\n' for n in range(100))
     report = run_code([*sources[:2], blob], "code_fertility", tmp_path / "tokenizer.json")
     assert report.kept == 2  # neither was trained on
     assert report.dropped == {"chars_per_token < 2": 1}
