@@ -1,18 +1,19 @@
-"""Every error a user can meet, and the one way an optional package is asked for.
+"""All errors raised for users, and the import of optional packages.
 
-TamisError                 has a hint: what to do about it
-├── ParameterError         an operator was given a value it cannot take
-├── RecipeError            a recipe that cannot be understood
-├── ColumnError            a step reads a column that is not there
-├── SourceError            the input cannot be listed, opened or understood
-├── SinkError              the output cannot be written, or holds something else
-│   └── DiskFull           there is no room left to write to
-├── LedgerError            the record of what is done is damaged or in use
+TamisError                 carries a hint on how to fix the problem
+├── ParameterError         a parameter has an invalid value
+├── RecipeError            a recipe is invalid
+├── ColumnError            a step reads a column that does not exist
+├── SourceError            the input cannot be listed, opened or parsed
+├── SinkError              the output cannot be written, or holds other data
+│   └── DiskFull           no disk space left
+├── LedgerError            the record of committed work is damaged or in use
 ├── OperatorError          a step broke its contract (wrong number of rows, ...)
-├── BudgetError            the work cannot fit the memory or disk it was given
-├── WorkerError            workers keep dying and it is not the fault of one row
+├── BudgetError            the job does not fit the memory or disk it was given
+├── WorkerError            workers keep dying, and no single row is the cause
+├── TooManyFailed          more rows or files failed than `max_failed` allows
 ├── MissingExtra           an optional package is not installed
-└── Interrupted            the user asked the run to stop; it can be resumed
+└── Interrupted            the user stopped the run; it can be resumed
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from types import ModuleType
 
 
 class TamisError(Exception):
-    """An error that explains itself: what happened, and a hint towards the way out."""
+    """An error with a message and, usually, a hint on how to fix it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -36,7 +37,7 @@ class TamisError(Exception):
         return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions travel from workers to the driver; keyword arguments must survive that.
+        # Workers send exceptions to the driver pickled; the default would lose keyword arguments.
         return (_rebuild, (type(self), self.message, self.hint))
 
 
@@ -51,7 +52,7 @@ class ParameterError(TamisError):
 
 
 class RecipeError(TamisError):
-    """A recipe names something unknown or has the wrong shape."""
+    """A recipe has an unknown name or the wrong structure."""
 
 
 class ColumnError(TamisError):
@@ -59,15 +60,15 @@ class ColumnError(TamisError):
 
 
 class SourceError(TamisError):
-    """The input cannot be listed, opened or understood."""
+    """The input cannot be listed, opened or parsed."""
 
 
 class SinkError(TamisError):
-    """The output cannot be written, or the folder holds something else."""
+    """The output cannot be written, or the folder holds other data."""
 
 
 class DiskFull(SinkError):
-    """There is no room left on the disk that a run writes to."""
+    """The disk that a run writes to is full."""
 
 
 class LedgerError(TamisError):
@@ -79,11 +80,15 @@ class OperatorError(TamisError):
 
 
 class BudgetError(TamisError):
-    """The work does not fit the memory or disk it was given."""
+    """The job does not fit the memory or disk it was given."""
 
 
 class WorkerError(TamisError):
-    """Workers keep dying, and no single row is to blame."""
+    """Workers keep dying, and no single row is the cause."""
+
+
+class TooManyFailed(TamisError):
+    """More rows or files failed than `max_failed` allows; committed work stays committed."""
 
 
 class MissingExtra(TamisError):
@@ -91,11 +96,11 @@ class MissingExtra(TamisError):
 
 
 class Interrupted(TamisError):
-    """The run was stopped on request; what is committed stays committed."""
+    """The user stopped the run; committed work stays committed."""
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import an optional package, or say which extra brings it."""
+    """Import an optional package, or raise an error that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -106,13 +111,13 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """A hint naming the nearest of `choices`, or None when nothing is near."""
+    """A hint with the closest match among `choices`, or None if none is close."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else None
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that there is no room left on a disk, or that a quota is used up."""
+    """Whether an error means that a disk is full or a quota is used up."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -125,21 +130,21 @@ SHORTAGES = (
     "Failed to allocate memory for requested buffer",  # ONNX Runtime
     "std::bad_alloc",
 )
-"""What libraries say that raise errors of other kinds when memory runs out."""
+"""Messages of libraries that do not raise MemoryError when memory runs out."""
 
 
 class SetupTooLarge(MemoryError):
-    """A step did not fit beside what its worker holds, before any row was read."""
+    """A step ran out of memory in its setup, before any row was read."""
 
     def __init__(self, step: str, cause: Exception) -> None:
         reason = f" ({cause})" if str(cause) else ""
-        super().__init__(f"{step} ran out of memory while it was set up{reason}")
+        super().__init__(f"{step} ran out of memory during setup{reason}")
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error comes of too little memory, as which it does not always announce itself."""
+    """Whether an error is caused by lack of memory; not all of these are MemoryErrors."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, (TamisError, ValueError)):
-        return False  # says what it is; or quotes data, which may say anything
+        return False  # a TamisError is explicit; a ValueError may quote data that contains any text
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGES)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from tamis.report import ErrorCount
+
 
 @dataclass(frozen=True)
 class Event:
@@ -48,13 +50,14 @@ class PartitionStarted(Event):
 
 @dataclass(frozen=True)
 class PartitionProgress(Event):
-    """Rows and bytes of a partition that a worker has read so far."""
+    """Rows and bytes of a partition that a worker has read so far, and the errors of rows that failed."""
 
     stage: int
     partition: int
     worker: int
     rows: int
     num_bytes: int
+    errors: tuple[ErrorCount, ...] = ()
 
 
 @dataclass(frozen=True)

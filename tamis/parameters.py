@@ -47,6 +47,19 @@ def format_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "file"), plural(2_000, "row"), plural(0, "process"), plural(3, "batch"), plural(2, "entry")
+    ('1 file', '2,000 rows', '0 processes', '3 batches', '2 entries')
+    """
+    if number == 1:
+        return f"{number:,} {noun}"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
 def type_name(annotation: object) -> str:
     """An annotation as a user would write it: int, str, list[str], int or None."""
     if annotation is type(None):

@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeAlias
 import psutil
 import pyarrow as pa
 
-from tamis.errors import BudgetError, DiskFull, ParameterError
+from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
 from tamis.executors.driver import Run, prepare_output
+from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.sampled import run_sampled
@@ -82,6 +83,7 @@ class Pipeline:
         scores: bool = False,
         fresh: bool = False,
         on_error: Literal["isolate", "raise"] | None = None,
+        max_failed: float | str = DEFAULT_MAX_FAILED,
         on_overflow: Literal["error", "sample"] = "error",
         max_seconds: float | None = None,
         alerts: Mapping[str, Any] | None = None,
@@ -108,6 +110,7 @@ class Pipeline:
         placed = Pipeline(*_placed(self.steps, device))
         emit = Events([on_event] if callable(on_event) else list(on_event))
         budget = placed._budget(memory, workers, placed._learned())
+        limit = parse_max_failed(max_failed)
         errors = on_error or ("raise" if executor == "inline" else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -119,6 +122,7 @@ class Pipeline:
                     rejects=rejects,
                     fresh=fresh,
                     on_error=errors,
+                    limit=limit,
                     emit=emit,
                     alerts=alerts,
                     scores=scores,
@@ -151,14 +155,21 @@ class Pipeline:
             )
         return profile_of(report, budget.driver_bytes, self.steps)
 
-    def collect(self, **options: Any) -> pa.Table:
-        """The rows that come out, as one Arrow table: for small things. Takes the options of `run`."""
+    def collect(self, *, max_failed: float | str = 0, **options: Any) -> pa.Table:
+        """Run the pipeline and return its rows as one Arrow table; for results that fit in memory.
+
+        Takes the options of `run`. Raises `TooManyFailed` if any row fails: `max_failed="100%"` returns the others.
+        """
         from tamis.sinks.tables import ArrowWriter
 
         if self.sink is not None:
             raise ParameterError("a pipeline with a sink writes its rows", hint="leave out the sink, or call run()")
         with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
-            Pipeline(*self.steps, ArrowWriter(folder)).run(**options)
+            try:
+                Pipeline(*self.steps, ArrowWriter(folder)).run(max_failed=max_failed, **options)
+            except TooManyFailed as error:
+                error.hint = 'fix the cause, or call collect(max_failed="100%") to get the rows that did not fail'
+                raise
             tables = [
                 pa.ipc.open_file(pa.OSFile(str(file))).read_all() for file in sorted(Path(folder).glob("*.arrow"))
             ]
@@ -174,11 +185,14 @@ class Pipeline:
         fresh: bool,
         on_error: str,
         emit: Events,
+        limit: FailureLimit | None = None,
         alerts: Mapping[str, Any] | None = None,
         scores: bool = False,
         profile: bool = False,
     ) -> Report:
         stop = Stop()
+        failures = FailureWatch(limit or FailureLimit(share=1.0))
+        emit = Events([failures, *emit.subscribers])
         store = self._store(stack)
         governor = Governor(budget, emit, learned_from(store))
         runner: InlineExecutor | LocalExecutor
@@ -195,7 +209,7 @@ class Pipeline:
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        run = Run(plan, ledger, governor, emit, stop)
+        run = Run(plan, ledger, governor, emit, stop, failures)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):

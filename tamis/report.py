@@ -1,7 +1,7 @@
-"""The account of a run: rows read = kept + dropped by reason + failed, per operator and in all.
+"""The account of a run: rows read = kept + dropped by reason + failed, per operator and in total.
 
-Each committed partition leaves an `Account` in the ledger; the report is their sum, so a run that was interrupted and
-resumed reports the same as one that was not.
+Each committed partition leaves an `Account` in the ledger. The report is their sum, so an interrupted and resumed run
+reports the same counts as an uninterrupted one.
 
     Account (partition, stage) --+--> stage --+--> Report
                                  +            +
@@ -10,18 +10,27 @@ resumed reports the same as one that was not.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tamis.errors import LedgerError
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
+
+MAX_MESSAGES = 10
+"""If one kind of error has more different messages in a step, they are counted together."""
+
+MAX_ERROR_CHARS = 200
+
+SHOWN_FILES = 10
+"""Damaged files that a report names; report.json has all of them."""
 
 
 @dataclass
 class OperatorAccount:
-    """What one step did: rows in and out, how long it took, and the fates it decided."""
+    """Rows in and out of one step, its time, and the rows it dropped or failed."""
 
     name: str
     kind: str
@@ -34,9 +43,9 @@ class OperatorAccount:
     failed: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
-    """The most it held on top of what was there, when profiled."""
+    """Peak memory on top of what was allocated before; measured only when profiling."""
     setup_bytes: int = 0
-    """What it took before its first batch."""
+    """Memory allocated before the first batch."""
 
     def add(self, other: OperatorAccount) -> None:
         for name in ("rows_in", "rows_out", "seconds", "num_bytes", "created", "failed"):
@@ -48,8 +57,82 @@ class OperatorAccount:
 
 
 @dataclass
+class ErrorCount:
+    """Rows that failed in one step with the same error, and the address of the first one."""
+
+    step: str
+    error: str
+    rows: int
+    example: str
+    kind: str
+    """Errors are counted together by kind if their messages differ too much."""
+    various: bool = False
+    """Whether this counts messages of the same kind together."""
+
+
+class ErrorCounts:
+    """Failed rows by step and error.
+
+    Bounded: long messages are shortened, and once one kind of error has more than `MAX_MESSAGES` different messages in
+    a step, they become one entry. The result does not depend on the order in which counts are added, except for the
+    examples, which come from the first rows added.
+
+    >>> counts = ErrorCounts()
+    >>> counts.add("lambda", "KeyError: 'typo' (clean.py:3)", "in/a.jsonl:0")
+    >>> counts.add("lambda", "KeyError: 'typo' (clean.py:3)", "in/a.jsonl:12")
+    >>> [(each.error, each.rows, each.example) for each in counts.entries]
+    [("KeyError: 'typo' (clean.py:3)", 2, 'in/a.jsonl:0')]
+    """
+
+    def __init__(self, entries: Iterable[ErrorCount] = ()) -> None:
+        self.entries: list[ErrorCount] = []
+        for entry in entries:
+            self._add(entry)
+
+    def add(self, step: str, error: str, example: str, rows: int = 1) -> None:
+        text = _shorten(error)
+        self._add(ErrorCount(step, text, rows, example, kind=_kind_of(text)))
+
+    def update(self, entries: Iterable[ErrorCount]) -> None:
+        for entry in entries:
+            self._add(entry)
+
+    def commonest(self) -> list[ErrorCount]:
+        """The entries, those with the most rows first."""
+        return sorted(self.entries, key=lambda entry: (-entry.rows, entry.step, entry.error))
+
+    def _add(self, new: ErrorCount) -> None:
+        alike = [entry for entry in self.entries if (entry.step, entry.kind) == (new.step, new.kind)]
+        for entry in alike:
+            if entry.various or (entry.error == new.error and not new.various):
+                entry.rows += new.rows
+                return
+        self.entries.append(ErrorCount(**vars(new)))
+        if alike and (new.various or len(alike) == MAX_MESSAGES):
+            first = alike[0]
+            first.rows = new.rows + sum(entry.rows for entry in alike)
+            first.various = True
+            merged = {id(entry) for entry in (*alike[1:], self.entries[-1])}
+            self.entries = [entry for entry in self.entries if id(entry) not in merged]
+
+
+def _shorten(error: str) -> str:
+    """The first line of an error, shortened in the middle: its end says where the error was raised."""
+    text = (error.splitlines() or [""])[0]
+    if len(text) <= MAX_ERROR_CHARS:
+        return text
+    end = text[-60:]
+    return f"{text[: MAX_ERROR_CHARS - len(end) - 5]} ... {end}"
+
+
+def _kind_of(error: str) -> str:
+    """The type of an error: what precedes the first colon, numbers left out."""
+    return re.sub(r"\d+", "N", error.partition(":")[0])[:60]
+
+
+@dataclass
 class Account:
-    """The fates of the rows of one partition, or the sum over many."""
+    """What happened to the rows of one partition, or the sum over many."""
 
     operators: list[OperatorAccount] = field(default_factory=list)
     read: int = 0
@@ -58,11 +141,13 @@ class Account:
     num_bytes: int = 0
     """Bytes read, decompressed."""
     peak_memory_bytes: int = 0
-    """The most a worker held beyond what it held before the partition."""
+    """Peak memory of a worker beyond what it held before the partition."""
     splits: int = 0
     """Batches that were halved because an operator ran out of memory."""
     damaged_files: dict[str, str] = field(default_factory=dict)
     """Files that could not be read, or not to their end, with the first error of each."""
+    errors: list[ErrorCount] = field(default_factory=list)
+    """The errors of failed rows."""
 
     @property
     def failed(self) -> int:
@@ -94,6 +179,7 @@ class Account:
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
         for path, error in other.damaged_files.items():
             self.damaged_files.setdefault(path, error)
+        self.errors = ErrorCounts([*self.errors, *other.errors]).entries
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,7 +188,8 @@ class Account:
     def from_dict(data: Mapping[str, Any]) -> Account:
         values = dict(data)
         operators = [OperatorAccount(**op) for op in values.pop("operators")]
-        return Account(operators=operators, **values)
+        errors = [ErrorCount(**error) for error in values.pop("errors")]
+        return Account(operators=operators, errors=errors, **values)
 
 
 @dataclass
@@ -117,33 +204,51 @@ class Report:
     seconds: float = 0.0
     peak_memory_bytes: int = 0
     num_bytes: int = 0
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """The errors of failed rows, commonest first: step, error, rows, and the address of the first row."""
+    new_rows: int = 0
+    """Rows this run read, without those that earlier runs committed."""
+    new_bytes: int = 0
     operators: list[dict[str, Any]] = field(default_factory=list)
     damaged_files: dict[str, str] = field(default_factory=dict)
     """Input files that could not be read, or not to their end, with the first error of each."""
     output: str | None = None
     state: str = "finished"
-    """finished, interrupted, or unchanged (there was nothing to do)"""
+    """finished, interrupted, failed (more rows failed than `max_failed` allows) or unchanged (nothing to do)"""
     sample: dict[str, Any] | None = None
-    """Set if only a share of the rows was processed because all would not fit: the share and the weight of a row."""
+    """Set if only a share of the rows was processed because all did not fit: the share and the weight of a row."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """The budget, what was done to stay inside it, and what was learnt."""
+    """The budget, how often a run acted to stay within it, and what it measured."""
+    memory_events: list[dict[str, Any]] = field(default_factory=list)
+    """Alerts about memory and actions to stay within the budget: time, kind, level, text and the action taken."""
     notes: list[str] = field(default_factory=list)
-    """What was done again and why, and other things worth a sentence."""
+    """What was redone and why, and other remarks."""
 
     @staticmethod
-    def of(stages: list[Account], *, seconds: float, peak_memory_bytes: int, output: str | None) -> Report:
-        """The report of a run from the accounts of its stages, each being handed what the one before kept."""
+    def of(
+        stages: list[Account], *, new: Account | None = None, seconds: float, peak_memory_bytes: int, output: str | None
+    ) -> Report:
+        """The report of a run from the accounts of its stages; each stage reads what the previous one kept.
+
+        `new` is what this run itself read, if earlier runs committed the rest.
+        """
         steps = [op for stage in stages for op in stage.operators]
         busy = sum(op.seconds for op in steps) or 1.0
+        first = stages[0] if stages else Account()
+        new = first if new is None else new
+        errors = ErrorCounts(error for stage in stages for error in stage.errors)
         return Report(
-            read=stages[0].read if stages else 0,
+            read=first.read,
             kept=stages[-1].kept if stages else 0,
             dropped=_merge(stage.dropped for stage in stages),
             failed=sum(stage.failed for stage in stages),
             created=sum(stage.created for stage in stages),
             seconds=round(seconds, 3),
             peak_memory_bytes=peak_memory_bytes,
-            num_bytes=stages[0].num_bytes if stages else 0,
+            num_bytes=first.num_bytes,
+            errors=[asdict(error) for error in errors.commonest()],
+            new_rows=new.read,
+            new_bytes=new.num_bytes,
             operators=[_operator_row(op, busy) for op in steps],
             damaged_files={path: why for stage in reversed(stages) for path, why in stage.damaged_files.items()},
             output=output,
@@ -157,12 +262,12 @@ class Report:
         return asdict(self)
 
     def as_text(self) -> bytes:
-        """As it stands in report.json."""
+        """The content of report.json."""
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False).encode()
 
     @staticmethod
     def load(output: str | Path) -> Report:
-        """The report of a finished or interrupted run, from its output folder."""
+        """Read the report of a finished or interrupted run from its output folder."""
         found = _stored(output, "report")
         try:
             return Report(**found)
@@ -174,23 +279,51 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.read)}"]
+        if self.state == "unchanged":
+            lines.insert(0, "unchanged: nothing to do, an earlier run wrote this output")
         if self.created:
             lines.insert(1, f"created  {self.created:>14,}")
         lines.append(f"dropped  {sum(self.dropped.values()):>14,}{_percent(sum(self.dropped.values()), self.read)}")
         for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
             lines.append(f"  {count:>21,}{_percent(count, self.read)}  {reason}")
         lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.read)}")
+        for error in self.errors:
+            lines.append(f"  {error['rows']:>21,}{_percent(error['rows'], self.read)}  {error_text(error)}")
+        lines += damaged_text(self.damaged_files)
         if self.sample is not None:
             lines.append(
-                f"of {self.sample['share']:.2%} of the rows, since all did not fit; each stands for {self.sample['weight']:.0f}"
+                f"based on a random {self.sample['share']:.2%} of the rows, because all rows did not fit; "
+                f"each row stands for {self.sample['weight']:.0f}"
             )
-        if self.state == "unchanged":
-            lines.insert(0, "unchanged: nothing to do, an earlier run wrote this output")
-        rate = self.num_bytes / self.seconds if self.seconds else 0
-        lines.append(
-            f"in {self.seconds:.1f} s ({format_bytes(rate)}/s), at most {format_bytes(self.peak_memory_bytes)} of memory"
-        )
+        if self.state != "unchanged":
+            lines.append(self._speed())
         return "\n".join(lines)
+
+    def _speed(self) -> str:
+        rate = self.new_bytes / self.seconds if self.seconds else 0
+        part = f" for {plural(self.new_rows, 'row')} read in this run" if self.new_rows < self.read else ""
+        memory = format_bytes(self.peak_memory_bytes)
+        return f"took {self.seconds:.1f} s ({format_bytes(rate)}/s{part}), peak memory {memory}"
+
+
+def damaged_text(files: Mapping[str, str], most: int = SHOWN_FILES) -> list[str]:
+    """How many input files are damaged, and the first of them with their errors; nothing if there are none."""
+    if not files:
+        return []
+    lines = [f"{plural(len(files), 'damaged file')}, read as far as possible:"]
+    lines += [f"  {path}: {_shorten(error)}" for path, error in list(files.items())[:most]]
+    return lines if len(files) <= most else [*lines, f"  and {plural(len(files) - most, 'other')}"]
+
+
+def error_text(error: Mapping[str, Any]) -> str:
+    """One entry of `Report.errors` as a sentence.
+
+    >>> error_text({"step": "f", "error": "KeyError: 'a'", "kind": "KeyError", "various": False, "example": "in:7"})
+    "`f`: KeyError: 'a'; first at in:7"
+    """
+    if error["various"]:
+        return f"`{error['step']}`: {error['kind']}, various messages; first at {error['example']}: {error['error']}"
+    return f"`{error['step']}`: {error['error']}; first at {error['example']}"
 
 
 def _operator_row(op: OperatorAccount, busy: float) -> dict[str, Any]:
@@ -225,19 +358,19 @@ def _percent(part: int, whole: int) -> str:
 
 
 def load_manifest(output: str | Path) -> dict[str, Any]:
-    """What a run recorded of its settings, its machine and its reasons."""
+    """The settings of a run, its machine, and the reasons for its choices."""
     return _stored(output, "manifest")
 
 
 def _stored(output: str | Path, what: str) -> dict[str, Any]:
-    from tamis.store import INTERNAL, Store  # the store knows operators, and those need not know reports
+    from tamis.store import INTERNAL, Store  # not at the top: the store imports operators
 
     try:
         data = Store(str(output)).read(f"{INTERNAL}/{what}.json")
     except NotADirectoryError:
         data = None
     if data is None:
-        hint = f"name the output folder of a run; it holds {INTERNAL}/{what}.json"
+        hint = f"name the output folder of a run; it contains {INTERNAL}/{what}.json"
         raise LedgerError(f"there is no {what} in {output}", hint=hint)
     try:
         found = json.loads(data)

@@ -29,7 +29,7 @@ import psutil
 import pyarrow as pa
 
 import tamis
-from tamis.errors import BudgetError, Interrupted, SinkError
+from tamis.errors import BudgetError, Interrupted, SinkError, TooManyFailed
 from tamis.events import (
     Events,
     Note,
@@ -40,6 +40,7 @@ from tamis.events import (
     Stopping,
 )
 from tamis.executors.estimate import estimate, free_disk
+from tamis.executors.failures import FailureWatch
 from tamis.executors.local import Stop
 from tamis.executors.watch import Watch
 from tamis.executors.worker import Outcome, Stage, Task
@@ -111,13 +112,17 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
 class Run:
     """A plan being carried out over an open ledger."""
 
-    def __init__(self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, stop: Stop) -> None:
-        self.plan, self.ledger, self.governor = plan, ledger, governor
+    def __init__(
+        self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, stop: Stop, failures: FailureWatch
+    ) -> None:
+        self.plan, self.ledger, self.governor, self.failures = plan, ledger, governor, failures
         self.emit, self.stop = emit, stop
         self.partitions = plan.layout.partitions
         self.keys = self._keys()
         self.began = time.monotonic()
         self.notes: list[str] = list(plan.notes)
+        self._new_work: dict[int, Account] = {}
+        """By stage, the work of this run."""
         self.untouched = ledger.finished is not None
         """Whether the output is exactly what this run would write."""
 
@@ -246,20 +251,36 @@ class Run:
         self.watch = watch
         executor.on_tick = self._tick
         self.ledger.append([self._plan_record()])
-        with self._listening():
-            for stage in self.plan.stages:
-                self._run_stage(stage, left[stage.index], executor)
-                if self.stop.level:
-                    return self._interrupted()
-                if isinstance(stage.end, Gather) and any(left[stage.index + 1 :]):
-                    self._resolve(stage, executor)
+        self._begin_failures()
+        try:
+            with self._listening():
+                for stage in self.plan.stages:
+                    self._run_stage(stage, left[stage.index], executor)
                     if self.stop.level:
                         return self._interrupted()
-        self._agree_on_types()
+                    if isinstance(stage.end, Gather) and any(left[stage.index + 1 :]):
+                        self._resolve(stage, executor)
+                        if self.stop.level:
+                            return self._interrupted()
+            self._agree_on_types()
+            self._check_failures(final=True)
+        except TooManyFailed as error:
+            self.notes.append(error.message)
+            self._finished("failed")
+            raise
         return self._finished("finished")
+
+    def _begin_failures(self) -> None:
+        committed = [(number, c.account) for number in range(len(self.plan.stages)) for c in self._commits(number)]
+        self.failures.begin(self.plan.layout, committed)
+
+    def _check_failures(self, *, final: bool = False) -> None:
+        self.failures.check(output=self.plan.store.root if self.plan.sink else None, final=final)
 
     def unchanged(self) -> Report:
         """The report of a run that had nothing to do."""
+        self._begin_failures()
+        self._check_failures(final=True)  # an earlier run may have allowed more
         report = Report(**{**(self.ledger.finished or {})["report"], "state": "unchanged", "notes": self.notes})
         accounts = [commit.account for stage in self.plan.stages for commit in self._commits(stage.index)]
         report.damaged_files = dict(self.plan.layout.damaged_files)
@@ -284,7 +305,9 @@ class Run:
             account = outcome.account
             self.governor.finished(account.peak_memory_bytes, task.allowance.batch_bytes, account.splits)
             self.governor.learned.note_setup((op.name, op.setup_bytes) for op in account.operators)
+            self._new_work.setdefault(stage.index, Account()).add(account)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
+            self._check_failures()
 
         tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
         if tasks:
@@ -323,6 +346,7 @@ class Run:
     def _tick(self) -> None:
         self.ledger.renew_lock()
         self.watch.tick()
+        self._check_failures()
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -405,6 +429,7 @@ class Run:
             accounts.append(total)
         report = Report.of(
             accounts,
+            new=self._new_work[min(self._new_work)] if self._new_work else Account(),
             seconds=time.monotonic() - self.began,
             peak_memory_bytes=self.watch.peak_bytes,
             output=self.plan.store.root if self.plan.sink else None,

@@ -14,6 +14,7 @@ from tamis.executors.worker import Outcome, Stage, StageRunner, Task
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
+from tamis.report import ErrorCount
 
 
 class InlineExecutor:
@@ -72,8 +73,8 @@ class InlineExecutor:
             done(number, function(*item))
             self.on_tick()
 
-    def _progress(self, stage: Stage, task: Task, rows: int, num_bytes: int) -> None:
+    def _progress(self, stage: Stage, task: Task, rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None:
         if self.stop.level == 2:
             raise KeyboardInterrupt
-        self.emit(PartitionProgress(stage.index, task.partition.index, 0, rows, num_bytes))
+        self.emit(PartitionProgress(stage.index, task.partition.index, 0, rows, num_bytes, tuple(errors)))
         self.on_tick()

@@ -28,13 +28,14 @@ from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
-from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.executors.worker import Outcome, Progress, Stage, StageRunner, Task
 from tamis.memory import process
 from tamis.memory.governor import Governor, cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares
 from tamis.memory.leaks import Leak, LeakDetector
 from tamis.memory.monitor import private_bytes
 from tamis.parameters import format_bytes
+from tamis.report import ErrorCount
 
 MAX_DEATHS = 40
 """Deaths over one partition before the run gives up: two or more per row that kills, so that a good row is not blamed."""
@@ -180,7 +181,7 @@ class LocalExecutor:
                 elif message[0] == "progress":
                     assert worker.task is not None
                     index = worker.task.partition.index
-                    self.emit(PartitionProgress(stage.index, index, worker.number, message[1], message[2]))
+                    self.emit(PartitionProgress(stage.index, index, worker.number, *message[1:]))
                 elif message[0] == "outcome":
                     task, worker.task = worker.task, None
                     assert task is not None
@@ -498,15 +499,15 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
         say(*answer)
 
 
-def _progress_over(connection: Connection, tell_gpus: Callable[[], None]) -> Callable[[int, int], None]:
+def _progress_over(connection: Connection, tell_gpus: Callable[[], None]) -> Progress:
     last = time.monotonic()
 
-    def progress(rows: int, num_bytes: int) -> None:
+    def progress(rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_EVERY_S:
             last = time.monotonic()
             tell_gpus()
-            connection.send_bytes(pickle.dumps(("progress", rows, num_bytes)))
+            connection.send_bytes(pickle.dumps(("progress", rows, num_bytes, tuple(errors))))
 
     return progress
 

@@ -16,7 +16,7 @@ import os
 import time
 import traceback
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,11 +36,13 @@ from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
-from tamis.report import Account, OperatorAccount
+from tamis.report import Account, ErrorCount, ErrorCounts, OperatorAccount
 from tamis.store import INTERNAL, LINES, TABLE, Store, checksum_of
 
 TRIM_EVERY_S = 10.0
 """What is free is given back to the system after each partition, and so often within one."""
+
+REPORT_FAILURES_EVERY = 1_000
 
 MOSTLY_ALIVE = 0.75
 """While this share of a batch is alive, the rest is not cut away."""
@@ -113,6 +115,12 @@ class Marker(Protocol):
     def __call__(self, first_row: int, rows: int, step: int) -> None: ...
 
 
+class Progress(Protocol):
+    """Called after each batch with the rows and bytes read so far, and the errors of rows that failed."""
+
+    def __call__(self, rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None: ...
+
+
 def no_marker(first_row: int, rows: int, step: int) -> None:
     """For executors whose workers cannot die alone."""
 
@@ -145,7 +153,7 @@ class StageRunner:
         for step in self._steps():
             step.close()
 
-    def run(self, task: Task, progress: Callable[[int, int], None]) -> Outcome:
+    def run(self, task: Task, progress: Progress) -> Outcome:
         """Process one partition; its files are complete and in place when this returns."""
         with _PartitionRun(self.stage, task, self.marker, progress) as run:
             source, *others = self.setup_bytes
@@ -166,7 +174,7 @@ class StageRunner:
 class _PartitionRun:
     """The state of one partition on its way through a stage."""
 
-    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Callable[[int, int], None]) -> None:
+    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Progress) -> None:
         self.stage, self.task, self.marker, self.progress = stage, task, marker, progress
         self.partition = task.partition
         self.stem = spill.stem(self.partition.index)
@@ -183,6 +191,7 @@ class _PartitionRun:
         self.fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
         self.observed = 0  # rows handed to the Gather at the end so far
         self.failures: list[dict[str, Any]] = []
+        self.errors = ErrorCounts()
         self.keeper: ScoreKeeper | None = None
         self.rejects: ShardWriter | None = None
         self.sink: ShardWriter | None = None
@@ -211,7 +220,7 @@ class _PartitionRun:
         trimmed = began
         for batch in self._read():
             self._run_batch(batch)
-            self.progress(self.ordinal, self.account.num_bytes)
+            self.progress(self.account.read, self.account.num_bytes, self.errors.entries)
             if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be entered in the middle takes long
                 process.trim()
                 trimmed = time.perf_counter()
@@ -590,6 +599,11 @@ class _PartitionRun:
         if failure.rows != 1:
             entry["rows"] = failure.rows
         self.failures.append(entry)
+        if failure.rows:  # of a damaged file nobody may know the number of rows
+            self.errors.add(failure.step, failure.error, failure.address, failure.rows)
+            self.account.errors = self.errors.entries
+        if len(self.failures) % REPORT_FAILURES_EVERY == 0:  # a source may fail any number of rows before a batch
+            self.progress(self.account.read, self.account.num_bytes, self.errors.entries)
 
 
 def _cut(batch: Batch, alive: np.ndarray | None) -> Batch:

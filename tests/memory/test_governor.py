@@ -270,7 +270,7 @@ def test_pages_of_a_mapped_file_are_not_what_a_step_holds_after_its_setup(tmp_pa
 def test_a_model_that_no_worker_can_hold_is_told(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
     steps = Pipeline(JsonlReader(tmp_path / "in.jsonl"), ModelForTests(num_bytes=3_000_000_000))
-    with pytest.raises(BudgetError, match="`model_for_tests` ran out of memory while it was set up") as told:
+    with pytest.raises(BudgetError, match="`model_for_tests` ran out of memory during setup") as told:
         steps.run(memory="1GB", workers=2)
     assert "try --memory" in str(told.value.hint)
 
