@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, cast
 
 import typer
 
-from tamis.errors import Interrupted, ParameterError, TamisError
+from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
 
 if TYPE_CHECKING:
     from tamis.recipes.load import Recipe
 
-BAD_USE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+BAD_USE, TOO_MANY_FAILED, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises; typer has moved it between versions, but not away from here."""
@@ -93,7 +93,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
         except TamisError as error:
             print_status(error_text(error.message, error.hint))
-            raise typer.Exit(BAD_USE) from None
+            raise typer.Exit(TOO_MANY_FAILED if isinstance(error, TooManyFailed) else BAD_USE) from None
         except BrokenPipeError as error:  # typer would take it for a closed stdout and say nothing
             raise RuntimeError("a pipe inside the run broke") from error
 
@@ -161,6 +161,17 @@ SetOption: TypeAlias = Annotated[
         "counts. May be repeated.",
     ),
 ]
+MaxFailedOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--max-failed",
+        metavar="SHARE|N",
+        help="End the run if more rows or files fail: a share such as 10%, the default, or a number.",
+    ),
+]
+StrictOption: TypeAlias = Annotated[
+    bool, typer.Option("--strict", help="End the run at the first failed row or file; the same as --max-failed 0.")
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
@@ -186,6 +197,19 @@ def resources_of(recipe: Recipe, memory: str | None, workers: str | None) -> dic
             raise ParameterError(f"--workers must be a positive number or auto, got {wanted!r}")
         wanted = int(wanted)
     return chosen | {"workers": wanted if wanted is not None else "auto"}
+
+
+def choose_max_failed(max_failed: str | None, strict: bool, recipe: float | str | None = None) -> float | str:
+    """The limit given on the command line, else that of the recipe, else the default."""
+    from tamis.executors.failures import DEFAULT_MAX_FAILED
+
+    if strict and max_failed is not None:
+        raise ParameterError(
+            "--strict and --max-failed exclude each other", hint="--strict is the same as --max-failed 0"
+        )
+    if strict:
+        return 0
+    return max_failed if max_failed is not None else recipe if recipe is not None else DEFAULT_MAX_FAILED
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -229,6 +253,8 @@ def run(
     on_error: Annotated[
         OnError | None, typer.Option(help="Set a row that breaks a step apart (the default), or stop at it.")
     ] = None,
+    max_failed: MaxFailedOption = None,
+    strict: StrictOption = False,
     on_overflow: Annotated[
         OnOverflow, typer.Option(help="If the job as a whole cannot fit: stop, or process a sample that does.")
     ] = OnOverflow.error,
@@ -245,6 +271,7 @@ def run(
 
         chosen = prepare(recipe, inputs, output, overrides)
         settings = resources_of(chosen, memory, workers)
+        settings["max_failed"] = choose_max_failed(max_failed, strict, chosen.settings.max_failed)
         pipeline = chosen.build()
         # Bars would draw over a debugger, which is what the inline executor is for.
         with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:

@@ -28,8 +28,11 @@ app: typer.Typer = typer.Typer(
 from tamis.cli import (  # noqa: E402
     INTERRUPTED,
     JsonOption,
+    MaxFailedOption,
     MemoryOption,
+    StrictOption,
     WorkersOption,
+    choose_max_failed,
     explains_errors,
     print_json,
     print_result,
@@ -125,6 +128,8 @@ class Shared:
     memory: MemoryOption = None
     workers: WorkersOption = None
     executor: ExecutorOption = "local"
+    max_failed: MaxFailedOption = None
+    strict: StrictOption = False
     rejects: RejectsOption = False
     fresh: FreshOption = False
     only_find: OnlyFindOption = False
@@ -160,6 +165,7 @@ class Shared:
                     memory=self.memory,
                     workers=count,
                     executor=cast("Any", self.executor),
+                    max_failed=choose_max_failed(self.max_failed, self.strict),
                     rejects=self.rejects,
                     fresh=self.fresh,
                     on_event=progress,

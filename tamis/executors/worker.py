@@ -206,7 +206,12 @@ class _PartitionRun:
             self.keeper = ScoreKeeper(self.stage.store, self.stage.scores, self.partition, head, self.scratch)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is not None:
+            for writer in (self.sink, self.rejects, self.facts, self.spilled):
+                with suppress(Exception):  # files that are removed below; the error that led here is what counts
+                    if writer is not None:
+                        writer.close()
         for file in sorted(self.scratch.iterdir()):
             file.unlink()
         self.scratch.rmdir()

@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
+from tamis.executors.failures import parse_max_failed
 from tamis.functions import Function
+from tamis.memory.alerts import parse_alerts
 from tamis.operators import Filter, Operator
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
@@ -57,6 +59,8 @@ class Settings:
     memory: int | str | None = None
     workers: int | str | None = None
     rejects: bool | None = None
+    max_failed: float | str | None = None
+    """How many rows or files may fail before the run ends."""
     alerts: Mapping[str, Any] | None = None
     """When to raise the alert about memory, and whom to tell."""
 
@@ -67,6 +71,13 @@ class Settings:
             raise ParameterError(f"`workers` must be a positive number or auto, got {self.workers!r}")
         if not fits(self.rejects, bool | None):
             raise ParameterError(f"`rejects` must be true or false, got {self.rejects!r}")
+        if self.max_failed is not None:
+            parse_max_failed(self.max_failed)
+        try:
+            parse_alerts(self.alerts)
+        except ParameterError as error:
+            message = error.message if "`alerts`" in error.message else f"`alerts`: {error.message}"
+            raise ParameterError(message, hint=error.hint) from error
 
 
 _SETTINGS = tuple(spec.name for spec in dataclasses.fields(Settings))
