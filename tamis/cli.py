@@ -1,7 +1,8 @@
-"""The command `tamis`: parses, calls, prints.
+"""The command `tamis`.
 
-Data goes to stdout, talk to stderr. A mistake of the user ends with exit code 2 and a sentence, an interrupted run with
-130, a bug with its traceback. Nothing heavy is imported before it is needed, so that `tamis --help` answers at once.
+Results go to stdout, progress and errors to stderr. Exit codes: 2 for a mistake in the command, the recipe or the input,
+3 if too many rows or files failed, 130 if interrupted, 141 if the reader of stdout is closed; a bug ends with a traceback.
+Heavy packages are imported when needed, so that `tamis --help` is fast.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, cast
 
 import typer
+from typer.core import TyperGroup
 
 from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
 
@@ -25,10 +26,26 @@ if TYPE_CHECKING:
 BAD_USE, TOO_MANY_FAILED, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What the parser raises; typer has moved it between versions, but not away from here."""
+"""The parser's error class; versions of typer define it in different modules, but always as this base."""
+
+
+class FullHelpGroup(TyperGroup):
+    """A group of commands that lists the first paragraph of each command's help in full; click cuts it to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, " ".join((command.help or "").split("\n\n")[0].split()))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="tamis",
+    cls=FullHelpGroup,
     help="Curate training data for foundation models, within a memory budget, with every row accounted for.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -37,7 +54,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console entry: run a command line and return its exit code."""
+    """Run a command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -48,33 +65,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tamis"
-        print_status(
-            error_text(getattr(error, "format_message", error.__str__)(), f"`{command} --help` lists what it takes")
-        )
+        print_status(error_text(getattr(error, "format_message", error.__str__)(), f"see `{command} --help`"))
         return BAD_USE
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
-# ------------------------------------------------------------------------------------------------- talking and failing
+# --------------------------------------------------------------------------------------------------- output and errors
 
 P = ParamSpec("P")
 
 
 def print_status(text: str) -> None:
-    """To the person, on stderr."""
+    """Print to stderr, which carries everything but results."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def print_result(text: str) -> None:
-    """Data, on stdout. Ends quietly when nobody reads on."""
+    """Print to stdout; exits silently if its reader is closed."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter prints an error at exit
         raise typer.Exit(BROKEN_PIPE) from None
 
 
@@ -83,7 +98,7 @@ def print_json(value: object) -> None:
 
 
 def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """A user's mistake becomes a sentence and exit code 2."""
+    """Turn a TamisError into a message and an exit code."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -94,7 +109,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         except TamisError as error:
             print_status(error_text(error.message, error.hint))
             raise typer.Exit(TOO_MANY_FAILED if isinstance(error, TooManyFailed) else BAD_USE) from None
-        except BrokenPipeError as error:  # typer would take it for a closed stdout and say nothing
+        except BrokenPipeError as error:  # typer takes it for a closed stdout and exits silently
             raise RuntimeError("a pipe inside the run broke") from error
 
     return wrapped
@@ -136,29 +151,31 @@ class OnError(StrEnum):
 RecipeArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="A recipe file, or the name of one of `tamis recipes`.", autocompletion=complete_recipe
+        metavar="RECIPE",
+        help="A recipe file, or the name of a recipe listed by `tamis recipes`.",
+        autocompletion=complete_recipe,
     ),
 ]
 InputOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="PATH", help="Read this file, folder or pattern instead; may be repeated."),
+    typer.Option("--input", metavar="PATH", help="Read this file, folder or glob pattern; repeatable."),
 ]
 OutputOption: TypeAlias = Annotated[
-    str | None, typer.Option("--output", metavar="FOLDER", help="Write to this folder instead.")
+    str | None, typer.Option("--output", metavar="FOLDER", help="Write to this folder.")
 ]
 MemoryOption: TypeAlias = Annotated[
-    str | None, typer.Option("--memory", metavar="SIZE", help="What the run may hold in all, e.g. 8GB.")
+    str | None, typer.Option("--memory", metavar="SIZE", help="Memory budget of all processes together, e.g. 8GB.")
 ]
 WorkersOption: TypeAlias = Annotated[
-    str | None, typer.Option("--workers", metavar="N", help="Worker processes, or auto.")
+    str | None, typer.Option("--workers", metavar="N", help="Number of worker processes, or auto.")
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="STEP.PARAM=VALUE",
-        help="Change a parameter; STEP is a name, name#2 for the second of that name, or its number as `tamis check` "
-        "counts. May be repeated.",
+        help="Set a parameter. STEP is the name of a step, name#2 for the second step of that name, or its number as "
+        "printed by `tamis check`. Repeatable.",
     ),
 ]
 MaxFailedOption: TypeAlias = Annotated[
@@ -176,7 +193,7 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON 
 
 
 def prepare(name: str, inputs: list[str] | None, output: str | None, overrides: list[str] | None) -> Recipe:
-    """The recipe with what the command line says about it."""
+    """The recipe with the options of the command line applied."""
     from tamis.recipes.load import load_recipe
 
     recipe = load_recipe(name).with_paths(input=inputs or None, output=output).with_overrides(overrides or [])
@@ -185,7 +202,7 @@ def prepare(name: str, inputs: list[str] | None, output: str | None, overrides: 
 
 
 def resources_of(recipe: Recipe, memory: str | None, workers: str | None) -> dict[str, Any]:
-    """Memory and workers: the command line's, else the recipe's, else what the engine thinks best."""
+    """Memory and workers from the command line, else from the recipe, else chosen by the engine."""
     from tamis.parameters import parse_bytes
 
     chosen: dict[str, Any] = {"memory": memory if memory is not None else recipe.settings.memory}
@@ -242,43 +259,45 @@ def run(
     output: OutputOption = None,
     memory: MemoryOption = None,
     workers: WorkersOption = None,
-    executor: Annotated[str, typer.Option(metavar="NAME", help="local, or inline to debug.")] = "local",
-    device: Annotated[Device, typer.Option(help="Where models and kernels run.")] = Device.auto,
+    executor: Annotated[str, typer.Option(metavar="NAME", help="local, or inline for debugging.")] = "local",
+    device: Annotated[Device, typer.Option(help="Run models and kernels on a CPU or a GPU.")] = Device.auto,
     overrides: SetOption = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Keep dropped rows with their reasons.")] = False,
     scores: Annotated[
-        bool, typer.Option("--scores", help="Keep what filters measure, for `tamis rethreshold`.")
+        bool, typer.Option("--scores", help="Keep the scores of filters, for `tamis rethreshold`.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is committed and begin again.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard committed work and start over.")] = False,
     on_error: Annotated[
-        OnError | None, typer.Option(help="Set a row that breaks a step apart (the default), or stop at it.")
+        OnError | None, typer.Option(help="If a row raises an error: set it aside (the default), or stop.")
     ] = None,
     max_failed: MaxFailedOption = None,
     strict: StrictOption = False,
     on_overflow: Annotated[
-        OnOverflow, typer.Option(help="If the job as a whole cannot fit: stop, or process a sample that does.")
+        OnOverflow, typer.Option(help="If the job does not fit its memory or disk: stop, or process a random sample.")
     ] = OnOverflow.error,
-    max_seconds: Annotated[float | None, typer.Option(help="With --on-overflow sample: stop growing it then.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="With --on-overflow sample: time limit in seconds for growing the sample.")
+    ] = None,
     as_json: JsonOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
-    """Run a recipe. The same command again goes on where it stopped."""
+    """Run a recipe; rerun the same command to resume."""
     from tamis.executors.forkserver import launched
 
-    with launched(executor == "local"):  # first: the server imports while this process does
-        from tamis.console import failed_text, summary_text
+    with launched(executor == "local"):  # first, because the server imports while this process does
+        from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
 
         chosen = prepare(recipe, inputs, output, overrides)
         settings = resources_of(chosen, memory, workers)
         settings["max_failed"] = choose_max_failed(max_failed, strict, chosen.settings.max_failed)
         pipeline = chosen.build()
-        # Bars would draw over a debugger, which is what the inline executor is for.
+        # No bars inline: they would overwrite the prompt of a debugger.
         with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
             try:
                 report = pipeline.run(
                     **settings,
-                    executor=cast("Any", executor),  # the engine knows the names
+                    executor=cast("Any", executor),  # checked by the engine
                     device=device.value,
                     rejects=rejects or bool(chosen.settings.rejects),
                     scores=scores,
@@ -288,6 +307,7 @@ def run(
                     max_seconds=max_seconds,
                     alerts=chosen.settings.alerts,
                     on_event=progress,
+                    progress=False,
                 )
             except Interrupted as error:
                 progress.stop()
@@ -297,8 +317,8 @@ def run(
         print_json(report.as_dict())
     if not quiet and not as_json:
         print_status(summary_text(report))
-    elif report.failed:
-        print_status(failed_text(report))
+    elif text := failures_text(report):
+        print_status(text)
 
 
 @app.command()
@@ -306,12 +326,14 @@ def run(
 def check(
     recipe: RecipeArgument, inputs: InputOption = None, output: OutputOption = None, overrides: SetOption = None
 ) -> None:
-    """Look for mistakes in a recipe without moving data."""
+    """Check a recipe for mistakes without processing data."""
+    from tamis.parameters import plural
+
     pipeline = prepare(recipe, inputs, output, overrides).build()
     for note in pipeline.check():
         print_status(f"note: {note}")
     names = ", ".join(f"{number} {step.name}" for number, step in enumerate(pipeline.steps, 1))
-    print_result(f"ok: {len(pipeline.steps)} steps: {names}")
+    print_result(f"ok: {plural(len(pipeline.steps), 'step')}: {names}")
 
 
 @app.command()
@@ -325,7 +347,7 @@ def explain(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a run would do: stages, partitions, memory, columns."""
+    """Show what a run would do: stages, partitions, memory and columns."""
     chosen = prepare(recipe, inputs, output, overrides)
     settings = resources_of(chosen, memory, workers)
     explanation = chosen.build().explain(**settings)
@@ -344,7 +366,7 @@ def rethreshold(
     workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide again with other thresholds, from stored scores: nothing is measured again."""
+    """Filter again with other thresholds, from the scores that a run with --scores kept."""
     from tamis.console import summary_text
     from tamis.errors import RecipeError
     from tamis.progress import Progress
@@ -354,11 +376,11 @@ def rethreshold(
     if not Store(output).names(f"{INTERNAL}/scores"):
         raise RecipeError(f"no scores are stored in {output}", hint="run the recipe with --scores first")
     if not overrides:
-        raise RecipeError("no threshold is named", hint="say which: --set gopher_quality.min_words=40")
+        raise RecipeError("no threshold is given", hint="for example --set gopher_quality.min_words=40")
     chosen = recorded(output).rethresholded(overrides)
     with Progress() as progress:
         settings = resources_of(chosen, memory, workers)
-        report = chosen.build().run(**settings, scores=True, on_event=progress)
+        report = chosen.build().run(**settings, scores=True, on_event=progress, progress=False)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -371,12 +393,12 @@ def profile(
     recipe: RecipeArgument,
     inputs: InputOption = None,
     output: OutputOption = None,
-    rows: Annotated[int, typer.Option(help="How many rows to measure on.")] = 20_000,
+    rows: Annotated[int, typer.Option(help="Number of rows to run.")] = 20_000,
     memory: MemoryOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on its first rows and tell what each step holds and takes, and which settings to use."""
+    """Run a recipe on its first rows, measure the memory and time of each step, and recommend settings."""
     chosen = prepare(recipe, inputs, output if output is not None else "profiled-output", overrides)
     found = chosen.build().profile(rows=rows, memory=memory if memory is not None else chosen.settings.memory)
     if as_json:
@@ -390,12 +412,12 @@ def profile(
 def memory(
     pid: Annotated[
         int | None,
-        typer.Argument(metavar="PID", help="A process, shown with its whole tree; without it, the largest processes."),
+        typer.Argument(metavar="PID", help="Show this process and its children; without it, the largest processes."),
     ] = None,
-    watch: Annotated[float | None, typer.Option(metavar="SECONDS", help="Show it again and again.")] = None,
+    watch: Annotated[float | None, typer.Option(metavar="SECONDS", help="Repeat at this interval.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What this machine, its GPUs and its largest processes or one process tree hold."""
+    """Show the memory of this machine, of its GPUs, and of the largest processes or one process tree."""
     from tamis.memory.commands import show_memory
 
     show_memory(pid, as_json=as_json, watch_s=watch, print_result=print_result)
@@ -409,7 +431,7 @@ def ops(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the operators, or show one with its parameters."""
+    """List the operators, or show one in full with its parameters."""
     from tamis.console import operator_dict, operator_text, operators_text
     from tamis.registry import find_operator, registered
 
@@ -443,16 +465,20 @@ def recipes(
 @explains_errors
 def report(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run.")],
-    failed: Annotated[int, typer.Option("--failed", metavar="N", min=0, help="Show the first N failed rows.")] = 0,
-    rejects: Annotated[int, typer.Option("--rejects", metavar="N", min=0, help="Show the first N dropped rows.")] = 0,
+    failed: Annotated[
+        int, typer.Option("--failed", metavar="N", min=0, help="Show N random failed rows for each kind of error.")
+    ] = 0,
+    rejects: Annotated[
+        int, typer.Option("--rejects", metavar="N", min=0, help="Show N random dropped rows for each reason.")
+    ] = 0,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Print the memory settings, why, and what was measured: a page to commit."),
+        typer.Option("--memory", help="Print memory settings, their reasons and measurements as Markdown."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the account of a run, step by step."""
-    from tamis.console import report_text, rows_text, side_rows
+    """Show the report of a run: rows kept, dropped and failed, by step and reason."""
+    from tamis.console import report_text, sample_rows, sample_text, terminal_width
     from tamis.report import Report, load_manifest
 
     account = Report.load(output)
@@ -462,24 +488,30 @@ def report(
         print_result(memory_markdown(account, load_manifest(output)))
         return
     wanted = {kind: count for kind, count in [("failed", failed), ("rejects", rejects)] if count}
-    rows = {kind: list(islice(side_rows(output, kind), count)) for kind, count in wanted.items()}
+    rows = {kind: sample_rows(output, kind, count) for kind, count in wanted.items()}
     if as_json:
         print_json(account.as_dict() | ({"rows": rows} if rows else {}))
         return
     print_result(report_text(account))
     for kind, found in rows.items():
-        print_result(f"\n{kind}:\n{rows_text(found)}" if found else f"\n{kind}: none is stored")
+        title = "dropped" if kind == "rejects" else kind
+        none = " (dropped rows are kept by runs with --rejects)" if kind == "rejects" else ""
+        print_result(
+            f"\n{title} rows, sampled:\n{sample_text(found, terminal_width())}"
+            if found
+            else f"\nno {title} rows are stored{none}"
+        )
 
 
 if __name__ == "__main__":
     sys.exit(main())
 
 
-# Commands that have a home of their own; their modules import nothing heavy, and this one for what they share.
+# Commands defined in other modules, which import shared options from this one.
 from tamis.dedup.commands import app as dedup_app  # noqa: E402
 from tamis.models.commands import stats, train_classifier, train_language_model  # noqa: E402
 
-app.add_typer(dedup_app)
+app.add_typer(dedup_app, cls=FullHelpGroup)
 app.command()(explains_errors(stats))
 app.command("train-classifier")(explains_errors(train_classifier))
 app.command("train-language-model")(explains_errors(train_language_model))

@@ -1,33 +1,47 @@
-"""What the command line prints, as text: tables, the summary of a run, the page of an operator, errors."""
+"""The text that commands print: tables, reports, operators, errors."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import json
+import random
+import shutil
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import SourceError
-from tamis.report import Report
+from tamis.parameters import plural
+from tamis.report import Report, damaged_text, error_kind
+from tamis.report import error_text as describe_error
 
 if TYPE_CHECKING:
     from tamis.operators import Operator
     from tamis.recipes.load import Recipe
 
-SIDE_ROWS_LOOKED_AT = 100_000
-"""The most frequent errors are found among so many failed rows."""
+SAMPLED_ROWS = 100_000
+"""Samples of dropped and failed rows are drawn from this many rows at most, of files in random order."""
+
+SHOWN_EVENTS = 20
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or 120 if the output goes elsewhere."""
+    return shutil.get_terminal_size((120, 24)).columns
 
 
 def error_text(message: str, hint: str | None) -> str:
     return f"error: {message}\n\nhint: {hint}" if hint else f"error: {message}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    """Columns as wide as their widest cell; those numbered in `right` are set flush right.
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), width: int | None = None
+) -> str:
+    """Columns as wide as their widest cell; those numbered in `right` are right-aligned.
+
+    If the table would be wider than `width`, the last column is wrapped.
 
     >>> print(table(["step", "rows"], [["word_count", "7"]], right=[1]))
     step        rows
@@ -36,6 +50,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     flush = set(right)
+    if width is not None:
+        left = max(20, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
+        lines = [
+            [*(line[:-1] if number == 0 else [""] * (len(line) - 1)), part]
+            for line in lines
+            for number, part in enumerate(textwrap.wrap(line[-1], left) or [""])
+        ]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if column in flush else cell.ljust(width)
@@ -49,7 +70,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
 
 
 def operator_dict(name: str, cls: type[Operator]) -> dict[str, Any]:
-    """Everything a listing says of an operator."""
+    """What listings show about an operator."""
     from tamis.registry import describe_parameters
 
     return {
@@ -64,7 +85,7 @@ def operator_dict(name: str, cls: type[Operator]) -> dict[str, Any]:
 
 def operators_text(known: dict[str, type[Operator]]) -> str:
     rows = [[name, cls.kind, (_doc(cls).splitlines() or [""])[0]] for name, cls in known.items()]
-    return table(["name", "kind", ""], rows)
+    return table(["name", "kind", ""], rows, width=terminal_width())
 
 
 def operator_text(name: str, cls: type[Operator]) -> str:
@@ -83,13 +104,13 @@ def operator_text(name: str, cls: type[Operator]) -> str:
         ]
         for each in facts["parameters"]
     ]
-    lines.append(table(["parameter", "type", "default"], rows) if rows else "It takes no parameters.")
+    lines.append(table(["parameter", "type", "default"], rows) if rows else "no parameters")
     return "\n".join(lines)
 
 
 def _doc(cls: type[Operator]) -> str:
     text = inspect.cleandoc(cls.__doc__ or "")
-    return "" if text.startswith(f"{cls.__name__}(") else text  # what @dataclass writes where nobody did
+    return "" if text.startswith(f"{cls.__name__}(") else text  # @dataclass writes this if there is none
 
 
 def recipe_dict(recipe: Recipe) -> dict[str, Any]:
@@ -101,37 +122,37 @@ def recipe_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipes_text(known: dict[str, Recipe]) -> str:
-    return table(["name", ""], [[name, recipe.description] for name, recipe in known.items()])
+    rows = [[name, recipe.description] for name, recipe in known.items()]
+    return table(["name", ""], rows, width=terminal_width())
 
 
 # ------------------------------------------------------------------------------------------------------------- reports
 
 
 def summary_text(report: Report) -> str:
-    """What a run says at its end."""
+    """What `tamis run` prints at the end."""
     if report.state == "unchanged":
-        return f"nothing to do: {report.output} is finished and nothing has changed"
+        return f"nothing to do: {report.output} is complete and nothing has changed"
     lines = [str(report)]
-    if report.failed:
-        lines.append(failed_text(report))
+    if report.failed and report.output:
+        lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:
         lines.append(f"results are in {report.output}")
     return "\n".join(lines)
 
 
-def failed_text(report: Report) -> str:
-    """How many rows failed, where they are, and of what."""
-    noun = "row" if report.failed == 1 else "rows"
-    if not report.output:
-        return f"{report.failed:,} {noun} failed"
-    lines = [f"{report.failed:,} {noun} failed; see {report.output.rstrip('/')}/.tamis/failed/"]
-    for error, count in frequent_errors(report.output):
-        lines.append(f"  {count:>12,}  {error}")
-    return "\n".join(lines)
+def failures_text(report: Report) -> str:
+    """The failures of a run alone, for `--quiet` and `--json`; empty if there are none."""
+    lines = []
+    if report.failed:
+        where = f"; see {report.output.rstrip('/')}/.tamis/failed/" if report.output else ""
+        lines.append(f"{plural(report.failed, 'row')} failed{where}")
+        lines += [f"  {error['rows']:>12,}  {describe_error(error)}" for error in report.errors]
+    return "\n".join([*lines, *damaged_text(report.damaged_files)])
 
 
 def report_text(report: Report) -> str:
-    """The account of a run as a page."""
+    """What `tamis report` prints."""
     lines = [str(report), ""]
     if report.operators:
         rows = [
@@ -149,40 +170,101 @@ def report_text(report: Report) -> str:
         ]
         header = ["step", "rows in", "rows out", "dropped", "failed", "seconds", "share", "MB/s"]
         lines += [table(header, rows, right=range(1, len(header))), ""]
-    if report.failed:
-        lines += [failed_text(report), ""]
-    lines += [*(f"note: {note}" for note in report.notes), f"the run is {report.state}"]
+    if report.memory_events:
+        lines += [memory_events_text(report.memory_events), ""]
+    lines += [*(f"note: {note}" for note in report.notes), f"state: {report.state}"]
+    if report.failed and report.output:
+        lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:
         lines.append(f"results are in {report.output}")
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------- failed and rejected rows
+def memory_events_text(events: Sequence[Mapping[str, Any]]) -> str:
+    """Alerts about memory and actions, the most recent ones, oldest first."""
+    shown = events[-SHOWN_EVENTS:]
+    title = plural(len(events), "memory event")
+    if len(shown) < len(events):
+        title += f", of which the last {len(shown)}"
+    rows = [
+        [
+            each["time"][11:19],
+            each["kind"],
+            each["level"],
+            each["text"] + (f" -> {each['action']}" * bool(each["action"])),
+        ]
+        for each in shown
+    ]
+    return f"{title}:\n" + table(["UTC", "kind", "level", ""], rows, width=terminal_width())
 
 
-def frequent_errors(output: str, most: int = 3) -> list[tuple[str, int]]:
-    """The errors that most rows failed with."""
-    counts: Counter[str] = Counter()
-    for row in islice(side_rows(output, "failed"), SIDE_ROWS_LOOKED_AT):
-        first = (str(row.get("error") or "").splitlines() or [""])[0]
-        counts[textwrap.shorten(first, 160, placeholder=" ...")] += int(row.get("rows", 1))
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
+# --------------------------------------------------------------------------------------------- failed and dropped rows
 
 
-def side_rows(output: str, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows in `.tamis/failed` or `.tamis/rejects` of an output folder, one file at a time."""
+def sample_rows(output: str, kind: str, count: int) -> list[dict[str, Any]]:
+    """A random sample of `count` rows for each reason or kind of error; the same rows each time."""
+    chance = random.Random(0)
+    seen: dict[tuple[str, str], int] = {}
+    chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in islice(side_rows(output, kind, shuffle=chance), SAMPLED_ROWS):
+        group = (str(row.get("_reason") or error_kind(str(row.get("error")))), str(row.get("_step") or row.get("step")))
+        seen[group] = seen.get(group, 0) + 1
+        members = chosen.setdefault(group, [])
+        if len(members) < count:
+            members.append(row)
+        elif (place := chance.randrange(seen[group])) < count:  # reservoir sampling
+            members[place] = row
+    return [row for group in sorted(chosen) for row in chosen[group]]
+
+
+def sample_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """Sampled rows as a table that fits the terminal: the reason or the error first, the content last."""
+    first = "reason" if rows and "_reason" in rows[0] else "error"
+    lines = []
+    for row in rows:
+        why, step, address = (row.get(f"_{name}", row.get(name)) for name in (first, "step", "address"))
+        lines.append([_clip(why, width // 3), _clip(step, 24), _clip_start(address, width // 4), _content(row)])
+    return shortened_table([first, "step", "address", "row"], lines, width)
+
+
+def shortened_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """A table whose last column is cut at `width`."""
+    return "\n".join(_clip(line, width) for line in table(header, rows).splitlines())
+
+
+def _content(row: Mapping[str, Any]) -> str:
+    """The values of a sampled row on one line, its text first."""
+    values = row.get("row") or "" if "error" in row else row.get("_line")
+    if values is None:
+        values = {name: value for name, value in row.items() if not name.startswith("_")}
+    if isinstance(values, Mapping):
+        ordered = {**({"text": values["text"]} if "text" in values else {}), **values}
+        values = json.dumps({k: v for k, v in ordered.items() if v is not None}, ensure_ascii=False, default=str)
+    return " ".join(str(values)[:2_000].split())
+
+
+def _clip(value: object, width: int) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= width else text[: max(1, width - 3)] + "..."
+
+
+def _clip_start(value: object, width: int) -> str:
+    """The end of an address: its row and file name say more than its folders."""
+    text = str(value)
+    return text if len(text) <= width else "..." + text[-max(1, width - 3) :]
+
+
+def side_rows(output: str, kind: str, *, shuffle: random.Random | None = None) -> Iterator[dict[str, Any]]:
+    """The rows in `.tamis/failed` or `.tamis/rejects` of an output folder, file by file, in random order if asked to."""
     from tamis.store import INTERNAL, Store
 
     store = Store(output)
-    folders = [f"{INTERNAL}/{kind}"]
-    while folders:
-        folder = folders.pop(0)
-        for name in store.names(folder):
-            path = f"{folder}/{name}"
-            if "." not in name:  # `stage-2`, the failed rows of a later stage
-                folders.append(path)
-                continue
-            yield from _rows_of(path, store.read(path) or b"")
+    names = sorted(store.names(f"{INTERNAL}/{kind}"))
+    if shuffle is not None:
+        shuffle.shuffle(names)
+    for name in names:
+        path = f"{INTERNAL}/{kind}/{name}"
+        yield from _rows_of(path, store.read(path) or b"")
 
 
 def _rows_of(name: str, data: bytes) -> Iterator[dict[str, Any]]:
@@ -199,11 +281,6 @@ def _rows_of(name: str, data: bytes) -> Iterator[dict[str, Any]]:
             for batch in pyarrow.parquet.ParquetFile(io.BytesIO(data)).iter_batches(1_000):
                 yield from batch.to_pylist()
         else:
-            raise SourceError(f"{name} is of no format that can be shown", hint="open it with the tool that fits")
+            raise SourceError(f"{name} has a format that cannot be shown")
     except (ValueError, pa.ArrowException, OSError) as error:
         raise SourceError(f"cannot read {name}: {error}") from error
-
-
-def rows_text(rows: Iterable[dict[str, Any]]) -> str:
-    """One line of JSON per row; what JSON cannot hold is shown as text."""
-    return "\n".join(json.dumps(row, ensure_ascii=False, default=str) for row in rows)

@@ -1,6 +1,6 @@
-"""Everything a run says, as values. The progress bar, the report, the event log are subscribers.
+"""Everything a run reports while it runs, as values; progress bars, logs and the report are subscribers.
 
-A subscriber is a function of one event; it must not raise and must not be slow. The library itself prints nothing.
+A subscriber is a function of one event. It must not raise and must return quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """Work begins: what there is to do, what is done already, and why the rest is done again."""
+    """A run starts: how many partitions there are, how many are committed already, and why others are redone."""
 
     output: str | None
     stages: tuple[str, ...]
@@ -32,7 +32,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class StageStarted(Event):
-    """A stage begins with this many partitions still to do, of about so many bytes."""
+    """A stage starts; `partitions` and the approximate `num_bytes` are what is left to do. Stages count from 0."""
 
     stage: int
     name: str
@@ -62,7 +62,7 @@ class PartitionProgress(Event):
 
 @dataclass(frozen=True)
 class PartitionCommitted(Event):
-    """The rows of a partition are accounted for and will not be processed again."""
+    """A partition is done; its rows are accounted for and will not be processed again."""
 
     stage: int
     partition: int
@@ -71,8 +71,13 @@ class PartitionCommitted(Event):
 
 
 @dataclass(frozen=True)
+class KernelsCompiling(Event):
+    """A worker compiles kernels that this machine has not compiled before."""
+
+
+@dataclass(frozen=True)
 class WorkerDied(Event):
-    """A worker ended without being asked to; its partition is tried again."""
+    """A worker exited unexpectedly; its partition is tried again."""
 
     worker: int
     how: str
@@ -82,7 +87,7 @@ class WorkerDied(Event):
 
 @dataclass(frozen=True)
 class MemorySampled(Event):
-    """What the whole process tree holds now."""
+    """The current memory of the process tree."""
 
     num_bytes: int
     peak_bytes: int
@@ -91,7 +96,7 @@ class MemorySampled(Event):
 
 @dataclass(frozen=True)
 class MemoryAction(Event):
-    """Something was done to stay inside the budget: split, shrink, fewer_workers, restart, isolate, recycle, pause, sample."""
+    """An action to stay within the budget: split, shrink, fewer_workers, restart, isolate, recycle, pause or sample."""
 
     kind: str
     text: str
@@ -99,7 +104,7 @@ class MemoryAction(Event):
 
 @dataclass(frozen=True)
 class MemoryAlert(Event):
-    """A threshold of memory was passed, or is no longer (level `cleared`); `action` is what the remedy asked for."""
+    """A memory threshold was exceeded or, with level `cleared`, no longer is; `action` is what the remedy chose."""
 
     kind: str
     level: str
@@ -111,7 +116,7 @@ class MemoryAlert(Event):
 
 @dataclass(frozen=True)
 class LeakFound(Event):
-    """What a worker holds after each shard keeps rising."""
+    """The memory of a worker keeps growing from shard to shard."""
 
     stage: str
     worker: int
@@ -123,14 +128,14 @@ class LeakFound(Event):
 
 @dataclass(frozen=True)
 class Stopping(Event):
-    """The user asked to stop; current partitions are finished, or abandoned on a second request."""
+    """The user stopped the run: partitions in progress are finished, or abandoned on a second request."""
 
     abandon: bool
 
 
 @dataclass(frozen=True)
 class Note(Event):
-    """A sentence a user should read."""
+    """A sentence for the user."""
 
     text: str
 
@@ -145,7 +150,7 @@ Subscriber: TypeAlias = Callable[[Event], None]
 
 @dataclass
 class Events:
-    """Hands each event to every subscriber."""
+    """Passes each event to every subscriber."""
 
     subscribers: list[Subscriber] = field(default_factory=list)
 

@@ -1,11 +1,12 @@
 """`Pipeline(source, *operators, sink)`: check it, explain it, run it.
 
-Building a pipeline does nothing; `check` and `explain` read listings, footers and samples; `run` does the work, once: what
-an earlier run committed is not done again.
+Building a pipeline does no work. `check` and `explain` read file listings, footers and samples. `run` processes what earlier
+runs into the same output have not committed.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,9 +30,11 @@ from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
 from tamis.memory.budget import Budget, make_budget
 from tamis.memory.governor import Governor, Learned
+from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
 from tamis.operators import Operator, Sink
 from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
+from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.report import Report
 from tamis.store import INTERNAL, Store
 
@@ -39,9 +42,9 @@ Step: TypeAlias = Operator | Callable[..., Any]
 
 
 class Pipeline:
-    """A list of steps: a source, what is done to the rows, and where they go.
+    """A source, the operators that process its rows, and a sink.
 
-    Without a sink, `run` only counts; `collect` returns the rows.
+    Without a sink, `run` only counts rows, and `collect` returns them.
 
     >>> from tamis import Rows
     >>> Pipeline(Rows([{"n": 1}, {"n": 2}]), lambda row: row["n"] > 1).collect().to_pylist()
@@ -62,11 +65,11 @@ class Pipeline:
         return shape_of(self.steps).sink
 
     def check(self) -> tuple[str, ...]:
-        """Raise a TamisError for any mistake that can be seen before data moves; return what steps note, if anything."""
+        """Raise a TamisError for any mistake that can be found without processing data; return the notes of steps."""
         return self.explain().notes
 
     def explain(self, *, memory: int | str | None = None, workers: int | Literal["auto"] = "auto") -> Explanation:
-        """What a run would do: stages, partitions, memory, what is read, and why."""
+        """Describe what a run would do: stages, partitions, memory, the columns it reads, and why."""
         with ExitStack() as stack:
             store = self._store(stack)
             learned = learned_from(store)
@@ -88,29 +91,38 @@ class Pipeline:
         max_seconds: float | None = None,
         alerts: Mapping[str, Any] | None = None,
         on_event: Subscriber | Sequence[Subscriber] = (),
+        progress: bool | None = None,
     ) -> Report:
         """Run the pipeline and account for every row.
 
-        Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` starts over. A row that
-        breaks a step is set aside under `.tamis/failed/` and the rest goes on, except inline, where errors are raised as
-        they are (`on_error` decides otherwise). `rejects` keeps dropped rows, with their reasons, under `.tamis/rejects/`.
+        Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` discards it.
 
-        `scores` keeps what filters measured under `.tamis/scores/`, so that the same pipeline with other thresholds need not
-        measure again.
+        If a row raises an error in a step, the row is written to `.tamis/failed/` and the run continues. The inline executor
+        raises the error instead; `on_error` overrides either. The report counts the errors. If more rows or files fail than
+        `max_failed` allows, the run ends with `TooManyFailed`: a share such as "10%" or 0.1, or a number of rows and files
+        such as 20. A share applies to the rows read so far from 10,000 rows on, and at the end of the run from 100 rows on;
+        to damaged files, from 10 input files on.
 
-        `alerts` says when to raise the alert about memory and whom to tell, as the `alerts:` of a recipe does.
+        `rejects` writes dropped rows with their reasons to `.tamis/rejects/`. `scores` writes the scores of filters to
+        `.tamis/scores/`, from which the same pipeline can be run with other thresholds. `alerts` sets when and where to send
+        alerts about memory, as `alerts:` does in a recipe.
 
-        If the job as a whole cannot fit its memory or disk, that is an error; with `on_overflow="sample"` a random share of
-        the rows is processed instead, doubled from round to round until it does not fit or `max_seconds` are used, and the
-        report tells the share and the weight of each row.
+        If the whole job does not fit its memory or disk, `BudgetError` or `DiskFull` is raised. With `on_overflow="sample"`, a
+        random sample of the rows is processed instead, doubled until it no longer fits or takes longer than `max_seconds`;
+        the report has the share of the rows and the weight of each.
+
+        `progress` shows a bar in a terminal and a line in a notebook once a run takes more than two seconds; False turns
+        this off, and True prints lines where there is neither. `on_event` receives all events.
         """
-        parse_alerts(alerts)  # a mistake is told before anything is touched
+        parse_alerts(alerts)  # raise before anything is written
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
-        placed = Pipeline(*_placed(self.steps, device))
-        emit = Events([on_event] if callable(on_event) else list(on_event))
-        budget = placed._budget(memory, workers, placed._learned())
         limit = parse_max_failed(max_failed)
+        placed = Pipeline(*_placed(self.steps, device))
+        shown = Progress(shows=shown_in_python(progress, sys.stderr), after_s=0.0 if progress else SHOW_AFTER_S)
+        subscribers: list[Subscriber] = [on_event] if callable(on_event) else list(on_event)
+        emit = Events([shown, *subscribers])
+        budget = placed._budget(memory, workers, placed._learned())
         errors = on_error or ("raise" if executor == "inline" else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -128,21 +140,22 @@ class Pipeline:
                     scores=scores,
                 )
 
-        try:
-            return attempt(placed.steps, fresh=fresh)
-        except (BudgetError, DiskFull) as error:
-            if on_overflow != "sample":
-                raise
-            report = run_sampled(attempt, placed.steps, error, emit, max_seconds)
-            if self.sink is not None:
-                with ExitStack() as stack:
-                    self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())
-            return report
+        with shown:
+            try:
+                return attempt(placed.steps, fresh=fresh)
+            except (BudgetError, DiskFull) as error:
+                if on_overflow != "sample":
+                    raise
+                report = run_sampled(attempt, placed.steps, error, emit, max_seconds)
+                if self.sink is not None:
+                    with ExitStack() as stack:
+                        self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())
+                return report
 
     def profile(self, *, rows: int = 20_000, memory: int | str | None = None) -> Profile:
-        """Run the first rows with one worker and measure what each step holds and how long it takes.
+        """Run the first rows with one worker, and measure the memory and time of each step.
 
-        The output goes nowhere. Tells the memory, workers and block size to use for the whole.
+        Discards the output. Recommends memory, workers and block size for the whole input.
         """
         source = self.steps[0].changed(limit=rows) if hasattr(self.steps[0], "limit") else self.steps[0]
         steps = [source, *shape_of(self.steps).operators]
@@ -192,24 +205,25 @@ class Pipeline:
     ) -> Report:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
-        emit = Events([failures, *emit.subscribers])
+        log = MemoryLog()
+        emit = Events([failures, log, *emit.subscribers])
         store = self._store(stack)
         governor = Governor(budget, emit, learned_from(store))
         runner: InlineExecutor | LocalExecutor
         if executor == "inline":
             runner = stack.enter_context(InlineExecutor(governor, emit, stop))
-        else:  # before anything else: what workers are forked from starts while the plan is made
+        else:  # first, because the fork server starts while the plan is made
             runner = stack.enter_context(LocalExecutor(governor, self._modules(), emit, stop))
         make_plan_for = _planner(
             self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
         )
-        plan = make_plan_for(None)  # mistakes are told before the output folder is touched
+        plan = make_plan_for(None)  # raises for mistakes before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        run = Run(plan, ledger, governor, emit, stop, failures)
+        run = Run(plan, ledger, governor, emit, stop, failures, log)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
@@ -239,27 +253,27 @@ class Pipeline:
     def _budget(
         self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
     ) -> Budget:
-        release_pages(code=True)  # or what is held depends on what was in the page cache when libraries were loaded
+        release_pages(code=True)  # otherwise resident memory depends on the page cache when libraries were loaded
         return make_budget(
             memory=memory,
             workers=workers,
             operator_bytes=Learned().setup_bytes(self.steps),
             learned_bytes=(learned or Learned()).setup_bytes(self.steps),
-            # Not its share of what it has in common with others: what that is changes as these come and go.
+            # Not PSS: the share of pages that other processes map changes when they start and end.
             caller_bytes=psutil.Process().memory_info().rss,
         )
 
 
 def _placed(steps: Sequence[Operator], device: str) -> Sequence[Operator]:
-    """The steps with those that can choose between processor and GPU told where to run."""
+    """The steps, with `device` set in those that can run on either a CPU or a GPU."""
     able = [step for step in steps if getattr(step, "device", None) == "auto"]
     if device == "gpu" and not able:
-        raise ParameterError("none of these steps runs on a GPU", hint="leave --device at auto")
+        raise ParameterError("none of these steps can run on a GPU", hint="leave --device at auto")
     return [step.changed(device=device) if step in able else step for step in steps]
 
 
 def learned_from(store: Store) -> Learned:
-    """What an earlier run left for this one; nothing if it cannot be read, which the run itself will explain."""
+    """The measurements of an earlier run; none if they cannot be read, for which the run itself raises an error."""
     try:
         return Learned.from_text(store.read(f"{INTERNAL}/learned.json"))
     except OSError:
@@ -285,4 +299,4 @@ def _planner(
 
 
 Sequential = Pipeline
-"""The name that users of other systems know."""
+"""The same class under the name that PyTorch and NeMo Curator use."""

@@ -1,9 +1,9 @@
 """Steps to stages: check the columns, read only what is needed, fuse neighbours, cut at each Gather.
 
 JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
-|-- stage 0 -----------------------------------|                              read ... observe
+|-- stage 1 -----------------------------------|                              read ... observe
                                       resolve                                 all observations -> fates
-                                               |-- stage 1 ----------------|  fates, rest, write
+                                               |-- stage 2 ----------------|  fates, rest, write
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class Explanation:
         return {
             "stages": [
                 {
-                    "index": stage.index,
+                    "stage": stage.index + 1,
                     "source": stage.source.name,
                     "operators": [op.name for op in stage.operators],
                     "end": stage.end.name if stage.end else None,
@@ -395,7 +395,7 @@ class Explanation:
         if plan.layout.schema.names:
             lines.append(f"columns  {_shorten(plan.layout.schema.names)}")
         for stage in plan.stages:
-            lines.append(f"stage {stage.index}")
+            lines.append(f"stage {stage.index + 1}")
             lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
             if stage.fates_of is not None:
                 lines.append(f"  apply    {stage.fates_of.name}")

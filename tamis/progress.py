@@ -1,9 +1,10 @@
-"""What a person sees of a run while it lasts: bars on a terminal, a line now and then anywhere else.
+"""The progress of a run: bars on a terminal, one updated line in a notebook, a line every ten seconds in a log.
 
-    events --> Tally (what is known) --> Bars    rich, one bar per stage, on a terminal
-                                     --> Lines   plain sentences, every ten seconds, into a log
+    events --> Tally --> Bars    one bar per stage, drawn by rich, on a terminal
+                     --> Line    one line that is overwritten, in a notebook
+                     --> Lines   plain sentences, for logs and pipes
 
-A subscriber may be called from any thread, and from a signal handler in the middle of another call.
+Events may come from any thread, and from a signal handler that interrupts another call.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeAlias
 
 from tamis.events import (
     Event,
+    KernelsCompiling,
     LeakFound,
     MemoryAction,
     MemoryAlert,
@@ -33,21 +35,26 @@ from tamis.events import (
     Stopping,
     WorkerDied,
 )
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+Shown: TypeAlias = Literal["auto", "bars", "line", "lines", "compiling", "nothing"]
+
 LINE_EVERY_S = 10.0
+SHOW_AFTER_S = 2.0
+"""In Python, progress is shown only for runs that take longer."""
 WIDE = 110
-"""Columns of a terminal from which numbers are written in full."""
+"""From this many columns on, numbers are written in full."""
+COMPILING = "compiling kernels (once, about 20 s)"
 FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
 ABANDONED = "abandoned"
 
 
 @dataclass
 class StageTally:
-    """How far a stage is."""
+    """The progress of a stage."""
 
     name: str
     num_bytes: int
@@ -55,24 +62,27 @@ class StageTally:
     started: float
     committed: int = 0
     done_bytes: int = 0
-    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Rows and bytes read so far of each partition that is not committed yet."""
+    in_progress: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Rows read, bytes read and rows failed so far of each partition that is not committed yet."""
     read: int = 0
     kept: int = 0
+    failed: int = 0
 
     @property
     def seen_bytes(self) -> int:
-        return self.done_bytes + sum(num_bytes for _, num_bytes in self.under_way.values())
+        return self.done_bytes + sum(num_bytes for _, num_bytes, _ in self.in_progress.values())
 
     def rate(self, now: float) -> float:
-        """Bytes per second since the stage began."""
+        """Bytes per second since the stage started."""
         return self.seen_bytes / (now - self.started) if now > self.started else 0.0
 
     def rows(self, number: Callable[[int], str] = "{:,}".format) -> str:
-        """Which rows were kept is known only of what is committed."""
+        """Rows kept, which are known for committed partitions only, and rows failed if there are any."""
+        failed = self.failed + sum(count for _, _, count in self.in_progress.values())
+        more = f", {number(failed)} failed" if failed else ""
         if self.committed:
-            return f"{number(self.kept)} kept of {number(self.read)}"
-        return f"{number(sum(rows for rows, _ in self.under_way.values()))} read"
+            return f"{number(self.kept)} kept of {number(self.read)}{more}"
+        return f"{number(sum(rows for rows, _, _ in self.in_progress.values()))} read{more}"
 
     def seconds_left(self, now: float) -> float | None:
         rate = self.rate(now)
@@ -81,7 +91,7 @@ class StageTally:
 
 @dataclass
 class Tally:
-    """What the events have said so far."""
+    """The state of a run, from its events so far."""
 
     clock: Callable[[], float] = time.monotonic
     workers: int = 0
@@ -106,19 +116,21 @@ class Tally:
                 if event.partitions:
                     self.current = event.stage
             case PartitionStarted() if stage := self.stages.get(event.stage):
-                stage.under_way[event.partition] = (0, 0)
+                stage.in_progress[event.partition] = (0, 0, 0)
             case PartitionProgress() if stage := self.stages.get(event.stage):
-                stage.under_way[event.partition] = (event.rows, event.num_bytes)
+                failed = sum(error.rows for error in event.errors)
+                stage.in_progress[event.partition] = (event.rows, event.num_bytes, failed)
             case PartitionCommitted() if stage := self.stages.get(event.stage):
-                stage.under_way.pop(event.partition, None)
+                stage.in_progress.pop(event.partition, None)
                 stage.done_bytes += event.num_bytes
                 stage.read += event.account.get("read", 0)
                 stage.kept += event.account.get("kept", 0)
+                stage.failed += sum(error["rows"] for error in event.account.get("errors", ()))
                 stage.committed += 1
                 self.committed += 1
             case WorkerDied() if event.partition is not None:
                 for stage in self.stages.values():  # its partition is read again from the start
-                    stage.under_way.pop(event.partition, None)
+                    stage.in_progress.pop(event.partition, None)
             case MemorySampled():
                 self.memory_bytes, self.budget_bytes = event.num_bytes, event.budget_bytes
             case _:
@@ -132,39 +144,49 @@ class Display(Protocol):
     """How progress is shown."""
 
     def stage(self, number: int) -> None:
-        """A stage begins."""
+        """A stage starts."""
 
     def refresh(self) -> None:
-        """Something moved."""
+        """The tally has changed."""
 
     def say(self, text: str) -> None:
-        """A sentence that stays on the screen."""
+        """Print a sentence that stays visible."""
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
+        """Draw the final state and restore the terminal."""
 
 
 class Progress:
-    """A subscriber that shows a run to a person.
+    """A subscriber that shows the progress of a run on a stream, stderr by default.
 
-    Use it as a context manager, so that the terminal is left in order whatever happens:
+    Use it as a context manager, which restores the terminal after an error. With `after_s`, nothing but warnings is shown
+    until a run has taken that long.
 
         with Progress() as progress:
-            pipeline.run(on_event=progress)
+            pipeline.run(on_event=progress, progress=False)
     """
 
     def __init__(
         self,
         stream: TextIO | None = None,
         *,
-        shows: Literal["auto", "bars", "lines", "nothing"] = "auto",
+        shows: Shown = "auto",
+        after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tally = Tally(clock)
+        self._visible_from = clock() + after_s
+        self._visible = after_s <= 0
         stream = stream if stream is not None else sys.stderr
         if shows == "auto":
             shows = "bars" if is_terminal(stream) else "lines"
-        makers: dict[str, Callable[[Tally, TextIO], Display]] = {"bars": Bars, "lines": Lines, "nothing": Nothing}
+        makers: dict[str, Callable[[Tally, TextIO], Display]] = {
+            "bars": Bars,
+            "line": Line,
+            "lines": Lines,
+            "compiling": OnlyCompiling,
+            "nothing": Nothing,
+        }
         self._display = makers[shows](self.tally, stream)
         self._lock = threading.RLock()
         self._waiting: deque[Event] = deque()
@@ -177,14 +199,15 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Draw nothing more, and leave the terminal in order."""
+        """Stop drawing and restore the terminal."""
         with self._lock:
-            self._display.stop()
+            if self._visible:
+                self._display.stop()
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             self._waiting.append(event)
-            if self._busy:  # a signal handler speaks while this thread is drawing, and a stream cannot be entered twice
+            if self._busy:  # a signal handler interrupted this thread while it was writing to the stream
                 return
             self._busy = True
             try:
@@ -196,8 +219,14 @@ class Progress:
     def _show(self, event: Event) -> None:
         self.tally(event)
         for sentence in sentences(event):
-            self._display.say(sentence)
-        if isinstance(event, StageStarted) and event.partitions:
+            if self._visible or not isinstance(event, RunStarted):
+                self._display.say(sentence)
+        if not self._visible:
+            if self.tally.current is None or self.tally.clock() < self._visible_from:
+                return
+            self._visible = True
+            self._display.stage(self.tally.current)
+        elif isinstance(event, StageStarted) and event.partitions:
             self._display.stage(event.stage)
         elif isinstance(event, RunFinished):
             self._display.stop()
@@ -206,12 +235,14 @@ class Progress:
 
 
 def sentences(event: Event) -> list[str]:
-    """What an event says in words, if anything."""
+    """What to print for an event."""
     match event:
         case RunStarted():
             return [_start(event), *event.notes]
         case MemoryAction(kind="restart") | LeakFound():
-            return []  # said by the event of the death, and by the alert
+            return []  # the death of the worker and the alert are printed instead
+        case KernelsCompiling():
+            return [COMPILING]
         case MemoryAction() | MemoryAlert():
             return [event.text]
         case Note():
@@ -220,25 +251,20 @@ def sentences(event: Event) -> list[str]:
             return [ABANDONED if event.abandon else FINISHING]
         case WorkerDied():
             where = f" in step `{event.step}`" if event.step else ""
-            again = f"; partition {event.partition} is tried again" if event.partition is not None else ""
+            again = f"; retrying partition {event.partition}" if event.partition is not None else ""
             return [f"worker {event.worker} died{where} ({event.how}){again}"]
         case _:
             return []
 
 
 def _start(event: RunStarted) -> str:
-    todo = _count(event.partitions, "partition")
-    done = f", {event.committed:,} of them committed already" if event.committed else ""
-    means = f"{_count(event.workers, 'worker')}, {format_bytes(event.budget_bytes)} of memory"
-    return f"{todo}{done}; {means}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    total = plural(event.partitions, "partition")
+    done = f" ({event.committed:,} already committed)" if event.committed else ""
+    return f"{total}{done}, {plural(event.workers, 'worker')}, memory budget {format_bytes(event.budget_bytes)}"
 
 
 class Nothing:
-    """Keeps the tally and its peace."""
+    """Prints nothing."""
 
     def __init__(self, tally: Tally, stream: TextIO) -> None:
         pass
@@ -254,6 +280,70 @@ class Nothing:
 
     def stop(self) -> None:
         pass
+
+
+class OnlyCompiling(Nothing):
+    """Prints that kernels are being compiled, which would otherwise look like a hang, and nothing else."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        if text == COMPILING:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+
+class Line:
+    """One line per stage that is overwritten, for notebooks: these have no cursor that a bar could move."""
+
+    WIDTH = 20
+    EVERY_S = 0.5
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._tally, self._stream = tally, stream
+        self._last = float("-inf")
+        self._drawn = 0
+
+    def stage(self, number: int) -> None:
+        if self._drawn:
+            self._write("\n")
+            self._drawn = 0
+        self._draw()
+
+    def refresh(self) -> None:
+        if self._tally.clock() - self._last >= self.EVERY_S:
+            self._draw()
+
+    def say(self, text: str) -> None:
+        self._write(f"\r{text.ljust(self._drawn)}\n")
+        self._drawn = 0
+
+    def stop(self) -> None:
+        if self._tally.stage is not None and self._last > float("-inf"):
+            self._draw()
+            self._write("\n")
+            self._last = float("-inf")
+
+    def _draw(self) -> None:
+        stage, now = self._tally.stage, self._tally.clock()
+        if stage is None:
+            return
+        self._last = now
+        done = stage.committed >= stage.partitions
+        share = 1.0 if done else min(0.99, stage.seen_bytes / stage.num_bytes) if stage.num_bytes else 0.0
+        left = None if done else stage.seconds_left(now)
+        filled = round(share * self.WIDTH)
+        text = (
+            f"{shortened(stage.name, 40)} [{'#' * filled}{'.' * (self.WIDTH - filled)}] {share:.0%}, "
+            f"{format_bytes(stage.rate(now))}/s, rows: {stage.rows()}{f', {duration(left)} left' if left else ''}"
+        )
+        self._write(f"\r{text.ljust(self._drawn)}")
+        self._drawn = len(text)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
 
 
 class Lines:
@@ -303,7 +393,7 @@ class Lines:
 
 
 class Bars:
-    """A bar per stage on a terminal."""
+    """One bar per stage, on a terminal."""
 
     def __init__(self, tally: Tally, stream: TextIO) -> None:
         from rich.console import Console
@@ -323,7 +413,7 @@ class Bars:
             TextColumn("{task.fields[rows]}", markup=False),
             TextColumn("{task.fields[memory]}", markup=False),
             console=console,
-            redirect_stdout=False,  # stdout is for data
+            redirect_stdout=False,  # stdout carries results
             refresh_per_second=5,
             expand=True,
         )
@@ -350,7 +440,7 @@ class Bars:
         self._rich.stop()
 
     def _finish(self, but: int | None) -> None:
-        """Fill the bars of stages whose partitions are all committed: their sizes were estimates."""
+        """Fill the bars of stages whose partitions are all committed; their sizes were estimates."""
         for number, task in self._tasks.items():
             stage = self._tally.stages[number]
             if number != but and stage.committed >= stage.partitions:
@@ -370,21 +460,39 @@ class Bars:
         }
 
 
+def shown_in_python(progress: bool | None, stream: TextIO) -> Shown:
+    """How `Pipeline.run` shows progress: without a terminal or a notebook it does not, unless `progress` is true."""
+    if progress is False:
+        return "nothing"
+    if is_terminal(stream):
+        return "bars"
+    if in_notebook():
+        return "line"
+    return "lines" if progress else "compiling"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
 def is_terminal(stream: TextIO) -> bool:
     """Whether bars can be drawn on `stream`."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def shortened(name: str, room: int) -> str:
-    """A stage by its ends, where the whole does not fit.
+def shortened(name: str, width: int) -> str:
+    """The first and last step of a stage if its name is longer than `width`.
 
     >>> shortened("jsonl_reader > language > word_count > jsonl_writer", 34)
     'jsonl_reader ... jsonl_writer'
     """
     steps = name.split(" > ")
-    if len(name) > room and len(steps) > 2:
+    if len(name) > width and len(steps) > 2:
         name = f"{steps[0]} ... {steps[-1]}"
-    return name if len(name) <= room else name[: room - 3] + "..."
+    return name if len(name) <= width else name[: width - 3] + "..."
 
 
 def abbreviated(number: int) -> str:

@@ -91,7 +91,7 @@ class ErrorCounts:
 
     def add(self, step: str, error: str, example: str, rows: int = 1) -> None:
         text = _shorten(error)
-        self._add(ErrorCount(step, text, rows, example, kind=_kind_of(text)))
+        self._add(ErrorCount(step, text, rows, example, kind=error_kind(text)))
 
     def update(self, entries: Iterable[ErrorCount]) -> None:
         for entry in entries:
@@ -125,7 +125,7 @@ def _shorten(error: str) -> str:
     return f"{text[: MAX_ERROR_CHARS - len(end) - 5]} ... {end}"
 
 
-def _kind_of(error: str) -> str:
+def error_kind(error: str) -> str:
     """The type of an error: what precedes the first colon, numbers left out."""
     return re.sub(r"\d+", "N", error.partition(":")[0])[:60]
 

@@ -61,8 +61,8 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
-            "--device", "--executor", "--fresh", "--input", "--json", "--max-seconds", "--memory", "--on-error",
-            "--on-overflow", "--output", "--quiet", "--rejects", "--scores", "--set", "--workers",
+            "--device", "--executor", "--fresh", "--input", "--json", "--max-failed", "--max-seconds", "--memory", "--on-error",
+            "--on-overflow", "--output", "--quiet", "--rejects", "--scores", "--set", "--strict", "--workers",
         ],
         "check": ["--input", "--output", "--set"],
         "explain": ["--input", "--json", "--memory", "--output", "--set", "--workers"],
@@ -117,7 +117,7 @@ def test_python_m_tamis_is_the_same_command():
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def test_a_run_tells_its_account_and_where_the_results_are(here, tell):
+def test_a_run_prints_its_report_and_where_the_results_are(here, tell):
     code, out, err = tell(*RUN)
     assert code == 0
     assert out == ""
@@ -153,7 +153,7 @@ def test_a_finished_output_is_left_alone(here, tell):
     before = {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")}
     code, _, err = tell(*RUN)
     assert code == 0
-    assert "nothing to do: out is finished" in err
+    assert "nothing to do: out is complete" in err
     assert {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")} == before
 
 
@@ -172,18 +172,21 @@ def test_a_recipe_file_with_both_ends_needs_no_options(here, tell):
     code, _, err = tell("run", "r.yaml", "--executor", "inline")
     assert code == 0, err
     assert list(Path("out").glob("*.parquet"))
-    assert tell("report", "out", "--rejects", "1")[1].count("words < 3") == 2
+    assert tell("report", "out", "--rejects", "1")[1].count("words < 3") == 2  # in the report and in the sample
 
 
-def test_failed_rows_are_told_with_their_place_and_most_frequent_errors(here, tell):
+def test_failed_rows_are_shown_with_every_kind_of_error(here, tell):
     with Path("in/a.jsonl").open("a") as file:
-        file.write('{"text": broken\n{"text": broken\n')
+        file.write('{"text": broken\n{"text": broken\n{"text": [1]}\n')
     code, _, err = tell(*RUN, "--on-error", "isolate")
     assert code == 0
-    assert "2 rows failed; see out/.tamis/failed/" in err
-    listed = err.partition(".tamis/failed/\n")[2].splitlines()
-    assert listed[0].split()[0] in ("1", "2")
-    assert tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2].startswith("2 rows failed")
+    assert "failed rows are in out/.tamis/failed/" in err
+    errors = [line for line in err.splitlines() if "`jsonl_reader`: " in line]
+    assert sum(int(line.split()[0]) for line in errors) == 3
+    assert all("first at in/a.jsonl:" in line for line in errors)
+    quiet = tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2]
+    assert quiet.startswith("3 rows failed; see out/.tamis/failed/\n")
+    assert quiet.count("`jsonl_reader`: ") == len(errors)
 
 
 def test_who_interrupts_the_imports_sees_no_traceback(tmp_path):
@@ -198,18 +201,18 @@ def test_who_interrupts_the_imports_sees_no_traceback(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_an_interrupted_run_tells_how_to_go_on(here, tell, monkeypatch):
+def test_an_interrupted_run_says_how_to_resume(here, tell, monkeypatch):
     from tamis.errors import Interrupted
     from tamis.pipeline import Pipeline
 
     def stopped(self, **options):
-        raise Interrupted("stopped: 1 of 2 partitions are committed", hint="run the same command again to go on")
+        raise Interrupted("stopped: 1 of 2 partitions are committed", hint="rerun the same command to resume")
 
     monkeypatch.setattr(Pipeline, "run", stopped)
     code, _, err = tell(*RUN)
     assert code == 130
     assert "1 of 2 partitions are committed" in err
-    assert "run the same command again" in err
+    assert "rerun the same command to resume" in err
 
 
 SLOW = """
@@ -231,7 +234,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_goes_on(here):
+def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_resumes(here):
     Path("slow.py").write_text(SLOW)
     Path("r.yaml").write_text(
         "steps:\n- jsonl_reader: {file_paths: in, files_per_partition: 1}\n- signalling\n- jsonl_writer: {path: out}\n"
@@ -409,5 +412,52 @@ def test_report_shows_failed_rows_with_their_addresses(here, tell):
     Path("in/c.jsonl").write_text('{"text": "good enough for this"}\n{"text": broken\n')
     tell(*RUN, "--on-error", "isolate")
     _, out, _ = tell("report", "out", "--failed", "1", "--rejects", "1")
-    assert "c.jsonl:" in out
-    assert "rejects: none is stored" in out
+    line = out.partition("failed rows, sampled:\n")[2].splitlines()[1]
+    assert "jsonl_reader" in line
+    assert "c.jsonl:" in line
+    assert line.endswith('{"text": broken')
+    assert "no dropped rows are stored (dropped rows are kept by runs with --rejects)" in out
+
+
+def test_dropped_rows_are_a_table_by_reason_that_fits_the_terminal(here, tell, monkeypatch):
+    rows = [{"text": "word " * (number % 2 + 5000 * (number % 3 == 0)), "n": number} for number in range(60)]
+    Path("in/c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tell(*RUN, "--rejects", "--set", "word_count.max_words=4000")
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = tell("report", "out", "--rejects", "2")
+    lines = out.partition("dropped rows, sampled:\n")[2].splitlines()
+    assert lines[0].split() == ["reason", "step", "address", "row"]
+    assert [line.split("  ")[0] for line in lines[1:]] == ["words < 3"] * 2 + ["words > 4000"] * 2
+    assert all(len(line) <= 80 for line in lines)
+    assert out == tell("report", "out", "--rejects", "2")[1]
+    sampled = json.loads(tell("report", "out", "--json", "--rejects", "2")[1])["rows"]["rejects"]
+    assert [len(row["text"]) for row in sampled if row["_reason"] == "words > 4000"] >= [25_000] * 2
+
+
+def test_report_shows_alerts_and_actions(here, tell):
+    tell(*RUN)
+    path = Path("out/.tamis/report.json")
+    events = [
+        {
+            "time": "2026-01-02T03:04:05+00:00",
+            "kind": "leak",
+            "level": "warning",
+            "text": "it grows",
+            "action": "recycle",
+        },
+        {"time": "2026-01-02T03:04:06+00:00", "kind": "recycle", "level": "action", "text": "replaced", "action": None},
+    ]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_events": events}))
+    _, out, _ = tell("report", "out")
+    assert "2 memory events:" in out
+    assert "03:04:05  leak     warning  it grows -> recycle" in out
+    assert "03:04:06  recycle  action   replaced" in out
+    page = tell("report", "out", "--memory")[1]
+    assert "| 2026-01-02T03:04:05+00:00 | leak | warning | it grows | recycle |" in page
+
+
+def test_commands_are_listed_with_their_whole_description(tell):
+    for group in ((), ("dedup",)):
+        _, out, _ = tell(*group, "--help")
+        assert "..." not in out.partition("Commands:")[2]
+        assert out.rstrip().endswith(".")

@@ -10,9 +10,9 @@ import tamis
 PACKAGE = Path(tamis.__file__).parent
 
 LAYERS = [
-    {"cli", "__main__", "dashboard", "console", "progress", "dedup.commands", "models.commands", "memory.commands"},
+    {"cli", "__main__", "dashboard", "console", "dedup.commands", "models.commands", "memory.commands"},
     {"workflows", "recipes"},
-    {"pipeline"},
+    {"pipeline", "progress"},
     {"executors.driver"},
     {"plan"},
     {"executors"},

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tamis import events
 from tamis.events import (
     Event,
+    KernelsCompiling,
     LeakFound,
     MemoryAction,
     MemoryAlert,
@@ -21,8 +24,8 @@ from tamis.events import (
     Stopping,
     WorkerDied,
 )
-from tamis.progress import Progress, Tally, is_terminal
-from tamis.report import Account, Report
+from tamis.progress import Progress, Tally, is_terminal, shown_in_python
+from tamis.report import Account, ErrorCount, Report
 
 MB = 10**6
 
@@ -55,7 +58,8 @@ ONE_RUN: list[Event] = [
     PartitionStarted(0, 0, 1),
     PartitionProgress(0, 0, 1, 5, 4 * MB),
     MemorySampled(2_000 * MB, 3_000 * MB, 8_000 * MB),
-    Note("something worth a sentence"),
+    Note("a remark"),
+    KernelsCompiling(),
     MemoryAction("shrink", "batches of 1 MB from now on"),
     MemoryAlert("budget", "warning", 0.81, 0.8, "81 % of the budget are used"),
     LeakFound("clean", 1, 2_000_000.0, 1_000.0, 5, 0.9999),
@@ -82,7 +86,7 @@ def test_the_example_run_has_every_event():
     assert kinds - {Event} == {type(event) for event in ONE_RUN}
 
 
-@pytest.mark.parametrize("shows", ["bars", "lines", "nothing"])
+@pytest.mark.parametrize("shows", ["bars", "line", "lines", "compiling", "nothing"])
 def test_every_event_can_be_shown_alone_and_in_order(shows):
     with Progress(io.StringIO(), shows=shows) as progress:
         for event in ONE_RUN:
@@ -101,7 +105,7 @@ def test_a_log_gets_a_start_and_an_end():
         clock.now = 2.0
         progress(committed(0, 300, 120))
     assert stream.getvalue().splitlines() == [
-        "10 partitions, 3 of them committed already; 2 workers, 8.0 GB of memory",
+        "10 partitions (3 already committed), 2 workers, memory budget 8.0 GB",
         "the recipe changed",
         "clean: 10.0 MB of 100 MB, 5.0 MB/s, 0:18 left, rows: 120 kept of 300",
     ]
@@ -122,7 +126,7 @@ def test_a_log_gets_a_line_every_ten_seconds_and_not_more():
     ]
 
 
-def test_lines_tell_memory_and_later_stages():
+def test_lines_show_memory_and_later_stages():
     lines = shown([stage(), MemorySampled(2_000 * MB, 3_000 * MB, 8_000 * MB), stage(1, "write")])
     assert lines[0] == "stage 2: write"
     assert lines[-1].endswith("memory 2.0 GB of 8.0 GB")
@@ -144,12 +148,12 @@ def test_notes_and_dead_workers_are_sentences():
         [Note("look"), WorkerDied(4, "signal 9", 7, "word_count"), WorkerDied(5, "exit code 1", None, None)]
     ) == [
         "look",
-        "worker 4 died in step `word_count` (signal 9); partition 7 is tried again",
+        "worker 4 died in step `word_count` (signal 9); retrying partition 7",
         "worker 5 died (exit code 1)",
     ]
 
 
-def test_nothing_is_shown_when_asked_for_nothing():
+def test_nothing_is_shown_on_request():
     stream = io.StringIO()
     with Progress(stream, shows="nothing") as progress:
         for event in ONE_RUN:
@@ -258,3 +262,77 @@ def test_before_the_first_commit_only_rows_read_are_known():
     clock.now = 10.0
     progress(PartitionProgress(0, 0, 1, 1_234, 5 * MB))
     assert stream.getvalue().endswith("rows: 1,234 read\n")
+
+
+def test_failed_rows_are_shown_while_they_are_counted():
+    error = ErrorCount("step", "KeyError: 'typo'", 7, "in:0", "KeyError")
+    tally = Tally()
+    for event in [stage(), PartitionProgress(0, 0, 1, 1_000, 5 * MB, (error,))]:
+        tally(event)
+    assert tally.stages[0].rows() == "1,000 read, 7 failed"
+    account = Account(read=2_000, kept=1_990, errors=[error]).as_dict()
+    tally(PartitionCommitted(0, 0, account, 10 * MB))
+    assert tally.stages[0].rows() == "1,990 kept of 2,000, 7 failed"
+
+
+class Notebook(io.StringIO):
+    """A stream as a notebook shows it: what follows a carriage return replaces its line."""
+
+    def lines(self) -> list[str]:
+        return [line.rpartition("\r")[2].rstrip() for line in self.getvalue().split("\n")]
+
+
+def test_a_notebook_shows_one_line_per_stage():
+    clock, stream = Clock(), Notebook()
+    with Progress(stream, shows="line", clock=clock) as progress:
+        progress(stage(partitions=2))
+        clock.now = 2.0
+        progress(PartitionProgress(0, 0, 1, 300, 50 * MB))
+        assert stream.lines() == ["clean [##########..........] 50%, 25.0 MB/s, rows: 300 read, 0:02 left"]
+        progress(Note("a remark"))
+        progress(committed(0, 300, 120, 50 * MB))
+        progress(committed(1, 300, 120, 50 * MB))
+    assert stream.lines() == [
+        "a remark",
+        "clean [####################] 100%, 50.0 MB/s, rows: 240 kept of 600",
+        "",
+    ]
+
+
+def test_a_short_run_shows_nothing_but_warnings():
+    clock, stream = Clock(), io.StringIO()
+    with Progress(stream, shows="bars", after_s=2.0, clock=clock) as progress:
+        for event in [started(), stage(partitions=1), committed(0, 3, 3), RunFinished(Report())]:
+            progress(event)
+        assert stream.getvalue() == ""
+        progress(KernelsCompiling())
+    assert stream.getvalue() == "compiling kernels (once, about 20 s)\n"
+
+
+def test_a_long_run_is_shown_from_then_on():
+    clock, stream = Clock(), Notebook()
+    with Progress(stream, shows="line", after_s=2.0, clock=clock) as progress:
+        progress(started())
+        progress(stage(partitions=1))
+        clock.now = 3.0
+        progress(PartitionProgress(0, 0, 1, 300, 30 * MB))
+    assert stream.lines()[0].startswith("clean [######..............] 30%")
+
+
+def test_in_python_a_log_gets_only_the_line_about_compiling():
+    stream = io.StringIO()
+    assert shown_in_python(None, stream) == "compiling"
+    assert shown_in_python(True, stream) == "lines"
+    assert shown_in_python(False, stream) == "nothing"
+    with Progress(stream, shows="compiling") as progress:
+        for event in ONE_RUN:
+            progress(event)
+    assert stream.getvalue() == "compiling kernels (once, about 20 s)\n"
+
+
+def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert shown_in_python(None, io.StringIO()) == "line"
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
+    assert shown_in_python(None, io.StringIO()) == "compiling"

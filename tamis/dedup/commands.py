@@ -138,7 +138,7 @@ class Shared:
 
     def run(self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow) -> None:
         """Run a workflow to which all else was given."""
-        from tamis.console import failed_text, summary_text
+        from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
 
         workers = self.workers
@@ -169,6 +169,7 @@ class Shared:
                     rejects=self.rejects,
                     fresh=self.fresh,
                     on_event=progress,
+                    progress=False,
                 )
             except Interrupted as error:
                 progress.stop()
@@ -178,8 +179,8 @@ class Shared:
             print_json(report.as_dict())
         if not self.quiet and not self.as_json:
             print_status(summary_text(report))
-        elif report.failed:
-            print_status(failed_text(report))
+        elif text := failures_text(report):
+            print_status(text)
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:

@@ -47,6 +47,7 @@ from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.governor import Governor
+from tamis.memory.log import MemoryLog
 from tamis.operators import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
 from tamis.plan import Plan
@@ -113,9 +114,17 @@ class Run:
     """A plan being carried out over an open ledger."""
 
     def __init__(
-        self, plan: Plan, ledger: Ledger, governor: Governor, emit: Events, stop: Stop, failures: FailureWatch
+        self,
+        plan: Plan,
+        ledger: Ledger,
+        governor: Governor,
+        emit: Events,
+        stop: Stop,
+        failures: FailureWatch,
+        memory_log: MemoryLog,
     ) -> None:
-        self.plan, self.ledger, self.governor, self.failures = plan, ledger, governor, failures
+        self.plan, self.ledger, self.governor = plan, ledger, governor
+        self.failures, self.memory_log = failures, memory_log
         self.emit, self.stop = emit, stop
         self.partitions = plan.layout.partitions
         self.keys = self._keys()
@@ -438,6 +447,7 @@ class Run:
         report.notes = self.notes
         report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
         report.memory = self.governor.as_dict()
+        report.memory_events = self.memory_log.entries
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
         self.plan.store.write(
             f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()

@@ -94,7 +94,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
             spill += _facts_bytes(stage.end, samples[0] if samples else None, rows, total)
         output = int(total * OUTPUT_RATIO.get(_compression(stage.end), 1.0)) if isinstance(stage.end, Sink) else 0
         memory = _memory_bytes(stage, layout, rows, budget, learned or Learned())
-        estimates.append(StageEstimate(stage.index, memory, spill, output))
+        estimates.append(StageEstimate(stage.index + 1, memory, spill, output))
     return Estimate(
         rows=rows,
         row_bytes=row_bytes,

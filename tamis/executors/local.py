@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
-from tamis.events import Events, LeakFound, Note, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.events import Events, KernelsCompiling, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
 from tamis.executors.worker import Outcome, Progress, Stage, StageRunner, Task
@@ -159,7 +159,7 @@ class LocalExecutor:
     def _tell_of_compiling(self) -> None:
         if not self._told_of_compiling:
             self._told_of_compiling = True
-            self.emit(Note("compiling kernels, once on this machine"))
+            self.emit(KernelsCompiling())
 
     # ------------------------------------------------------------------------------------------------------- partitions
 

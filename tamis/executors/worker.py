@@ -392,7 +392,7 @@ class _PartitionRun:
         return Outcome(shards, self.account, extra)
 
     def _side_stem(self) -> str:
-        return f"{self.stem}-stage-{self.stage.index}"
+        return f"{self.stem}-stage-{self.stage.index + 1}"
 
     def _publish_side(self, shard: Shard, folder: str, suffix: str) -> Shard:
         name = f"{INTERNAL}/{folder}/{shard.name.partition('.')[0]}{suffix}"

@@ -72,7 +72,11 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         _table(("what", "value"), found),
     ]
     if alerts:
-        parts += ["## Alerts", _table(("raised at", "value"), alerts)]
+        parts += ["## Alert thresholds", _table(("threshold", "value"), alerts)]
+    if report.memory_events:
+        fields = ("time", "kind", "level", "text", "action")
+        events = [[str(event[name] or "").replace("|", "/") for name in fields] for event in report.memory_events]
+        parts += ["## Alerts and actions", _table(fields, events)]
     parts += ["## To repeat it", f"```\n{_command(manifest['command'])}\n```"]
     return "\n\n".join(parts)
 
