@@ -107,7 +107,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"tamis.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'tamis' has no attribute {name!r}")
+    from tamis.curator_names import unknown_name
+
+    raise unknown_name("tamis", name)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ TamisError                 carries a hint on how to fix the problem
 ├── WorkerError            workers keep dying, and no single row is the cause
 ├── TooManyFailed          more rows or files failed than `max_failed` allows
 ├── MissingExtra           an optional package is not installed
+├── UnknownName            a name of NeMo Curator that does not exist here
 └── Interrupted            the user stopped the run; it can be resumed
 """
 
@@ -93,6 +94,10 @@ class TooManyFailed(TamisError):
 
 class MissingExtra(TamisError):
     """An optional package is needed and not installed."""
+
+
+class UnknownName(TamisError, ImportError):
+    """An import of a name that exists in NeMo Curator but not here."""
 
 
 class Interrupted(TamisError):

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Failure, as_array
+from tamis.curator_names import explain_keywords
 from tamis.errors import TamisError
 from tamis.identity import identify, parameter_identity
 from tamis.modules import home_of
@@ -535,7 +536,7 @@ def operator(
     """
 
     def decorate(cls: _T) -> _T:
-        made: Any = dataclass(frozen=True)(cls)
+        made: Any = explain_keywords(dataclass(frozen=True)(cls))
         made.declared_reads = (reads,) if isinstance(reads, str) else tuple(reads)
         made.declared_writes = (writes,) if isinstance(writes, str) else tuple(writes)
         if version is not None or "version" not in vars(made):

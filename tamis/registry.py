@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any
 
+from tamis.curator_names import parameter_hint
 from tamis.errors import ParameterError, RecipeError, did_you_mean
 from tamis.operators import Operator, known_operators
 from tamis.parameters import as_text, type_name
@@ -78,8 +79,7 @@ def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
     fields = {spec.name: spec for spec in dataclasses.fields(cls)}
     for key in parameters:
         if key not in fields:
-            hint = did_you_mean(str(key), fields) or f"`{name}` takes {', '.join(fields) or 'no parameters'}"
-            raise ParameterError(f"`{name}` has no parameter `{key}`", hint=hint)
+            raise ParameterError(f"`{name}` has no parameter `{key}`", hint=parameter_hint(str(key), fields))
     missing = [
         key
         for key, spec in fields.items()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from tamis.curator_names import explain_keywords, unknown_name
 from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.keep import Keep
@@ -109,6 +110,7 @@ class _Deduplication:
         return self.pipeline().run(**options)
 
 
+@explain_keywords
 @dataclass
 class ExactDeduplicationWorkflow(_Deduplication):
     """Remove exact duplicates from a folder of files.
@@ -141,6 +143,7 @@ class ExactDeduplicationWorkflow(_Deduplication):
         )
 
 
+@explain_keywords
 @dataclass
 class FuzzyDeduplicationWorkflow(_Deduplication):
     """Remove near-duplicates from a folder of files.
@@ -192,3 +195,7 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
         The result is that of a run with this threshold from the start; the input is read again, nothing is hashed.
         """
         return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_name("tamis.workflows", name)

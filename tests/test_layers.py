@@ -25,7 +25,7 @@ LAYERS = [
     {"identity"},
     {"kernels", "models"},
     {"batch", "mapped", "modules"},
-    {"parameters"},
+    {"parameters", "curator_names"},
     {"errors"},
 ]
 """From the top down: a module imports only from its own layer or from below."""

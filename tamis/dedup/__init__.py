@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tamis.curator_names import unknown_name
+
 if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup
     from tamis.dedup.fuzzy import FuzzyDedup
@@ -19,4 +21,4 @@ __all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"tamis.dedup.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'tamis.dedup' has no attribute {name!r}")
+    raise unknown_name("tamis.dedup", name)

@@ -27,6 +27,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tamis.curator_names import parameter_hint
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
 from tamis.executors.failures import parse_max_failed
 from tamis.functions import Function
@@ -163,7 +164,7 @@ class Recipe:
                 known = [spec.name for spec in dataclasses.fields(find_operator(step.name))]
                 for key in step.parameters:
                     if key not in known:
-                        hint = did_you_mean(key, known) or f"`{step.name}` takes {', '.join(known)}"
+                        hint = parameter_hint(key, known)
                         raise ParameterError(f"`{step.name}` has no parameter `{key}`", hint=hint)
 
     def check_ends(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tamis.curator_names import unknown_name
+
 _MODULES = (
     "quality", "web", "repetition", "lists", "tokens", "code", "clean", "lines", "pii", "documents",
     "language", "classify", "decontaminate",
@@ -18,4 +20,4 @@ def __getattr__(name: str) -> Any:
             if found is not None:
                 globals()[name] = found
                 return found
-    raise AttributeError(f"module 'tamis.text' has no attribute {name!r}")
+    raise unknown_name("tamis.text", name)
