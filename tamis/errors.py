@@ -5,6 +5,7 @@ TamisError                 carries a hint on how to fix the problem
 ├── RecipeError            a recipe is invalid
 ├── ColumnError            a step reads a column that does not exist
 ├── SourceError            the input cannot be listed, opened or parsed
+│   └── DamagedFile        one file cannot be read; others can
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
@@ -62,6 +63,10 @@ class ColumnError(TamisError):
 
 class SourceError(TamisError):
     """The input cannot be listed, opened or parsed."""
+
+
+class DamagedFile(SourceError):
+    """One file cannot be opened or parsed. It ends a run only if no other file can be read."""
 
 
 class SinkError(TamisError):

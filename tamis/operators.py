@@ -418,6 +418,10 @@ class Reading:
     """Give each row the line it was read from, in the column `tamis.batch.LINE`."""
     max_row_bytes: int | None = None
     """Rows larger than this are failed with their size: there is no memory to hold them."""
+    damaged: frozenset[str] = frozenset()
+    """Frames of compressed files, by place, that an earlier attempt found to be damaged: their rows are failed."""
+    on_damage: Callable[[str], None] | None = None
+    """Called with the place of each damaged frame that is not in `damaged`; what was read is then read again."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
@@ -12,18 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Failure, Origin, bytes_of
-from tamis.errors import SourceError
+from tamis.errors import DamagedFile
 from tamis.mapped import release_pages
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import File, is_local, local_path, open_file
-from tamis.sources.filesource import NEVER, WHOLE, FileSource
+from tamis.sources.filesource import NEVER, WHOLE, DamagedFiles, FileSource
 from tamis.sources.schemas import conform, plain, plain_schema, unify
+from tamis.sources.validation import DECODE_ERRORS, check_structure, invalid_text, is_absurd
 
 _FOOTERS_READ = 200
 """Of more files than this the footers of a sample are read, and of those large enough to be split."""
 _BUFFER_BYTES = 2**20
-_DECODE_ERRORS = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 class _Columnar(FileSource):
@@ -33,16 +32,28 @@ class _Columnar(FileSource):
         self, table: pa.Table, place: str, row: int, reading: Reading, wanted: Sequence[str] | None
     ) -> Batch | None:
         """The rows of a table as a batch of the dataset, or None where they do not fit it and were failed."""
-        try:
-            shaped = conform(plain(table), self.file_schema(reading.schema), wanted)
-        except ValueError as error:
-            self._lost(reading, place, row, table.num_rows, str(error))
+        numbers = np.arange(row, row + table.num_rows)
+        table = plain(table)
+        errors = invalid_text(table)
+        for index, error in errors.items():
+            reading.fail(Failure(f"{place}:{numbers[index]}", self.name, error))
+        if errors:
+            numbers = np.delete(numbers, list(errors))
+            table = table.take(pa.array(numbers - row))
+        if not len(numbers):
             return None
-        return Batch(self.renamed(shaped), Origin.of(place, np.arange(row, row + table.num_rows)))
+        try:
+            shaped = conform(table, self.file_schema(reading.schema), wanted)
+        except ValueError as error:
+            what = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
+            reading.fail(Failure(f"{place}:{row}", self.name, f"{what} lost: {error}", rows=len(numbers)))
+            return None
+        return Batch(self.renamed(shaped), Origin.of(place, numbers))
 
-    def _lost(self, reading: Reading, place: str, row: int, rows: int, error: str) -> None:
-        what = "row" if rows == 1 else f"{rows:,} rows"
-        reading.fail(Failure(f"{place}:{row}", self.name, f"{what} lost: {error}", rows=rows))
+    def _fail_part(self, reading: Reading, path: str, row: int, rows: int, what: str, error: Exception) -> None:
+        """Report a part of a file, `rows` rows from `row` on, that is damaged."""
+        lost = f"{rows:,} row{'s are' if rows != 1 else ' is'} lost" if rows else "its rows are lost"
+        self.fail_file(reading, path, f"{what} is damaged, {lost}: {error}", row=row, rows=rows)
 
 
 @operator()
@@ -60,23 +71,26 @@ class ParquetReader(_Columnar):
 
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
-        files = self.list_files()
+        files, damaged = self.list_files(), DamagedFiles()
         full = [file for file in files if file.size]
         first = full if len(full) <= _FOOTERS_READ else division.sampled(full)
-        footers = dict(zip([file.path for file in first], self._footers(first), strict=True))
+        threads = 1 if not files or is_local(files[0].path) else 16  # each footer is a round trip or two
+        footers = damaged.examine(first, self._footer, threads=threads)
+        damaged.raise_if_nothing_is_left(first)
         ratio = sum(map(_num_bytes, footers.values())) / max(1, sum(file.size for file in first))
         large = [file for file in full if file.path not in footers and file.size * ratio > size]
-        footers.update(zip([file.path for file in large], self._footers(large), strict=True))
+        footers.update(damaged.examine(large, self._footer, threads=threads))
         pieces: list[Piece] = []
         for file in files:
             pieces += self._pieces(file, footers.get(file.path), size, ratio)
+        pieces = damaged.without(pieces)
         schemas = [(path, plain_schema(footer.schema.to_arrow_schema())) for path, footer in footers.items()]
         reasons = {}
         if len(footers) < len(full):
             reasons["footers"] = (
                 f"of {len(full):,} files {len(footers):,} footers were read; sizes are estimated from those"
             )
-        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons)
+        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons, damaged)
 
     def _pieces(self, file: File, footer: pq.FileMetaData | None, blocksize: int, ratio: float) -> list[Piece]:
         if not file.size:
@@ -91,28 +105,24 @@ class ParquetReader(_Columnar):
             for part in division.pack(groups, blocksize)
         ]
 
-    def _footers(self, files: Sequence[File]) -> list[pq.FileMetaData]:
-        if len(files) > 1 and not is_local(files[0].path):
-            with ThreadPoolExecutor(16) as pool:  # each is a round trip or two
-                return list(pool.map(self._footer, files))
-        return [self._footer(file) for file in files]
-
     def _footer(self, file: File) -> pq.FileMetaData:
-        try:
-            with self._open(file.path) as parquet:
-                return parquet.metadata
-        except _DECODE_ERRORS as error:
-            raise SourceError(
-                f"{file.path} is not a Parquet file, or its end is missing: {error}",
-                hint="copy it again, or leave it out; a Parquet file that is still being written has no end yet",
-            ) from error
+        with self._open(file.path) as parquet:
+            try:
+                plain_schema(parquet.schema_arrow)
+            except DECODE_ERRORS as error:
+                raise _not_parquet(file.path, error) from error
+            return parquet.metadata
 
     @contextmanager
     def _open(self, path: str) -> Iterator[pq.ParquetFile]:
         with open_file(path, self.storage_options) as file:
             source = local_path(path) if is_local(path) else file
-            # A buffer instead of whole column chunks: a row group may be far larger than a batch.
-            with pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet:
+            try:
+                # A buffer instead of whole column chunks: a row group may be far larger than a batch.
+                parquet = pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            except DECODE_ERRORS as error:
+                raise _not_parquet(path, error) from error
+            with parquet:
                 yield parquet
 
     def count_rows(self, piece: Piece, most: int) -> int:
@@ -129,9 +139,8 @@ class ParquetReader(_Columnar):
             with ExitStack() as stack:
                 try:
                     parquet = stack.enter_context(self._open(piece.path))
-                except _DECODE_ERRORS as error:
-                    why = f"the file has no readable footer, its rows are unknown: {error}"
-                    self._lost(reading, piece.path, 0, 1, why)
+                except DamagedFile as error:
+                    self.fail_file(reading, piece.path, error)
                     continue
                 for row, table in self._tables(parquet, piece, reading, wanted):
                     if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
@@ -142,6 +151,7 @@ class ParquetReader(_Columnar):
     ) -> Iterator[tuple[int, pa.Table]]:
         """Tables with the number of their first row; of a row group that breaks, what is left is failed."""
         meta = parquet.metadata
+        file_size = meta.serialized_size + sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         groups = _groups(parquet, piece)
         names = parquet.schema_arrow.names
         columns = names if wanted is None else [name for name in names if name in wanted]
@@ -152,27 +162,48 @@ class ParquetReader(_Columnar):
             end = NEVER if piece.limit is None else row + piece.limit
             for group in groups:
                 group_end = min(end, row + meta.row_group(group).num_rows)
+                damage: Exception | None = None
                 try:
                     for batch in parquet.iter_batches(step, [group], columns, use_threads=False):
+                        check_structure(batch)
                         table = pa.Table.from_batches([batch])
                         if table.num_rows > group_end - row:
                             table = table.slice(0, group_end - row)
                         if table.num_rows:
                             yield row, table
                         row += table.num_rows
-                except _DECODE_ERRORS as error:
-                    self._lost(
-                        reading, piece.path, row, group_end - row, f"row group {group} cannot be decoded: {error}"
-                    )
-                    row = group_end
+                    if row < group_end:
+                        damage = ValueError("it holds fewer rows than the footer says")
+                except DECODE_ERRORS as error:
+                    damage = error
+                except MemoryError as error:
+                    if not is_absurd(error, file_size):
+                        raise
+                    damage = error
+                if damage is not None:
+                    rows = group_end - row if _is_plausible(meta.row_group(group)) else 0
+                    self._fail_part(reading, piece.path, row, rows, f"row group {group}", damage)
+                    row += rows
                 if row >= end:
                     return
 
-        return _coalesced(tables(), step)
+        return _coalesced(tables(), rows=step)
+
+
+def _not_parquet(path: str, error: Exception) -> DamagedFile:
+    return DamagedFile(
+        f"{path} is not a Parquet file, or its footer is missing or damaged: {error}",
+        hint="copy it again or exclude it; a Parquet file that is still being written has no footer yet",
+    )
 
 
 def _groups(parquet: pq.ParquetFile, piece: Piece) -> range:
     return range(piece.start, parquet.metadata.num_row_groups if piece.stop == WHOLE else piece.stop)
+
+
+def _is_plausible(group: pq.RowGroupMetaData) -> bool:
+    """Whether a row group has as many values as rows: a damaged footer may claim any number of rows."""
+    return group.num_rows <= max((group.column(i).num_values for i in range(group.num_columns)), default=0)
 
 
 def _num_bytes(footer: pq.FileMetaData) -> int:
@@ -194,18 +225,22 @@ def _rows_per_batch(meta: pq.FileMetaData, groups: range, columns: Sequence[str]
     return max(1, min(rows, int(batch_bytes * rows / num_bytes) if num_bytes else rows))
 
 
-def _coalesced(tables: Iterator[tuple[int, pa.Table]], rows: int) -> Iterator[tuple[int, pa.Table]]:
+def _coalesced(
+    tables: Iterator[tuple[int, pa.Table]], *, rows: int = NEVER, batch_bytes: int = NEVER
+) -> Iterator[tuple[int, pa.Table]]:
     """Neighbouring small tables as one, so that small row groups do not make small batches."""
     held: list[pa.Table] = []
-    first = count = 0
+    first = count = size = 0
     for row, table in tables:
-        if held and (row != first + count or count + table.num_rows > rows or table.schema != held[0].schema):
+        more = bytes_of(table)
+        full = count + table.num_rows > rows or size + more > batch_bytes
+        if held and (full or row != first + count or table.schema != held[0].schema):
             yield first, pa.concat_tables(held)
-            held, count = [], 0
+            held, count, size = [], 0, 0
         if not held:
             first = row
         held.append(table)
-        count += table.num_rows
+        count, size = count + table.num_rows, size + more
     if held:
         yield first, pa.concat_tables(held)
 
@@ -227,46 +262,58 @@ class ArrowReader(_Columnar):
 
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
-        files = self.list_files()
+        files, damaged = self.list_files(), DamagedFiles()
+        sampled = division.sampled(files, _FOOTERS_READ)
+        large = [file for file in files if self._is_split(file, size)]
+        looked = damaged.examine(
+            [*sampled, *(file for file in large if file not in sampled)],
+            lambda file: self._examine(file, split=self._is_split(file, size)),
+        )
+        damaged.raise_if_nothing_is_left(sampled)
         pieces: list[Piece] = []
-        schemas = []
-        known = {file.path for file in division.sampled(files, _FOOTERS_READ)}
         for file in files:
+            _, count = looked.get(file.path, (None, 0))
             if not file.size:
                 pieces.append(Piece(file.path, 0, 0))
-                continue
-            split = file.size > size and is_local(file.path) and self.files_per_partition is None
-            if file.path in known or split:
-                with self._reader(file.path) as reader:
-                    schemas.append((file.path, plain_schema(reader.schema)))
-                    if split and (count := reader.count()) > 1:
-                        batches = [Piece(file.path, i, i + 1, file.size // count) for i in range(count)]
-                        for part in division.pack(batches, size):
-                            share = sum(piece.size for piece in part)
-                            pieces.append(Piece(file.path, part[0].start, part[-1].stop, share))
-                        continue
-            pieces.append(Piece(file.path, 0, WHOLE, file.size))
-        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, {})
+            elif count > 1 and self._is_split(file, size):
+                batches = [Piece(file.path, i, i + 1, file.size // count) for i in range(count)]
+                for part in division.pack(batches, size):
+                    share = sum(piece.size for piece in part)
+                    pieces.append(Piece(file.path, part[0].start, part[-1].stop, share))
+            else:
+                pieces.append(Piece(file.path, 0, WHOLE, file.size))
+        schemas = [(path, schema) for path, (schema, _) in looked.items()]
+        return self.divided(files, damaged.without(pieces), unify(schemas, type(self).__name__), size, {}, damaged)
+
+    def _is_split(self, file: File, blocksize: int) -> bool:
+        return file.size > blocksize and is_local(file.path) and self.files_per_partition is None
+
+    def _examine(self, file: File, *, split: bool) -> tuple[pa.Schema, int]:
+        """The schema of a file and, if it is to be split, the number of its record batches."""
+        with self._reader(file.path) as reader:
+            try:
+                return plain_schema(reader.schema), reader.count() if split else 0
+            except DECODE_ERRORS as error:
+                raise _not_arrow(file.path, error) from error
 
     def _reader(self, path: str, columns: Sequence[str] | None = None) -> _Ipc:
+        opened = open_file(path, self.storage_options)
         try:
-            source = pa.memory_map(local_path(path)) if is_local(path) else open_file(path, self.storage_options)
-            return _Ipc(source, columns)
-        except FileNotFoundError:
-            raise
-        except _DECODE_ERRORS as error:
-            raise SourceError(
-                f"{path} is not an Arrow file or stream: {error}",
-                hint="Feather version 1 files can be rewritten with pyarrow.feather.write_feather(..., version=2)",
-            ) from error
+            if is_local(path):
+                opened.close()  # it was opened for its errors; Arrow maps it itself
+                return _Ipc(pa.memory_map(local_path(path)), columns)
+            return _Ipc(opened, columns)
+        except DECODE_ERRORS as error:
+            opened.close()
+            raise _not_arrow(path, error) from error
 
     def count_rows(self, piece: Piece, most: int) -> int:
         if piece.start == piece.stop:
             return 0
         count = 0
         with self._reader(piece.path) as first, self._reader(piece.path, first.schema.names[:1]) as reader:
-            for batch in reader.batches(piece.start, piece.stop):
-                count += batch.num_rows
+            for _, batch in reader.batches(piece.start, piece.stop):
+                count += _plausible_rows(batch, reader) if isinstance(batch, pa.RecordBatch) else 0
                 if count >= most:
                     break
         return count
@@ -274,53 +321,55 @@ class ArrowReader(_Columnar):
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         wanted = self.wanted(reading)
         for piece in partition.pieces:
-            if piece.start != piece.stop:
-                for row, table in self._tables(piece, reading, wanted):
+            if piece.start == piece.stop:
+                continue
+            try:
+                for row, table in _coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
                     if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
                         yield batch
                         release_pages()
+            except DamagedFile as error:
+                self.fail_file(reading, piece.path, error)
 
     def _tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
-        before = Piece(piece.path, 0, piece.start)
-        row = self.count_rows(before, NEVER)
+        """Tables with the number of their first row; a record batch that is damaged is failed."""
+        row = self.count_rows(Piece(piece.path, 0, piece.start), NEVER)
         end = NEVER if piece.limit is None else row + piece.limit
         with self._reader(piece.path) as whole:
             columns = None if wanted is None else [name for name in whole.schema.names if name in wanted]
         with self._reader(piece.path, columns) as reader:
-
-            def tables() -> Iterator[tuple[int, pa.Table]]:
-                nonlocal row
+            for index, batch in reader.batches(piece.start, piece.stop):
+                what = f"record batch {index}"
+                if isinstance(batch, Exception):
+                    after = "" if reader.is_file else ", and the stream cannot be followed any further"
+                    self._fail_part(reading, piece.path, row, 0, what + after, batch)
+                    continue
+                rows = min(_plausible_rows(batch, reader), end - row)
                 try:
-                    for batch in reader.batches(piece.start, piece.stop):
-                        table = pa.Table.from_batches([batch.slice(0, min(batch.num_rows, end - row))])
-                        if columns is not None:
-                            table = table.select(columns)
-                        for start in range(0, table.num_rows, step := _rows_of(table, reading.batch_bytes)):
-                            yield row + start, table.slice(start, step)
-                        row += table.num_rows
-                        if row >= end:
-                            return
-                except _DECODE_ERRORS as error:
-                    self._lost(
-                        reading,
-                        piece.path,
-                        row,
-                        1,
-                        f"the file cannot be read from here on, its rows are unknown: {error}",
-                    )
+                    check_structure(batch)
+                except DECODE_ERRORS as error:
+                    self._fail_part(reading, piece.path, row, rows, what, error)
+                else:
+                    table = pa.Table.from_batches([batch.slice(0, rows)])
+                    if columns is not None:
+                        table = table.select(columns)
+                    for start in range(0, table.num_rows, step := _rows_of(table, reading.batch_bytes)):
+                        yield row + start, table.slice(start, step)
+                row += rows
+                if row >= end:
+                    return
 
-            held: list[pa.Table] = []
-            first = size = 0
-            for start, table in tables():
-                if held and size + bytes_of(table) > reading.batch_bytes:
-                    yield first, pa.concat_tables(held)
-                    held, size = [], 0
-                if not held:
-                    first = start
-                held.append(table)
-                size += bytes_of(table)
-            if held:
-                yield first, pa.concat_tables(held)
+
+def _not_arrow(path: str, error: Exception) -> DamagedFile:
+    return DamagedFile(
+        f"{path} is not an Arrow file or stream: {error}",
+        hint="Feather version 1 files can be rewritten with pyarrow.feather.write_feather(..., version=2)",
+    )
+
+
+def _plausible_rows(batch: pa.RecordBatch, reader: _Ipc) -> int:
+    """The number of rows a record batch claims to have, or 0 if the whole file could not hold a bit for each."""
+    return batch.num_rows if batch.num_rows <= 8 * reader.size or not batch.num_columns else 0
 
 
 def _rows_of(table: pa.Table, batch_bytes: int) -> int:
@@ -333,6 +382,9 @@ class _Ipc:
 
     def __init__(self, source: pa.NativeFile | IO[bytes], columns: Sequence[str] | None = None) -> None:
         self.source = source
+        source.seek(0, 2)
+        self.size = source.tell()
+        source.seek(0)
         self.is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         options = pa.ipc.IpcReadOptions()
@@ -357,16 +409,24 @@ class _Ipc:
         self.source.seek(0)
         return sum(message.type == "record batch" for message in pa.ipc.MessageReader.open_stream(self.source))
 
-    def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        if self.is_file:
-            for index in range(start, self.reader.num_record_batches if stop == WHOLE else stop):
-                yield self.reader.get_batch(index)
-            return
-        for index, batch in enumerate(self.reader):
-            if index >= start:
-                yield batch
-            if index + 1 == stop:
+    def batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch | Exception]]:
+        """The record batches with their numbers. In place of one that cannot be read comes the error."""
+        last = self.reader.num_record_batches if self.is_file else NEVER
+        for index in range(start if self.is_file else 0, last if stop == WHOLE else min(stop, last)):
+            try:
+                batch = self.reader.get_batch(index) if self.is_file else self.reader.read_next_batch()
+            except StopIteration:
                 return
+            except (*DECODE_ERRORS, MemoryError) as error:
+                if isinstance(error, MemoryError) and not is_absurd(error, self.size):
+                    raise
+                if index >= start:
+                    yield index, error
+                if not self.is_file:
+                    return
+            else:
+                if index >= start:
+                    yield index, batch
 
     def __enter__(self) -> _Ipc:
         return self

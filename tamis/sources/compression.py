@@ -34,14 +34,18 @@ _INPUT_BYTES = 65_536
 _OUTPUT_BYTES = 65_536
 _TRIAL_BYTES = 65_536
 _WINDOW_BYTES = 4_000_000
+_NEAR_BYTES = 1_000_000
+_XZ_BYTES = 200_000_000
+"""The most memory an xz decoder may use, which the file asks for: `xz -9` needs 65 MB, a damaged header up to 4 GB."""
 
 
 class Damage(Exception):
     """The compressed data cannot be followed any further."""
 
-    def __init__(self, message: str, *, all_given: bool = False) -> None:
+    def __init__(self, message: str, *, all_given: bool = False, truncated: bool = False) -> None:
         super().__init__(message)
         self.all_given = all_given  # every byte before the damage has been handed out already
+        self.truncated = truncated  # the file ends too early; what was decoded before is not known to be wrong
 
 
 # ------------------------------------------------------------------------------------------------------------ the walks
@@ -235,7 +239,7 @@ class _Gzip:
 _MEMBERS: dict[str, Callable[[], _Decompressor]] = {
     "gzip": _Gzip,
     "bz2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_BYTES),
 }
 _DECODE_ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, pa.ArrowInvalid)
 
@@ -261,7 +265,7 @@ def _decode(source: _Input, codec: str, size: Callable[[], int]) -> Iterator[byt
     if tap.damage is not None:
         raise tap.damage
     if not tap.ended:
-        raise Damage(_truncated(codec))
+        raise Damage(_truncated(codec), truncated=True)
 
 
 def _decode_member(source: _Input, codec: str, size: Callable[[], int]) -> Iterator[bytes]:
@@ -269,7 +273,7 @@ def _decode_member(source: _Input, codec: str, size: Callable[[], int]) -> Itera
     data = b""
     while not decoder.eof:
         if decoder.needs_input and not (data := source.read(_INPUT_BYTES)):
-            raise Damage(_truncated(codec), all_given=True)
+            raise Damage(_truncated(codec), all_given=True, truncated=True)
         try:
             result = decoder.decompress(data, size())
         except _DECODE_ERRORS as error:
@@ -284,10 +288,22 @@ def _truncated(codec: str) -> str:
     return f"the file ends in the middle of a {codec} {_UNIT[codec]}: truncated?"
 
 
-def decoded_chunks(file: IO[bytes], path: str, codec: str, start: int, stop: int) -> Iterator[Chunk | Stop | Unread]:
-    """The decoded bytes of the frames in [start, stop) and, behind a Stop, of those that follow.
+def decoded_chunks(
+    file: IO[bytes],
+    path: str,
+    codec: str,
+    start: int,
+    stop: int,
+    *,
+    damaged: frozenset[str] = frozenset(),
+    on_damage: Callable[[str], None] | None = None,
+) -> Iterator[Chunk | Stop | Unread]:
+    """The decoded bytes of the frames in [start, stop) and, after a Stop, of those that follow.
 
-    Damage ends the stream with an Unread, behind every byte that can be decoded before it.
+    Damage ends the stream with an Unread, after every byte that can be decoded before it. Only at the end of a frame
+    does its checksum show whether the bytes before are right. `on_damage` is called with the place of a frame that is
+    corrupt, so that it can be read again as one of `damaged`, whose chunks are marked. A truncated frame is not
+    corrupt: the bytes before its end are as they were written.
     """
     source = _Input(file, start)
     beyond = False
@@ -300,26 +316,43 @@ def decoded_chunks(file: IO[bytes], path: str, codec: str, start: int, stop: int
         if not source.peek(1):
             break
         place = path if position == 0 else f"{path}@{position}"
+        known = place in damaged
         offset, read_until = 0, position
         try:
             for data in _decode(source, codec, lambda: _OUTPUT_BYTES):
-                yield Chunk(place, offset, data, len(data))
+                yield Chunk(place, offset, data, len(data), known)
                 offset += len(data)
                 read_until = source.position
         except Damage as damage:
+            reached = source.position
             for data in () if damage.all_given else _salvage(file, codec, position, offset, read_until):
-                yield Chunk(place, offset, data, len(data))
+                yield Chunk(place, offset, data, len(data), known)
                 offset += len(data)
-            yield Unread(place, offset, str(damage), is_row=False)
+            if on_damage is not None and not known and not (damage.truncated and not _has_end(file, codec, offset)):
+                on_damage(place)
+            where = f"near byte {reached:,} of the file, after {offset:,} bytes of content"
+            yield Unread(place, offset, f"{damage} ({where})", rows=0, damaged_file=path)
             return
         if not beyond and source.position > stop:
             raise SourceError(
                 f"{path}: a {codec} {_UNIT[codec]} runs from byte {position} to {source.position}, across {stop}, "
                 f"where this partition ends",
-                hint="has the file changed since the run was planned? if not, read it whole with files_per_partition=1",
+                hint="if the file has not changed since the run was planned, read it whole with files_per_partition=1",
             )
     if not beyond:
         yield STOP
+
+
+def _has_end(file: IO[bytes], codec: str, decoded: int) -> bool:
+    """Whether a file that seems truncated ends as a complete one does: then it is corrupt, and its decoder lost its way."""
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 8))
+    tail = file.read(8)
+    if codec == "gzip":  # the length of the content; a random one is this close once in 2,000 files
+        return abs(int.from_bytes(tail[4:], "little") - decoded % 2**32) < _NEAR_BYTES
+    if codec == "xz":
+        return end % 4 == 0 and tail.endswith(b"YZ")
+    return codec == "lz4" and (tail[:4] == bytes(4) or tail[4:] == bytes(4))
 
 
 def _salvage(file: IO[bytes], codec: str, position: int, offset: int, read_until: int) -> Iterator[bytes]:

@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from tamis.batch import Batch, Failure, Origin
-from tamis.errors import ParameterError, SourceError
+from tamis.errors import DamagedFile, ParameterError
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
-from tamis.sources.files import codec_of, open_file
-from tamis.sources.filesource import NEVER, ByteSource
+from tamis.sources.files import open_file
+from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles
 from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Unread
 from tamis.sources.schemas import conform, unify
 
@@ -59,13 +59,13 @@ class CsvReader(ByteSource):
 
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
-        files = self.list_files()
-        schemas = []
-        for file in division.sampled(files, 200):
-            names = self._header(file.path)
-            schemas.append((file.path, pa.schema([(name, self._type(name)) for name in names])))
-        pieces, reasons = self.pieces(files, NEVER, None)
-        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons)
+        files, damaged = self.list_files(), DamagedFiles()
+        sampled = division.sampled(files, 200)
+        headers = damaged.examine(sampled, lambda file: self._header(file.path))
+        damaged.raise_if_nothing_is_left(sampled)
+        schemas = [(path, pa.schema([(name, self._type(name)) for name in names])) for path, names in headers.items()]
+        pieces, reasons = self.pieces(files, NEVER, None, damaged)
+        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons, damaged)
 
     def _type(self, name: str) -> pa.DataType:
         declared = {self.in_file(column): kind for column, kind in (self.types or {}).items()}
@@ -82,7 +82,7 @@ class CsvReader(ByteSource):
         names = next((row for row in rows if row), [])
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise SourceError(
+            raise DamagedFile(
                 f"{path} has two columns called `{twice[0]}`", hint="rename one of them in the header row"
             )
         return names
@@ -98,18 +98,24 @@ class CsvReader(ByteSource):
         return max([count, *(number + 1 for number in bad)])
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        for piece in partition.pieces:
+            try:
+                yield from self._read_piece(piece, reading)
+            except DamagedFile as error:
+                self.fail_file(reading, piece.path, error)
+
+    def _read_piece(self, piece: Piece, reading: Reading) -> Iterator[Batch]:
         wanted = self.wanted(reading)
         schema = self.file_schema(reading.schema)
-        for piece in partition.pieces:
-            for numbers, table in self._tables(piece, reading, {}):
-                if piece.limit is not None:
-                    within = int(np.searchsorted(numbers, piece.limit))
-                    table, numbers = table.slice(0, within), numbers[:within]
-                if wanted is not None:
-                    table = table.select([name for name in table.column_names if name in wanted])
-                table, numbers = self._typed(table, numbers, piece.path, reading)
-                if len(numbers):
-                    yield Batch(self.renamed(conform(table, schema, wanted)), Origin.of(piece.path, numbers))
+        for numbers, table in self._tables(piece, reading, {}):
+            if piece.limit is not None:
+                within = int(np.searchsorted(numbers, piece.limit))
+                table, numbers = table.slice(0, within), numbers[:within]
+            if wanted is not None:
+                table = table.select([name for name in table.column_names if name in wanted])
+            table, numbers = self._typed(table, numbers, piece.path, reading)
+            if len(numbers):
+                yield Batch(self.renamed(conform(table, schema, wanted)), Origin.of(piece.path, numbers))
 
     def _tables(self, piece: Piece, reading: Reading, bad: dict[int, str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Rows as bytes, with their numbers in the file; `bad` collects the numbers of those that are malformed."""
@@ -127,7 +133,7 @@ class CsvReader(ByteSource):
             return "skip"
 
         while names:
-            with _Stream(self, piece.path) as stream:
+            with _Stream(self, piece.path, reading) as stream:
                 skip = given
                 try:
                     for batch in self._open(stream, names, piece.path, block, malformed):
@@ -152,8 +158,7 @@ class CsvReader(ByteSource):
                     reading.fail(Failure(f"{piece.path}:{row}", self.name, f"cannot be read from here on: {what}"))
                 self._tell(reading, piece.path, bad, texts, limit)
                 if stream.damage is not None:
-                    place = f"{stream.damage.place}:{stream.damage.position}"
-                    reading.fail(Failure(place, self.name, stream.damage.error))
+                    self.fail_file(reading, piece.path, stream.damage.error, row=row)
                 return
 
     def _tell(self, reading: Reading, path: str, bad: dict[int, str], texts: dict[int, str], until: int) -> None:
@@ -234,10 +239,15 @@ def _numbers(first: int, count: int, bad: Mapping[int, str]) -> np.ndarray:
 class _Stream:
     """The decoded bytes of a file, as pyarrow wants to read them. Damage ends it at the last whole line."""
 
-    def __init__(self, source: ByteSource, path: str) -> None:
+    def __init__(self, source: ByteSource, path: str, reading: Reading | None = None) -> None:
         self.file = open_file(path, source.storage_options)
-        self._chunks = iter(source.chunks(self.file, Piece(path, 0, NEVER if codec_of(path) is None else 2**62), 2**18))
+        damaged = reading.damaged if reading is not None else frozenset()
+        on_damage = reading.on_damage if reading is not None else None
+        self._chunks = iter(
+            source.chunks(self.file, Piece(path, 0, NEVER), 2**18, damaged=damaged, on_damage=on_damage)
+        )
         self._held = b""
+        self._open_quotes = False  # whether what was handed out ends within quotes
         self.damage: Unread | None = None
         self.closed = False
         self._ended = False
@@ -249,13 +259,17 @@ class _Stream:
     def read(self, size: int = 2**18) -> bytes:
         self._fill(size)
         data, self._held = self._held[:size], self._held[size:]
+        self._open_quotes ^= data.count(b'"') % 2 == 1
         return data
 
     def _fill(self, size: int) -> None:
         parts, count = [self._held], len(self._held)
         while count < size and not self._ended:
             chunk = next(self._chunks, None)
-            if isinstance(chunk, Chunk):
+            if isinstance(chunk, Chunk) and chunk.is_damaged:
+                self.damage = next(other for other in self._chunks if isinstance(other, Unread))
+                self._ended = True
+            elif isinstance(chunk, Chunk):
                 parts.append(chunk.data[: chunk.size])
                 count += chunk.size
             else:
@@ -264,7 +278,14 @@ class _Stream:
                     self.damage = chunk
         self._held = b"".join(parts)
         if self.damage is not None:
-            self._held = self._held[: self._held.rfind(b"\n") + 1]
+            self._held = self._held[: self._end_of_rows()]
+
+    def _end_of_rows(self) -> int:
+        """Where the last row ends: at a line end that is not within quotes."""
+        end = self._held.rfind(b"\n") + 1
+        while end and (self._held.count(b'"', 0, end) % 2 == 1) != self._open_quotes:
+            end = self._held.rfind(b"\n", 0, end - 1) + 1
+        return end
 
     def readable(self) -> bool:
         return True

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from tamis.errors import SourceError, did_you_mean
+from tamis.errors import DamagedFile, SourceError, did_you_mean
 
 if TYPE_CHECKING:
     import fsspec
@@ -221,6 +221,8 @@ def _manifest(path: str, format: str | None, options: Options) -> list[File]:
             lines = file.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise SourceError(f"the list of paths {path} is not UTF-8 text") from error
+    except DamagedFile as error:
+        raise SourceError(f"the list of paths cannot be read: {error.message}") from error
     folder = path.rpartition("/")[0] if not is_local(path) else str(Path(local_path(path)).parent)
     files: list[File] = []
     for line in lines:
@@ -283,10 +285,12 @@ def _walk(folder: str, deep: bool = True) -> Iterator[File]:
             yield from _walk(prefix + name)
 
 
-def _not_allowed(path: str) -> SourceError:
-    return SourceError(
-        f"{path} may not be read: permission denied", hint="check its owner and mode, or your credentials"
-    )
+def _not_allowed(path: str) -> DamagedFile:
+    return DamagedFile(f"cannot read {path}: permission denied", hint="check its owner and mode, or your credentials")
+
+
+def _disappeared(path: str) -> DamagedFile:
+    return DamagedFile(f"{path} does not exist", hint="it was moved or deleted after the files were listed")
 
 
 def _missing(path: str) -> SourceError:
@@ -396,9 +400,11 @@ def open_file(path: str, storage_options: Options = None) -> IO[bytes]:
         system, name = _system(path, storage_options)
         return system.open(name, "rb")
     except FileNotFoundError as error:
-        raise SourceError(f"there is no {path}", hint="was it moved or deleted after the files were listed?") from error
+        raise _disappeared(path) from error
     except PermissionError as error:
         raise _not_allowed(path) from error
+    except IsADirectoryError as error:
+        raise DamagedFile(f"{path} is now a folder, not a file") from error
 
 
 def read_exactly(file: IO[bytes], size: int) -> bytes:
@@ -421,6 +427,8 @@ def fingerprint(file: File) -> list[object]:
         handle = os.open(local_path(file.path), os.O_RDONLY)
     except PermissionError as error:
         raise _not_allowed(file.path) from error
+    except FileNotFoundError as error:
+        raise _disappeared(file.path) from error
     try:
         edges = os.pread(handle, 2 * _EDGE_BYTES if file.size <= 2 * _EDGE_BYTES else _EDGE_BYTES, 0)
         if file.size > 2 * _EDGE_BYTES:

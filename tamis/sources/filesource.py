@@ -2,26 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar, cast
 
 import pyarrow as pa
 
-from tamis.errors import ParameterError, SourceError
+from tamis.batch import Failure
+from tamis.errors import DamagedFile, ParameterError, SourceError
 from tamis.operators import Layout, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
-from tamis.sources.files import File, codec_of, first_within, is_local, leads_to, list_files, open_file
+from tamis.sources.files import File, codec_of, fingerprint, first_within, is_local, leads_to, list_files, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
 from tamis.sources.schemas import cheapest_column, missing_column
 
+T = TypeVar("T")
 WHOLE = -1
 """As the stop of a piece: to the end of the file, wherever that is."""
 NEVER = 2**62
 """As a blocksize: no file is split."""
+
+
+class DamagedFiles:
+    """The files found to be damaged while a layout is made, with the error of each."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, DamagedFile] = {}
+
+    def examine(self, files: Sequence[File], look: Callable[[File], T], *, threads: int = 1) -> dict[str, T]:
+        """`look(file)` by path, for the files that are not damaged."""
+        files = [file for file in files if file.path not in self.errors]
+        if threads > 1 and len(files) > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                tried = list(pool.map(lambda file: _tried(look, file), files))
+        else:
+            tried = [_tried(look, file) for file in files]
+        found = {}
+        for file, (result, error) in zip(files, tried, strict=True):
+            if error is not None:
+                self.errors[file.path] = error
+            else:
+                found[file.path] = cast("T", result)
+        return found
+
+    def count(self, count_rows: Callable[[Piece, int], int], piece: Piece, most: int) -> int:
+        try:
+            return count_rows(piece, most)
+        except DamagedFile as error:
+            self.errors[piece.path] = error
+            return 0
+
+    def without(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """The pieces of files that are not damaged."""
+        return [piece for piece in pieces if piece.path not in self.errors]
+
+    def raise_if_nothing_is_left(self, files: Sequence[File]) -> None:
+        """Raise if every file that is not empty is damaged."""
+        full = [file.path for file in files if file.size]
+        if not full or any(path not in self.errors for path in full):
+            return
+        first = self.errors[full[0]]
+        if len(full) == 1:
+            raise first
+        raise SourceError(
+            f"none of the {len(full):,} files can be read. The first error: {first.message}", hint=first.hint
+        )
+
+
+def _tried(look: Callable[[File], T], file: File) -> tuple[T | None, DamagedFile | None]:
+    try:
+        return look(file), None
+    except DamagedFile as error:
+        return None, error
 
 
 @dataclass(frozen=True)
@@ -115,15 +171,35 @@ class FileSource(Source):
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)
 
+    def fail_file(self, reading: Reading, path: str, error: DamagedFile | str, *, row: int = 0, rows: int = 0) -> None:
+        """Report that a file cannot be read from `row` on. `rows` are those known to be lost."""
+        message = error.message if isinstance(error, DamagedFile) else error
+        reading.fail(Failure(f"{path}:{row}", self.name, message, rows=rows, damaged_file=path))
+
     def count_rows(self, piece: Piece, most: int) -> int:
         """How many rows a piece has, counted no further than `most`."""
         raise NotImplementedError
 
     def divided(
-        self, files: list[File], pieces: list[Piece], schema: pa.Schema, blocksize: int, reasons: Mapping[str, str]
+        self,
+        files: list[File],
+        pieces: list[Piece],
+        schema: pa.Schema,
+        blocksize: int,
+        reasons: Mapping[str, str],
+        damaged: DamagedFiles,
     ) -> Layout:
+        """The layout of `pieces`, without those of damaged files."""
         if self.limit is not None:
-            pieces = division.first_rows(pieces, self.limit, self.count_rows)
+            pieces = division.first_rows(
+                damaged.without(pieces), self.limit, lambda piece, most: damaged.count(self.count_rows, piece, most)
+            )
+        by_path = {file.path: file for file in files}
+        used = dict.fromkeys(piece.path for piece in pieces)
+        fingerprints = damaged.examine([by_path[path] for path in used], fingerprint)
+        pieces = damaged.without(pieces)
+        damaged.raise_if_nothing_is_left(files)
+        files = [file for file in files if file.path not in damaged.errors]
         if self.files_per_partition is not None:
             groups = division.group(pieces, self.files_per_partition)
         else:
@@ -138,31 +214,49 @@ class FileSource(Source):
             files_per_partition=self.files_per_partition,
         )
         why += f", cut at the first {self.limit:,} rows" if self.limit is not None else ""
-        partitions = division.partitions_of(groups, files)
-        return Layout(self.seen_schema(schema), partitions, {"partitions": why, **reasons}, len(files), num_bytes)
+        partitions = division.partitions_of(groups, fingerprints)
+        return Layout(
+            self.seen_schema(schema),
+            partitions,
+            {"partitions": why, **reasons},
+            len(files),
+            num_bytes,
+            {path: error.message for path, error in damaged.errors.items()},
+        )
 
 
 @dataclass(frozen=True)
 class ByteSource(FileSource):
     """A source of files that are read as a stream of bytes, and may be compressed."""
 
-    def pieces(self, files: list[File], blocksize: int, ratio: float | None) -> tuple[list[Piece], dict[str, str]]:
+    on_damage: Literal["fail", "keep"] = "fail"
+
+    def pieces(
+        self, files: list[File], blocksize: int, ratio: float | None, damaged: DamagedFiles
+    ) -> tuple[list[Piece], dict[str, str]]:
         """Byte ranges of the files, and why they are as they are. `ratio` is what a sample of the files expands by."""
+
+        def frames(file: File) -> list[int]:
+            codec = codec_of(file.path)
+            factor = ratio or TYPICAL_RATIO[codec] if codec else 1.0
+            if codec is None or file.size * factor <= blocksize:
+                return [0]
+            with open_file(file.path, self.storage_options) as opened:
+                return entries(opened, codec, file.size, max(1, int(blocksize / factor)), exact=is_local(file.path))
+
+        starts_of = damaged.examine(files, frames)
         pieces: list[Piece] = []
         single = 0
         codecs = {codec for file in files if (codec := codec_of(file.path))}
         for file in files:
-            codec = codec_of(file.path)
+            if file.path not in starts_of:
+                continue
+            codec, starts = codec_of(file.path), starts_of[file.path]
             if codec is None:
                 pieces += division.split_bytes(file, blocksize)
                 continue
             factor = ratio or TYPICAL_RATIO[codec]
-            starts = [0]
-            if file.size * factor > blocksize:
-                step = max(1, int(blocksize / factor))
-                with open_file(file.path, self.storage_options) as opened:
-                    starts = entries(opened, codec, file.size, step, exact=is_local(file.path))
-                single += len(starts) == 1
+            single += len(starts) == 1 and file.size * factor > blocksize
             for start, stop in zip(starts, [*starts[1:], file.size], strict=True):
                 pieces.append(Piece(file.path, start, stop, int((stop - start) * factor)))
         reasons = {}
@@ -177,21 +271,37 @@ class ByteSource(FileSource):
             )
         return pieces, reasons
 
-    def chunks(self, file: IO[bytes], piece: Piece, chunk_bytes: int) -> Chunks:
+    def chunks(
+        self,
+        file: IO[bytes],
+        piece: Piece,
+        chunk_bytes: int,
+        *,
+        damaged: frozenset[str] = frozenset(),
+        on_damage: Callable[[str], None] | None = None,
+    ) -> Chunks:
+        """The decoded bytes of a piece. See `decoded_chunks`."""
         codec = codec_of(piece.path)
         if codec is None:
             return plain_chunks(file, piece.path, piece.start, piece.stop, chunk_bytes)
-        return decoded_chunks(file, piece.path, codec, piece.start, piece.stop)
+        if self.on_damage == "keep":
+            return decoded_chunks(file, piece.path, codec, piece.start, piece.stop)
+        return decoded_chunks(file, piece.path, codec, piece.start, piece.stop, damaged=damaged, on_damage=on_damage)
 
-    def texts(self, piece: Piece, batch_bytes: int, max_line_bytes: int) -> Iterator[Text | Unread]:
+    def texts(
+        self, piece: Piece, batch_bytes: int, max_line_bytes: int, reading: Reading | None = None
+    ) -> Iterator[Text | Unread]:
         """The lines that belong to a piece."""
         if piece.start == piece.stop:
             return
+        damaged = reading.damaged if reading is not None else frozenset()
+        on_damage = reading.on_damage if reading is not None else None
         with open_file(piece.path, self.storage_options) as file:
             yield from whole_lines(
-                self.chunks(file, piece, batch_bytes),
+                self.chunks(file, piece, batch_bytes, damaged=damaged, on_damage=on_damage),
                 skip_first=piece.start > 0,
                 owns_stop=codec_of(piece.path) is not None,
                 batch_bytes=batch_bytes,
                 max_line_bytes=max_line_bytes,
+                verify=on_damage is not None and self.on_damage == "fail",
             )

@@ -16,7 +16,7 @@ after its first byte and up to the first byte behind it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, TypeAlias
 
 import numpy as np
@@ -40,17 +40,21 @@ class Chunk:
     offset: int
     data: bytes
     size: int
+    is_damaged: bool = False
+    """The frame is known to be damaged: its rows are counted but not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Something between lines that could not be read: a line too long, or damage that ends a file."""
+    """Something that could not be read: a line that is too long, or damage that ends a file."""
 
     place: str
     position: int
     error: str
     row: bytes | None = None
-    is_row: bool = True
+    rows: int = 1
+    """How many rows are known to be lost."""
+    damaged_file: str | None = None
 
 
 class Stop:
@@ -112,11 +116,17 @@ def plain_chunks(file: IO[bytes], path: str, start: int, stop: int, chunk_bytes:
 
 
 def whole_lines(
-    chunks: Chunks, *, skip_first: bool, owns_stop: bool, batch_bytes: int, max_line_bytes: int
+    chunks: Chunks, *, skip_first: bool, owns_stop: bool, batch_bytes: int, max_line_bytes: int, verify: bool = False
 ) -> Iterator[Text | Unread]:
-    """The lines that a piece owns, in texts of about `batch_bytes`; a longer line is a text of its own."""
+    """The lines that a piece owns, in texts of about `batch_bytes`; a longer line is a text of its own.
+
+    With `verify`, a frame of the next piece that holds the end of the last line is decoded to its end, where its
+    checksum is.
+    """
     cutter = _Cutter(skip_first, max_line_bytes)
+    lost: _LostLines | None = None
     beyond = False
+    chunks = iter(chunks)
     for chunk in chunks:
         if isinstance(chunk, Stop):
             if cutter.skipping or not (owns_stop or cutter.in_line):
@@ -124,10 +134,20 @@ def whole_lines(
             beyond = True
         elif isinstance(chunk, Unread):
             yield from cutter.flush(whole_only=True)
-            if beyond and not cutter.in_line:
-                return  # the piece behind this one begins with the damage and will tell
-            yield Unread(chunk.place, chunk.position, chunk.error, cutter.rest()[:KEPT_OF_BAD_ROW], is_row=False)
+            if beyond and lost is None and not cutter.in_line:
+                return  # the next piece begins with the damage and reports it
+            rest = cutter.rest()
+            rows = lost.end() if lost is not None else int(bool(rest.strip()))
+            if not (beyond and lost is not None and rows == 0):
+                yield replace(chunk, row=rest[:KEPT_OF_BAD_ROW], rows=rows)
             return
+        elif chunk.is_damaged:
+            if lost is None:
+                yield from cutter.flush(whole_only=True)
+                lost = _LostLines(
+                    cutter.skipping, bool(cutter.rest().strip()) or cutter.long_line >= 0, first_only=beyond
+                )
+            lost.push(chunk.data[: chunk.size])
         else:
             finished = -1
             if beyond:
@@ -138,8 +158,37 @@ def whole_lines(
             if cutter.held + chunk.size > batch_bytes:
                 yield from cutter.flush(whole_only=True)
             if finished > 0:
+                if verify:
+                    _read_to_end_of_frame(chunks, chunk.place)
                 break
     yield from cutter.flush(whole_only=False)
+
+
+def _read_to_end_of_frame(chunks: Chunks, place: str) -> None:
+    for chunk in chunks:
+        if not isinstance(chunk, Chunk) or chunk.place != place:
+            return
+
+
+class _LostLines:
+    """Counts the lines of a damaged frame that are not blank, those it shares with its neighbours included."""
+
+    def __init__(self, skipping: bool, in_line: bool, *, first_only: bool) -> None:
+        self.skipping, self.in_line, self.first_only = skipping, in_line, first_only
+        self.rows = self.ended = 0
+
+    def push(self, data: bytes) -> None:
+        *ended, rest = data.split(b"\n")
+        for part in ended:
+            if not self.skipping and not (self.first_only and self.ended):
+                self.rows += self.in_line or bool(part.strip())
+            self.skipping = self.in_line = False
+            self.ended += 1
+        self.in_line |= bool(rest.strip())
+
+    def end(self) -> int:
+        last = self.in_line and not self.skipping and not (self.first_only and self.ended)
+        return self.rows + last
 
 
 class _Cutter:
@@ -218,7 +267,7 @@ class _Cutter:
         return Unread(
             place,
             self.long_line - offset,
-            f"the line is {size:,} bytes long, more than max_line_bytes={self.max_line_bytes:,}",
+            f"the line is {size:,} bytes long, more than the limit of {self.max_line_bytes:,}",
         )
 
 
@@ -368,4 +417,4 @@ def limited(texts: Iterable[Text | Unread], limit: int | None) -> Iterator[Text 
             left -= len(lines)
         else:
             yield text
-            left -= text.is_row
+            left -= text.rows

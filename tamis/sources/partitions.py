@@ -6,11 +6,11 @@ File, estimated size --> Piece, Piece, ... --> Partition (blocksize bytes, or fi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tamis.operators import Partition, Piece, digest
 from tamis.parameters import format_bytes
-from tamis.sources.files import File, fingerprint
+from tamis.sources.files import File
 
 SAMPLED_FILES = 16
 SAMPLE_BYTES = 1_000_000
@@ -68,20 +68,14 @@ def first_rows(pieces: Iterable[Piece], limit: int, count: Callable[[Piece, int]
     return result
 
 
-def partitions_of(groups: Iterable[tuple[Piece, ...]], files: Sequence[File]) -> tuple[Partition, ...]:
-    """Partitions with identities; each file is looked at once however many pieces it has."""
-    by_path = {file.path: file for file in files}
-    marks: dict[str, list[object]] = {}
-    result = []
-    for index, pieces in enumerate(groups):
-        parts = []
-        for piece in pieces:
-            mark = marks.get(piece.path)
-            if mark is None:
-                mark = marks[piece.path] = fingerprint(by_path[piece.path])
-            parts.append([mark, piece.start, piece.stop, piece.limit])
-        result.append(Partition(index, pieces, digest(parts)))
-    return tuple(result)
+def partitions_of(
+    groups: Iterable[tuple[Piece, ...]], fingerprints: Mapping[str, list[object]]
+) -> tuple[Partition, ...]:
+    """Partitions with identities, derived from the fingerprints of their files."""
+    return tuple(
+        Partition(index, pieces, digest([[fingerprints[p.path], p.start, p.stop, p.limit] for p in pieces]))
+        for index, pieces in enumerate(groups)
+    )
 
 
 def explain(

@@ -7,6 +7,7 @@ read     in a worker: a partition's rows as batches; a row that cannot be read i
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import LINE, Batch, Failure, Origin
-from tamis.errors import ParameterError, SourceError
+from tamis.errors import DamagedFile, ParameterError
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.parameters import parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.columnar import ArrowReader, ParquetReader
 from tamis.sources.delimited import CsvReader, check_types
 from tamis.sources.files import File, Paths, codec_of, detect_format, open_file
-from tamis.sources.filesource import NEVER, ByteSource, FileSource
+from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles, FileSource
 from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
 from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Lines, Text, Unread, join_texts, limited, whole_lines
 from tamis.sources.schemas import unify
@@ -48,7 +49,7 @@ class _LineSource(ByteSource):
     def count_rows(self, piece: Piece, most: int) -> int:
         count = 0
         for text in self.texts(piece, division.SAMPLE_BYTES, self._max_line):
-            count += len(Lines.of(text)) if isinstance(text, Text) else text.is_row
+            count += len(Lines.of(text)) if isinstance(text, Text) else text.rows
             if count >= most:
                 break
         return count
@@ -57,15 +58,27 @@ class _LineSource(ByteSource):
         """The lines of a partition, those of small files together; what is no line is told to `reading.fail`."""
 
         def texts() -> Iterator[Text | Unread]:
+            most = min(self._max_line, reading.max_row_bytes or self._max_line)
             for piece in partition.pieces:
-                most = min(self._max_line, reading.max_row_bytes or self._max_line)
-                yield from limited(self.texts(piece, reading.batch_bytes, most), piece.limit)
+                try:
+                    yield from limited(self.texts(piece, reading.batch_bytes, most, reading), piece.limit)
+                except DamagedFile as error:
+                    yield Unread(piece.path, piece.start, error.message, rows=0, damaged_file=piece.path)
 
         for text in join_texts(texts(), reading.batch_bytes):
             if isinstance(text, Unread):
-                reading.fail(Failure(f"{text.place}:{text.position}", self.name, text.error, text.row))
+                self._fail_unread(reading, text)
             else:
                 yield Lines.of(text)
+
+    def _fail_unread(self, reading: Reading, found: Unread) -> None:
+        error = found.error
+        if found.damaged_file is not None and found.rows > 1:
+            error += (
+                f'; {found.rows:,} rows cannot be verified and fail. on_damage="keep" keeps the rows before the damage'
+            )
+        place = f"{found.place}:{found.position}"
+        reading.fail(Failure(place, self.name, error, found.row, rows=found.rows, damaged_file=found.damaged_file))
 
     def _fail(self, reading: Reading, lines: Lines, line: int, error: str) -> None:
         row = lines.line(line)[:KEPT_OF_BAD_ROW]
@@ -75,11 +88,14 @@ class _LineSource(ByteSource):
         """The first lines of a file, and what its bytes expand by."""
         whole = Piece(file.path, 0, file.size)
         expanded = 0
+        corrupt: list[str] = []
         with open_file(file.path, self.storage_options) as opened:
 
             def counted() -> Iterator[Any]:
                 nonlocal expanded
-                for chunk in self.chunks(opened, whole, division.SAMPLE_BYTES):
+                for chunk in self.chunks(opened, whole, division.SAMPLE_BYTES, on_damage=corrupt.append):
+                    if expanded > 2 * _LONGEST_SAMPLED:
+                        return  # one long line
                     expanded += chunk.size if isinstance(chunk, Chunk) else 0
                     yield chunk
 
@@ -91,18 +107,19 @@ class _LineSource(ByteSource):
                 max_line_bytes=min(self._max_line, _LONGEST_SAMPLED),
             )
             text = next((text for text in texts if isinstance(text, Text)), None)
+            if expanded < division.SAMPLE_BYTES:
+                deque(texts, maxlen=0)
+            if corrupt:
+                text = None  # its types may be those of altered rows
             ratio = expanded / max(1, opened.tell()) if codec_of(file.path) else None
         return (Lines.of(text) if text is not None else None), ratio
 
-    def _samples(self, files: Sequence[File]) -> tuple[list[tuple[str, Lines]], float | None]:
-        found, ratios = [], []
-        for file in division.sampled(files):
-            lines, ratio = self._sample(file)
-            if lines is not None:
-                found.append((file.path, lines))
-            if ratio:
-                ratios.append(ratio)
-        return found, sum(ratios) / len(ratios) if ratios else None
+    def _samples(self, files: Sequence[File], damaged: DamagedFiles) -> tuple[dict[str, Lines], float | None]:
+        """The first lines of some files by path, and what their bytes expand by."""
+        samples = damaged.examine(division.sampled(files), self._sample)
+        ratios = [ratio for _, ratio in samples.values() if ratio]
+        lines = {path: lines for path, (lines, _) in samples.items() if lines is not None}
+        return lines, sum(ratios) / len(ratios) if ratios else None
 
 
 @operator()
@@ -139,20 +156,23 @@ class JsonlReader(_LineSource):
 
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
-        files = self.list_files()
-        samples, ratio = self._samples(files)
-        schema = unify([(path, self._schema(path, lines)) for path, lines in samples], type(self).__name__)
-        pieces, reasons = self.pieces(files, size if self.files_per_partition is None else NEVER, ratio)
-        return self.divided(files, pieces, schema, size, reasons)
+        files, damaged = self.list_files(), DamagedFiles()
+        samples, ratio = self._samples(files, damaged)
+        sampled = [file for file in files if file.path in samples]
+        schemas = damaged.examine(sampled, lambda file: self._schema(file.path, samples[file.path]))
+        damaged.raise_if_nothing_is_left(division.sampled(files))
+        schema = unify(list(schemas.items()), type(self).__name__)
+        pieces, reasons = self.pieces(files, size if self.files_per_partition is None else NEVER, ratio, damaged)
+        return self.divided(files, pieces, schema, size, reasons, damaged)
 
     def _schema(self, path: str, lines: Lines) -> pa.Schema:
         errors: list[str] = []
         table, kept = self._parser(pa.schema([]), None).parse(lines, lambda line, error: errors.append(error))
         first = lines.line(0).strip() if len(lines) else b""
         if first == b"[" or (first.startswith(b"[") and not len(kept)):
-            raise SourceError(
+            raise DamagedFile(
                 f"{path} is not JSON lines: it begins with a list ([)",
-                hint="write one object a line, for example with jq -c '.[]'",
+                hint="write one object per line, for example with jq -c '.[]'",
             )
         # The parser puts columns it was told about first; here they stand in the order in which the file has them.
         order: dict[str, None] = {}
@@ -200,12 +220,12 @@ class TextReader(_LineSource):
 
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
-        files = self.list_files()
-        _, ratio = self._samples(files)
+        files, damaged = self.list_files(), DamagedFiles()
+        _, ratio = self._samples(files, damaged)
         whole = self.unit == "file" or self.files_per_partition is not None
-        pieces, reasons = self.pieces(files, NEVER if whole else size, ratio)
+        pieces, reasons = self.pieces(files, NEVER if whole else size, ratio, damaged)
         schema = pa.schema([("text", pa.string())] + ([("path", pa.string())] if self.unit == "file" else []))
-        return self.divided(files, pieces, schema, size, reasons)
+        return self.divided(files, pieces, schema, size, reasons, damaged)
 
     def count_rows(self, piece: Piece, most: int) -> int:
         return 1 if self.unit == "file" else super().count_rows(piece, most)
@@ -246,21 +266,29 @@ class TextReader(_LineSource):
     def _whole(self, piece: Piece, reading: Reading) -> str | None:
         """The text of a file, or None where it was reported as failed."""
         parts: list[bytes] = []
-        error = None
-        with open_file(piece.path, self.storage_options) as file:
-            for chunk in self.chunks(file, piece, 2**20):
-                if isinstance(chunk, Chunk):
-                    parts.append(chunk.data[: chunk.size])
-                else:
-                    error = chunk.error if isinstance(chunk, Unread) else None
-                    break
+        size, most = 0, min(_LONGEST_LINE, reading.max_row_bytes or _LONGEST_LINE)
+        error = damaged_file = None
+        try:
+            with open_file(piece.path, self.storage_options) as file:
+                for chunk in self.chunks(file, piece, 2**20):
+                    if isinstance(chunk, Chunk):
+                        size += chunk.size
+                        parts += [chunk.data[: chunk.size]] if size <= most else []
+                    else:
+                        error = chunk.error if isinstance(chunk, Unread) else None
+                        damaged_file = piece.path if error else None
+                        break
+        except DamagedFile as damage:
+            self.fail_file(reading, piece.path, damage)
+            return None
         data = b"".join(parts)
-        if len(data) > _LONGEST_LINE:
-            error = f"the file is {len(data):,} bytes long; a text can have at most {_LONGEST_LINE:,}"
+        if size > most:
+            error = f"the file is {size:,} bytes long, more than the limit of {most:,}"
         error = error or not_utf8(data)
         if error is None:
             return data.decode("utf-8-sig")
-        reading.fail(Failure(f"{piece.path}:0", self.name, error, data[:KEPT_OF_BAD_ROW]))
+        row = data[:KEPT_OF_BAD_ROW]
+        reading.fail(Failure(f"{piece.path}:0", self.name, error, row, damaged_file=damaged_file))
         return None
 
     def _shaped(self, columns: dict[str, pa.Array], wanted: Sequence[str] | None) -> pa.Table:

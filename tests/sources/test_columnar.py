@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -70,12 +71,31 @@ def test_dictionaries_are_decoded_nested_ones_too(tmp_path, read_all):
     assert found.types["w"] == {"string"}
 
 
-def test_a_file_without_a_footer_is_named_at_once(tmp_path):
+def test_a_file_without_a_footer_costs_that_file(tmp_path, read_all):
     pq.write_table(table(10), tmp_path / "a.parquet")
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
-    with pytest.raises(SourceError, match=r"b.parquet is not a Parquet file, or its end is missing") as caught:
+    found = read_all(ParquetReader(tmp_path))
+    assert found.rows == table(10).to_pylist()
+    (error,) = found.layout.damaged_files.values()
+    assert "b.parquet is not a Parquet file, or its footer is missing" in error
+
+
+def test_a_layout_without_a_readable_file_is_an_error(tmp_path):
+    for name in ("a.parquet", "b.parquet"):
+        (tmp_path / name).write_bytes(b"not Parquet")
+    with pytest.raises(
+        SourceError, match=r"none of the 2 files can be read.*a.parquet is not a Parquet file"
+    ) as caught:
         ParquetReader(tmp_path).layout(10**6)
     assert caught.value.hint
+
+
+def test_a_column_name_that_is_not_utf8_is_damage(tmp_path):
+    pq.write_table(pa.table({"columnname": [1]}), tmp_path / "a.parquet", store_schema=False)
+    data = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(data.replace(b"columnname", b"column\xff\xfeme"))
+    with pytest.raises(SourceError, match=r"a.parquet is not a Parquet file"):
+        ParquetReader(tmp_path).layout(10**6)
 
 
 def test_a_damaged_row_group_fails_its_rows_and_no_others(tmp_path, read_all):
@@ -90,7 +110,8 @@ def test_a_damaged_row_group_fails_its_rows_and_no_others(tmp_path, read_all):
     assert [row["n"] for row in found.rows] == [*range(100), *range(200, 300)]
     (failure,) = found.failures
     assert (failure.address, failure.rows) == (f"{path}:100", 100)
-    assert failure.error.startswith("100 rows lost: row group 1 cannot be decoded")
+    assert failure.error.startswith("row group 1 is damaged, 100 rows are lost")
+    assert failure.damaged_file == str(path)
 
 
 def test_an_unsampled_file_that_does_not_fit_fails_its_rows(tmp_path, read_all, monkeypatch):
@@ -103,7 +124,8 @@ def test_an_unsampled_file_that_does_not_fit_fails_its_rows(tmp_path, read_all, 
     (tmp_path / "3.parquet").write_bytes(b"not a file of ours")
     found = read_all(ParquetReader(tmp_path))
     assert found.rows == [{"x": 0}, {"x": 1}, {"x": 4}]
-    assert [failure.rows for failure in found.failures] == [2, 1]
+    assert [failure.rows for failure in found.failures] == [2, 0]
+    assert found.failures[1].damaged_file == f"{tmp_path}/3.parquet"
     assert "footers were read" in found.layout.reasons["footers"]
 
 
@@ -184,4 +206,69 @@ def test_a_truncated_stream_keeps_what_is_there_and_fails_once(tmp_path, read_al
     found = read_all(ArrowReader(tmp_path))
     assert found.rows == table(1000).to_pylist()[: len(found.rows)]
     assert len(found.rows) >= 800
-    assert ["from here on" in failure.error for failure in found.failures] == [True]
+    assert ["cannot be followed any further" in failure.error for failure in found.failures] == [True]
+
+
+# ---------------------------------------------------------------------------------------------------------- validation
+
+
+def write_offsets(path, offsets, kind):
+    """An Arrow file with a good record batch, one with these offsets into 51 bytes, and another good one."""
+    values = pa.Array.from_buffers(kind, 4, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"x" * 51)])
+    good = pa.array(["a", "b"]).cast(kind)
+    with pa.ipc.new_file(path, pa.schema([("text", kind)])) as writer:
+        for column in (good, values, good):
+            writer.write_batch(pa.RecordBatch.from_arrays([column], ["text"]))
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3000, 20, 51], [0, 20, 11, 5, 51], [0, -5, 11, 20, 51]])
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_offsets_out_of_bounds_cost_their_record_batch(offsets, kind, tmp_path, read_all):
+    write_offsets(tmp_path / "a.arrow", offsets, kind)
+    found = read_all(ArrowReader(tmp_path))
+    assert len(found.rows) == 4
+    assert found.addresses == [f"{tmp_path}/a.arrow:{row}" for row in (0, 1, 6, 7)]
+    (failure,) = found.failures
+    assert (failure.rows, failure.damaged_file) == (4, f"{tmp_path}/a.arrow")
+    assert failure.error.startswith("record batch 1 is damaged, 4 rows are lost")
+
+
+def test_dictionary_indices_out_of_bounds_cost_their_record_batch(tmp_path, read_all):
+    indices = pa.array([0, 7, 1], pa.int8())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["a", "b"]), safe=False)
+    with pa.ipc.new_file(tmp_path / "a.arrow", pa.schema([("text", column.type)])) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([column], ["text"]))
+    found = read_all(ArrowReader(tmp_path))
+    assert [failure.rows for failure in found.failures] == [3]
+    assert found.rows == []
+
+
+def not_utf8(values: list[bytes]) -> pa.Array:
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        not_utf8([b"a", b"\xff", b"c"]),
+        pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), not_utf8([b"a", b"\xff", b"c"])),
+        pa.StructArray.from_arrays([not_utf8([b"a", b"\xff", b"c"])], ["inner"]),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), not_utf8([b"a", b"\xff"])),
+    ],
+    ids=["text", "list", "struct", "dictionary"],
+)
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_text_that_is_not_utf8_costs_its_row(column, suffix, tmp_path, read_all):
+    if suffix == "parquet" and pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string())  # Arrow itself refuses a Parquet dictionary that is not UTF-8
+    rows, path = pa.table({"text": column, "n": [0, 1, 2]}), tmp_path / f"a.{suffix}"
+    if suffix == "arrow":
+        with pa.ipc.new_file(path, rows.schema) as writer:
+            writer.write_table(rows)
+    else:
+        pq.write_table(rows, path)
+    found = read_all(ArrowReader(path) if suffix == "arrow" else ParquetReader(path))
+    assert [row["n"] for row in found.rows] == [0, 2]
+    assert [(failure.address, failure.error) for failure in found.failures] == [
+        (f"{path}:1", "column `text` is not UTF-8")
+    ]

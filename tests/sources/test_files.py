@@ -90,7 +90,7 @@ def test_a_manifest_that_names_nothing_or_is_missing_says_so(tmp_path):
     (tmp_path / "list.txt").write_text("# nothing\n")
     with pytest.raises(SourceError, match="names no file"):
         list_files(f"@{tmp_path}/list.txt", "jsonl")
-    with pytest.raises(SourceError, match=r"there is no .*missing.txt"):
+    with pytest.raises(SourceError, match=r"list of paths cannot be read: .*missing.txt does not exist"):
         list_files(f"@{tmp_path}/missing.txt", "jsonl")
 
 
