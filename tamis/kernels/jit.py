@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_UNKNOWN_LENGTH = 1 << 40  # larger than any array, so that no index is taken for out of bounds
+_UNKNOWN_LENGTH = 1 << 40  # larger than any array, so that every index is within bounds
 
 
 class Deferred:
