@@ -36,7 +36,7 @@ def test_python_blocks_run(page, tmp_path, request):
             text=True,
         )
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
-        said = re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
+        said = re.findall(r"^ *print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
         assert done.stdout.splitlines()[: len(said)] == said
 
 
