@@ -7,20 +7,24 @@ The parameters are those that users of NeMo Curator know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tamis.curator_names import explain_keywords, unknown_name
 from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.keep import Keep
 from tamis.dedup.verdicts import Verdicts
-from tamis.errors import ParameterError, SourceError, did_you_mean
+from tamis.errors import ParameterError, SourceError, TamisError, did_you_mean
 from tamis.operators import Gather, Sink, Source
 from tamis.pipeline import Pipeline
 from tamis.report import Report
+
+if TYPE_CHECKING:
+    from tamis.text.statistics import Description
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 
@@ -195,6 +199,43 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
         The result is that of a run with this threshold from the start; the input is read again, nothing is hashed.
         """
         return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)
+
+
+def describe(
+    paths: Paths,
+    *,
+    column: str = "text",
+    language: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Description:
+    """Describe the texts of files: sizes, languages, scripts, duplicates. Takes the options of `Pipeline.run`.
+
+    `language=None` counts languages if the model is on this machine, and notes it if not. Needs about 200 bytes of disk
+    per document during the run.
+    """
+    from tamis.models.fasttext import find_model
+    from tamis.sinks.tables import ArrowWriter
+    from tamis.sources.tables import reader_for
+    from tamis.text.language import LID
+    from tamis.text.statistics import TextStatistics, fold
+
+    notes = []
+    if language is None:
+        try:
+            find_model(LID)
+            language = True
+        except TamisError as error:
+            language = False
+            notes.append(f"languages were not counted: {error.message}; {error.hint}")
+    files = list(paths) if not isinstance(paths, (str, Path)) else paths
+    reader = reader_for(files, fields=[column], **({"storage_options": storage_options} if storage_options else {}))
+    with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+        sink = ArrowWriter(folder, fields=["statistics"])
+        report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
+        if report.failed:
+            notes.append(f"{report.failed:,} rows could not be read and are not in these numbers")
+        return fold(sorted(Path(folder).glob("*.arrow")), notes)
 
 
 def __getattr__(name: str) -> Any:

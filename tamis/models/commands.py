@@ -298,7 +298,7 @@ def stats(
     """Describe a corpus: lengths, languages, characters, repetition, duplicates."""
     import json
 
-    from tamis.text.statistics import describe
+    from tamis.workflows import describe
 
     described = describe(inputs, column=column, language=language, memory=memory)
     typer.echo(json.dumps(described.as_dict(), indent=2, ensure_ascii=False) if as_json else str(described))

@@ -9,7 +9,6 @@ in as many passes as it takes.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,10 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, as_array
-from tamis.errors import TamisError
 from tamis.kernels import overlap as kernel
 from tamis.kernels.digests import digest_spans
-from tamis.models.fasttext import find_model
 from tamis.operators import Map, Resources, operator
 from tamis.text.language import LID, Language, script_of
 from tamis.text.segment import NGRAM_STATS, buffers, ratio, text_stats, word_stats
@@ -184,41 +181,6 @@ def _top(counts: dict[str, int], most: int = 20) -> list[tuple[str, int]]:
     listed = list(counts.items())
     rest = sum(count for _, count in listed[most:])
     return [*listed[:most], (f"{len(listed) - most} others", rest)] if rest else listed
-
-
-def describe(
-    paths: str | Path | Sequence[str | Path],
-    *,
-    column: str = "text",
-    language: bool | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Description:
-    """Describe the texts of files of any format there is a reader for. Takes the options of `Pipeline.run`.
-
-    `language=None` counts languages if the model is on this machine, and says so if it is not. Needs about 200 bytes of disk
-    per document while it runs.
-    """
-    from tamis.pipeline import Pipeline
-    from tamis.sinks.tables import ArrowWriter
-    from tamis.sources.tables import reader_for
-
-    notes = []
-    if language is None:
-        try:
-            find_model(LID)
-            language = True
-        except TamisError as error:
-            language = False
-            notes.append(f"languages were not counted: {error.message}; {error.hint}")
-    files = list(paths) if not isinstance(paths, (str, Path)) else paths
-    reader = reader_for(files, fields=[column], **({"storage_options": storage_options} if storage_options else {}))
-    with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
-        sink = ArrowWriter(folder, fields=["statistics"])
-        report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
-        if report.failed:
-            notes.append(f"{report.failed:,} rows could not be read and are not in these numbers")
-        return fold(sorted(Path(folder).glob("*.arrow")), notes)
 
 
 # --------------------------------------------------------------------------------------------------------------- fold

@@ -9,7 +9,8 @@ import pytest
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
 from tamis.text import statistics
-from tamis.text.statistics import COUNTS, SHARES, TextStatistics, describe
+from tamis.text.statistics import COUNTS, SHARES, TextStatistics
+from tamis.workflows import describe
 
 TEXTS = [
     "One two three. Four five!",
