@@ -1,13 +1,16 @@
-"""What every registered operator promises, checked for each of them without a line of its own.
+"""What every registered operator promises, checked through the engine's own `apply_step`.
 
-A newcomer's operator is tested here as soon as it is registered. Operators with required parameters give an example in
-`EXAMPLES`; sources and sinks have suites of their own.
+A new operator is tested here as soon as it is registered. Operators with required parameters need an example in
+`EXAMPLES`; sources and sinks have test suites of their own.
 """
 
+import ast
 import doctest
 import importlib
 import inspect
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,8 @@ import pytest
 import yaml
 
 from tamis.batch import Batch, as_array
-from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator, Sink, Source
+from tamis.executors.steps import apply_step, facts_of, view
+from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source
 from tamis.registry import build_operator, registered
 
 TEXTS = [
@@ -55,96 +59,123 @@ EXAMPLES = {
 
 OURS = {name: cls for name, cls in registered().items() if cls.__module__.startswith("tamis.")}
 STEPS = {name: cls for name, cls in OURS.items() if not issubclass(cls, (Source, Sink))}
+FILTERS = sorted(name for name, cls in STEPS.items() if issubclass(cls, Filter))
 
 
-def make(name: str) -> Operator:
-    return build_operator(name, EXAMPLES.get(name, {}))
+def make(name: str, **parameters: object) -> Operator:
+    return build_operator(name, {**EXAMPLES.get(name, {}), **parameters})
+
+
+def thresholds(name: str) -> dict[str, int | float]:
+    """The numeric thresholds of a filter."""
+    step = make(name)
+    assert isinstance(step, Filter)
+    return {
+        parameter: value
+        for parameter, value in vars(step).items()
+        if step.is_threshold(parameter) and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+THRESHOLDS = [(name, parameter) for name in FILTERS for parameter in thresholds(name)]
+
+
+@contextmanager
+def opened(step: Operator) -> Iterator[Operator]:
+    step.setup()
+    try:
+        yield step
+    finally:
+        step.close()
+
+
+@pytest.fixture(params=sorted(STEPS))
+def step(request: pytest.FixtureRequest) -> Iterator[Operator]:
+    """Each step in turn; filters score rows and drop none."""
+    parameters = {"score_only": True} if request.param in FILTERS else {}
+    with opened(make(request.param, **parameters)) as made:
+        yield made
 
 
 def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
     columns: dict[str, pa.Array] = {}
     for real in step.real_names().values():
         if real == "url":
-            columns[real] = pa.array([f"https://example.org/{number}" for number in range(len(texts))])
+            columns[real] = pa.array([f"https://example.org/{number}" for number in range(len(texts))], pa.string())
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
 
 
-def results(step: Operator, batch: Batch) -> dict[str, list]:
-    """Whatever the operator computes for a batch, as plain Python."""
-    view = batch if ALL in step.real_names() else batch.view(step.real_names())
-    if isinstance(step, Filter):
-        found = step.score(view)
-    elif isinstance(step, Map):
-        found = step.apply(view)
-    elif isinstance(step, Gather):
-        found = step.observe(view)
+def apply(step: Operator, batch: Batch) -> pa.Table:
+    """What the engine makes of a batch: its rows afterwards, or what a Gather observes of them."""
+    if isinstance(step, Gather):
+        return facts_of(step, step.observe(view(step, batch)), len(batch))
+    return apply_step(step, batch).batch.table
+
+
+def test_rows_after_a_step_are_those_before_and_what_it_accounts_for(step):
+    batch = batch_for(step)
+    if isinstance(step, Gather):
+        assert apply(step, batch).num_rows == len(batch)
     else:
-        assert isinstance(step, Expand)
-        table, parents = step.expand(view)
-        found = {**{name: table.column(name) for name in table.column_names}, "parents": parents}
-    return {name: as_array(values).to_pylist() for name, values in found.items()}
+        done = apply_step(step, batch)
+        dropped = sum(int(mask.sum()) for _, mask in done.verdicts)
+        assert len(done.batch) == len(batch) + done.created - dropped
+        assert len(done.batch.origin) == len(done.batch)
+        assert set(step.writes()) <= {*done.batch.columns, ALL}
 
 
-@pytest.fixture(params=sorted(STEPS))
-def step(request):
-    made = make(request.param)
-    made.setup()
-    yield made
-    made.close()
+def test_a_batch_without_rows_gives_none(step):
+    assert apply(step, batch_for(step, [])).num_rows == 0
 
 
-def per_row(step):
-    return isinstance(step, (Filter, Map, Gather))
-
-
-def test_every_row_gets_a_value(step):
+def test_rows_do_not_influence_each_other(step):
     batch = batch_for(step)
-    if per_row(step):
-        assert {len(values) for values in results(step, batch).values()} <= {len(batch)}
+    together = apply(step, batch)
+    alone = [
+        apply(step, Batch(batch.table.slice(row, 1), batch.origin.select(slice(row, row + 1))))
+        for row in range(len(batch))
+    ]
+    for name in together.column_names:
+        values = [value for table in alone if table.num_rows for value in table.column(name).to_pylist()]
+        assert repr(values) == repr(together.column(name).to_pylist()), name
 
 
-def test_an_empty_batch_is_fine(step):
-    for values in results(step, batch_for(step, [])).values():
-        assert values == []
+def test_the_same_rows_give_the_same_result(step):
+    assert repr(apply(step, batch_for(step)).to_pydict()) == repr(apply(step, batch_for(step)).to_pydict())
 
 
-def test_one_row_alone_gives_what_it_gives_among_others(step):
-    if not per_row(step):
-        pytest.skip("rows of this step are not one to one")  # pragma: no cover
-    batch = batch_for(step)
-    together = results(step, batch)
-    for row in range(len(batch)):
-        alone = results(step, Batch(batch.table.slice(row, 1), batch.origin.select(slice(row, row + 1))))
-        for name, values in together.items():
-            assert repr(alone[name]) == repr([values[row]]), (name, TEXTS[row])
-
-
-def test_the_same_twice(step):
-    assert repr(results(step, batch_for(step))) == repr(results(step, batch_for(step)))
-
-
-def test_rules_speak_of_scores(step):
-    if isinstance(step, Filter):
-        scores = results(step, batch_for(step))
-        assert set(scores) == set(step.score_columns()), "declared scores"
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_drops_the_rows_that_break_its_rules(name):
+    with opened(make(name)) as step, opened(make(name, score_only=True)) as scorer:
+        assert isinstance(step, Filter)
+        batch = batch_for(step)
+        scored = apply(scorer, batch)
+        assert set(scored.column_names) == {*batch.columns, *step.score_columns().values()}
+        assert {rule.score for rule in step.rules()} <= set(step.score_columns())
+        done = apply_step(step, batch)
+        gone = np.zeros(len(batch), np.bool_)
+        for reason, mask in done.verdicts:
+            assert reason
+            assert not (gone & mask).any(), "each row is dropped for one reason"
+            gone |= mask
+        broken = np.zeros(len(batch), np.bool_)
         for rule in step.rules():
-            verdicts = rule.verdicts(as_array(scores[rule.score]))
-            assert all(len(mask) == len(TEXTS) and mask.dtype == np.bool_ for _, mask in verdicts)
+            for _, mask in rule.verdicts(as_array(scored.column(step.score_columns()[rule.score]))):
+                broken |= mask
+        assert gone.tolist() == broken.tolist()
+        assert done.batch.table.equals(batch.table.filter(pa.array(~gone)))
 
 
-def test_thresholds_do_not_change_what_is_measured(step):
-    """Stored scores are used again with other thresholds, so these must not matter to `score`."""
-    if not isinstance(step, Filter):
-        return
-    before = results(step, batch_for(step))
-    for name, value in vars(step).items():
-        if step.is_threshold(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
-            other = step.changed(**{name: type(value)(value * 2 + 1 if name.startswith("max_") else value / 2)})
-            other.setup()
-            assert repr(results(other, batch_for(other))) == repr(before), name
-            other.close()
+@pytest.mark.parametrize(("name", "parameter"), THRESHOLDS)
+def test_a_threshold_does_not_change_what_is_measured(name, parameter):
+    """Stored scores are reused with other thresholds, so these must not matter to `score`."""
+    value = thresholds(name)[parameter]
+    other = type(value)(value * 2 + 1 if parameter.startswith("max_") else value / 2)
+    with opened(make(name, score_only=True)) as step, opened(step.changed(**{parameter: other})) as changed:
+        before, after = apply(step, batch_for(step)), apply(changed, batch_for(changed))
+        assert repr(after.to_pydict()) == repr(before.to_pydict())
 
 
 def test_it_can_be_pickled_and_written_as_a_recipe(step):
@@ -158,6 +189,22 @@ def test_it_says_what_it_does(name):
     doc = inspect.getdoc(OURS[name]) or ""
     assert doc
     assert not doc.startswith(f"{OURS[name].__name__}("), "the docstring is the one dataclass makes"
+
+
+@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup"])
+def test_a_package_names_its_operators_for_type_checkers_and_at_run_time(package):
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    checked = {
+        alias.name: str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        for alias in node.names if str(node.module).startswith(package)
+    }  # fmt: skip
+    assert checked.keys() == set(module.__all__) == set(dir(module))
+    assert {cls.__name__ for cls in OURS.values() if cls.__module__.startswith(package)} <= checked.keys()
+    for name, home in checked.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="has no attribute 'Typo'"):
+        _ = module.Typo
 
 
 MODULES = sorted(

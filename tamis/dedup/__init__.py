@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tamis.curator_names import unknown_name
 
@@ -18,7 +18,13 @@ _HOMES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Ind
 __all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+if not TYPE_CHECKING:  # which would take a misspelt name for one of unknown type
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise unknown_name("tamis.dedup", name)
         return getattr(import_module(f"tamis.dedup.{_HOMES[name]}"), name)
-    raise unknown_name("tamis.dedup", name)
+
+
+def __dir__() -> list[str]:
+    return __all__

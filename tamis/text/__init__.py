@@ -1,23 +1,177 @@
-"""Operators over text. Names are imported on first use: some modules bring compiled kernels along."""
+"""Operators on text. Names are imported on first use."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tamis.curator_names import unknown_name
 
-_MODULES = (
-    "quality", "web", "repetition", "lists", "tokens", "code", "clean", "lines", "pii", "documents",
-    "language", "classify", "decontaminate",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from tamis.text.blocklist import UrlBlocklist
+    from tamis.text.classify import FastTextLabel, FastTextQuality, FastTextScore, LinearClassifier, Perplexity
+    from tamis.text.clean import (
+        BoilerplateRemoval,
+        LineRemoval,
+        MarkdownRemoval,
+        Newlines,
+        QuotationRemoval,
+        Slice,
+        UnicodeRepair,
+        UrlRemoval,
+        Whitespace,
+    )
+    from tamis.text.code import (
+        Alpha,
+        GeneralCommentToCode,
+        HtmlBoilerplate,
+        NumberOfLinesOfCode,
+        PerExtension,
+        PythonCommentToCode,
+        XmlHeader,
+    )
+    from tamis.text.decontaminate import Decontaminate
+    from tamis.text.documents import DocumentJoin, DocumentSplit
+    from tamis.text.language import Language
+    from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
+    from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
+    from tamis.text.pii import PersonalDataMask
+    from tamis.text.quality import (
+        BulletPoints,
+        CommonEnglishWords,
+        Ellipsis,
+        LongestWord,
+        MeanWordLength,
+        NonAlphaNumeric,
+        Numbers,
+        Parentheses,
+        PornographicUrls,
+        Punctuation,
+        SymbolsToWords,
+        Urls,
+        WhiteSpace,
+        WordCount,
+        WordsWithoutAlphabets,
+    )
+    from tamis.text.repetition import (
+        GopherRepetition,
+        RepeatedLines,
+        RepeatedLinesByChars,
+        RepeatedParagraphs,
+        RepeatedParagraphsByChars,
+        RepeatingDuplicateNGrams,
+        RepeatingTopNGrams,
+    )
+    from tamis.text.statistics import TextStatistics
+    from tamis.text.tokens import TokenCount, TokenizerFertility
+    from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality, MadladSentences
+
+_MODULES = {
+    "blocklist": ("UrlBlocklist",),
+    "classify": ("FastTextLabel", "FastTextQuality", "FastTextScore", "LinearClassifier", "Perplexity"),
+    "clean": (
+        "BoilerplateRemoval", "LineRemoval", "MarkdownRemoval", "Newlines", "QuotationRemoval", "Slice",
+        "UnicodeRepair", "UrlRemoval", "Whitespace",
+    ),
+    "code": (
+        "Alpha", "GeneralCommentToCode", "HtmlBoilerplate", "NumberOfLinesOfCode", "PerExtension",
+        "PythonCommentToCode", "XmlHeader",
+    ),
+    "decontaminate": ("Decontaminate",),
+    "documents": ("DocumentJoin", "DocumentSplit"),
+    "language": ("Language",),
+    "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
+    "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
+    "pii": ("PersonalDataMask",),
+    "quality": (
+        "BulletPoints", "CommonEnglishWords", "Ellipsis", "LongestWord", "MeanWordLength", "NonAlphaNumeric",
+        "Numbers", "Parentheses", "PornographicUrls", "Punctuation", "SymbolsToWords", "Urls", "WhiteSpace",
+        "WordCount", "WordsWithoutAlphabets",
+    ),
+    "repetition": (
+        "GopherRepetition", "RepeatedLines", "RepeatedLinesByChars", "RepeatedParagraphs",
+        "RepeatedParagraphsByChars", "RepeatingDuplicateNGrams", "RepeatingTopNGrams",
+    ),
+    "statistics": ("TextStatistics",),
+    "tokens": ("TokenCount", "TokenizerFertility"),
+    "web": ("C4Paragraphs", "C4Quality", "FineWebQuality", "GopherQuality", "MadladSentences"),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AllDressedLines",
+    "Alpha",
+    "BadWords",
+    "BoilerPlate",
+    "BoilerplateRemoval",
+    "BulletPoints",
+    "C4Lines",
+    "C4Paragraphs",
+    "C4Quality",
+    "CommonEnglishWords",
+    "Decontaminate",
+    "DocumentJoin",
+    "DocumentSplit",
+    "Ellipsis",
+    "FastTextLabel",
+    "FastTextQuality",
+    "FastTextScore",
+    "FineWebQuality",
+    "GeneralCommentToCode",
+    "GopherQuality",
+    "GopherRepetition",
+    "Histogram",
+    "HtmlBoilerplate",
+    "Language",
+    "LineRemoval",
+    "LinearClassifier",
+    "LongestWord",
+    "MadladSentences",
+    "MarkdownRemoval",
+    "MeanWordLength",
+    "Newlines",
+    "NonAlphaNumeric",
+    "NumberOfLinesOfCode",
+    "Numbers",
+    "Parentheses",
+    "PerExtension",
+    "Perplexity",
+    "PersonalDataMask",
+    "PornographicUrls",
+    "Punctuation",
+    "PythonCommentToCode",
+    "QuotationRemoval",
+    "RemovalBudget",
+    "RepeatedLines",
+    "RepeatedLinesByChars",
+    "RepeatedParagraphs",
+    "RepeatedParagraphsByChars",
+    "RepeatingDuplicateNGrams",
+    "RepeatingTopNGrams",
+    "Slice",
+    "Substring",
+    "SymbolsToWords",
+    "TextStatistics",
+    "TokenCount",
+    "TokenizerFertility",
+    "UnicodeRepair",
+    "UrlBlocklist",
+    "UrlRemoval",
+    "Urls",
+    "WhiteSpace",
+    "Whitespace",
+    "WordCount",
+    "WordsWithoutAlphabets",
+    "XmlHeader",
+]
+
+if not TYPE_CHECKING:  # which would take a misspelt name for one of unknown type
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise unknown_name("tamis.text", name)
+        return getattr(import_module(f"tamis.text.{_HOMES[name]}"), name)
 
 
-def __getattr__(name: str) -> Any:
-    if name[:1].isupper():
-        for module in _MODULES:
-            found = getattr(import_module(f"tamis.text.{module}"), name, None)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise unknown_name("tamis.text", name)
+def __dir__() -> list[str]:
+    return __all__

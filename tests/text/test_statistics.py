@@ -8,7 +8,7 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
-from tamis.text import statistics
+from tamis.text import language, statistics
 from tamis.text.statistics import COUNTS, SHARES, TextStatistics
 from tamis.workflows import describe
 
@@ -101,7 +101,7 @@ def test_nothing_at_all(tmp_path):
 
 
 def test_without_the_model_languages_are_left_out_and_it_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "LID", "no_such_model.ftz")
+    monkeypatch.setattr(language, "LID", "no_such_model.ftz")
     found = describe(write(tmp_path / "in.jsonl", TEXTS), executor="inline")
     assert found.languages == {}
     assert "languages were not counted: the model `no_such_model.ftz` is not on this machine" in found.notes[0]
