@@ -6,7 +6,7 @@ Names are imported on first use, so that `import tamis` costs next to nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -102,14 +102,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(f"tamis.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    from tamis.curator_names import unknown_name
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
-    raise unknown_name("tamis", name)
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            value = getattr(import_module(f"tamis.{_HOMES[name]}"), name)
+            globals()[name] = value
+            return value
+        from tamis.curator_names import unknown_name
+
+        raise unknown_name("tamis", name)
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ _HOMES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Ind
 __all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
 
 
-if not TYPE_CHECKING:  # which would take a misspelt name for one of unknown type
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

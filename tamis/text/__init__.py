@@ -165,7 +165,7 @@ __all__ = [
     "XmlHeader",
 ]
 
-if not TYPE_CHECKING:  # which would take a misspelt name for one of unknown type
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
