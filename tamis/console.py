@@ -229,7 +229,8 @@ def sample_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 def shortened_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """A table whose last column is cut at `width`."""
-    return "\n".join(_clip(line, width) for line in table(header, rows).splitlines())
+    lines = table(header, rows).splitlines()
+    return "\n".join(line if len(line) <= width else line[: max(1, width - 3)] + "..." for line in lines)
 
 
 def _content(row: Mapping[str, Any]) -> str:

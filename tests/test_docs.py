@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from tamis.memory.alerts import parse_alerts
 from tamis.recipes.load import load_recipe
@@ -36,8 +37,8 @@ def test_python_blocks_run(page, tmp_path, request):
             text=True,
         )
         assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
-        said = re.findall(r"^ *print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
-        assert done.stdout.splitlines()[: len(said)] == said
+        printed = re.findall(r"^ *print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
+        assert done.stdout.splitlines()[: len(printed)] == printed
 
 
 def make_bucket(name, server):
@@ -85,8 +86,30 @@ def test_the_shell_commands_of_the_readme_run(tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
-def test_the_page_of_operators_is_current():
+@pytest.fixture(scope="module")
+def make_docs():
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts" / "make_docs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "operators.md").read_text(encoding="utf-8") == module.page(), "run scripts/make_docs.py"
+    return module
+
+
+def test_the_page_of_operators_is_current(make_docs):
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert page == make_docs.page(), "run scripts/make_docs.py"
+
+
+def test_the_tables_of_the_page_of_operators_render():
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    html = MarkdownIt("commonmark").enable("table").render(page)
+    assert html.count("<table>") == page.count("| parameter | type | default |")
+    prose = " ".join(re.findall(r"<p>(.*?)</p>", html, re.DOTALL))
+    assert not re.search(r"\S {2,}\S", prose)  # columns aligned by spaces
+    assert "&gt;&gt;&gt;" not in prose
+
+
+def test_examples_and_tables_of_docstrings_become_code_blocks(make_docs):
+    docstring = "Keep rows.\n\nname   meaning\nwords  how many\n\n>>> 1 + 1\n2\n\nCosts nothing."
+    assert make_docs.as_markdown(docstring) == (
+        "Keep rows.\n\n```text\nname   meaning\nwords  how many\n```\n\n```pycon\n>>> 1 + 1\n2\n```\n\nCosts nothing."
+    )

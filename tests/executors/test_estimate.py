@@ -68,8 +68,8 @@ def test_each_stage_is_told_apart_and_by_what_an_earlier_run_saw(tmp_path):
     pipeline = Pipeline(source, ModelForTests(num_bytes=400_000_000), Sample(rows=9), JsonlWriter(tmp_path / "out"))
     before = pipeline.explain(memory="2GB")
     assert [line.split()[:2] for line in str(before).splitlines() if line.startswith("  stage ")] == [
-        ["stage", "0"],
         ["stage", "1"],
+        ["stage", "2"],
     ]
     pipeline.run(memory="2GB", workers=1)
     first, second = pipeline.explain(memory="2GB").estimate.stages
