@@ -79,7 +79,7 @@ def train(
         counted = _Counted.of(columns, settings, holdout, Path(work), working_bytes, progress)
         if not counted.tokens:
             raise TamisError(
-                "the input has no words to train on", hint="is `text_field` the column that contains the text?"
+                "the input has no words to train on", hint="does `column` name the column that contains the text?"
             )
         keys, values, sizes = _estimate(counted, settings, model_bytes, progress)
         model = sorted_model(settings, keys, values)

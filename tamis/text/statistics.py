@@ -116,6 +116,8 @@ def _keys(data: np.ndarray, offsets: np.ndarray) -> dict[str, np.ndarray]:
 
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+QUANTILE_COLUMNS = ("mean", "min", "1 %", "5 %", "25 %", "median", "75 %", "95 %", "99 %", "max")
+NARROW_COLUMNS = ("mean", "5 %", "median", "95 %", "max")
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Description:
         return asdict(self)
 
     def __str__(self) -> str:
+        return self.as_text()
+
+    def as_text(self, width: int = 128) -> str:
+        """The description as tables; in less than 128 columns with fewer quantiles."""
+        shown = QUANTILE_COLUMNS if width >= 128 else NARROW_COLUMNS
         lines = [
             f"documents   {self.rows:>16,}   {self.empty:,} of them empty",
             f"bytes       {self.num_bytes:>16,}",
@@ -158,14 +165,13 @@ class Description:
             f"duplicates  {self.exact_duplicates:>16,}   {_percent(self.exact_duplicates, self.rows)} of documents, exact",
             f"            {self.near_duplicates:>16,}   {_percent(self.near_duplicates, self.rows)} near or exact, estimated",
             "",
-            "per document     "
-            + "".join(f"{name:>11}" for name in ("mean", "min", "1 %", "5 %", "25 %", "median"))
-            + "".join(f"{name:>11}" for name in ("75 %", "95 %", "99 %", "max")),
+            "per document     " + "".join(f"{name:>11}" for name in shown),
         ]
         for name, measure in self.measures.items():
             values = (measure.mean, measure.minimum, *measure.quantiles, measure.maximum)
-            shown = [f"{value:.3f}" if name in SHARES else f"{value:,.0f}" for value in values]
-            lines.append(f"{name:<17}" + "".join(f"{value:>11}" for value in shown))
+            by_name = dict(zip(QUANTILE_COLUMNS, values, strict=True))
+            cells = [f"{by_name[each]:.3f}" if name in SHARES else f"{by_name[each]:,.0f}" for each in shown]
+            lines.append(f"{name:<17}" + "".join(f"{cell:>11}" for cell in cells))
         for title, counts in (("language", self.languages), ("script", self.scripts)):
             if counts:
                 lines += ["", f"{title:<17}{'documents':>11}{'share':>11}"]

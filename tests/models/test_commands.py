@@ -32,9 +32,9 @@ def folders(tmp_path):
     return tmp_path
 
 
-def test_train_classifier_prints_its_marks_and_writes_the_model(run, folders):
+def test_train_classifier_prints_held_out_metrics_and_writes_the_model(run, folders):
     sides = ["--positive", folders / "good.jsonl", "--negative", folders / "bad.jsonl", "-o", folders / "m.model"]
-    said = run("train-classifier", *sides, "--text-field", "body", "--bits", 10, "--epochs", 2)
+    said = run("train-classifier", *sides, "--column", "body", "--bits", 10, "--epochs", 2)
     assert "60 positive and 60 negative texts" in said
     assert "accuracy  1.0000" in said
     assert (folders / "m.model").stat().st_size > 4096
@@ -46,18 +46,24 @@ def test_stats_prints_tables_or_json(run, folders):
     assert json.loads(run("stats", folders / "good.jsonl", *options, "--json"))["rows"] == 60
 
 
+def test_stats_fits_the_terminal(run, folders, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = run("stats", folders / "good.jsonl", "--column", "body", "--no-language")
+    tables = said.partition("\n\nlanguages were")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert "median" in said
+
+
 def test_train_language_model_prints_perplexities_and_writes_the_model(run, folders):
-    said = run(
-        "train-language-model", "--input", folders / "good.jsonl", "-o", folders / "m.lm", "--text-field", "body"
-    )
+    said = run("train-language-model", "--input", folders / "good.jsonl", "-o", folders / "m.lm", "--column", "body")
     assert "60 texts" in said
     assert "n-grams     8, " in said  # meadow number 0 00 and more, begin and end of a line; digits are read as 0
-    assert "on the texts held out" in said
+    assert "on held-out texts" in said
     assert (folders / "m.lm").stat().st_size > 100
 
 
 def test_the_language_model_does_not_depend_on_memory(run, folders):
-    command = ["train-language-model", "--input", folders / "good.jsonl", "--text-field", "body"]
+    command = ["train-language-model", "--input", folders / "good.jsonl", "--column", "body"]
     run(*command, "-o", folders / "a.lm")
     run(*command, "-o", folders / "b.lm", "--memory", "512MB")
     assert (folders / "a.lm").read_bytes() == (folders / "b.lm").read_bytes()

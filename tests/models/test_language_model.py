@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.models import language_training
-from tamis.models.commands import learn_language
+from tamis.models.commands import train_language_model_on_files
 from tamis.models.language_model import LanguageModel, Settings, open_language_model
 from tamis.models.language_training import train
 from tamis.models.ngrams import NGRAM, Runs
@@ -305,7 +305,7 @@ def test_a_damaged_model_is_rejected(tmp_path) -> None:
 def model(tmp_path) -> str:
     rows = [{"text": f"{text} and so on to number {n}"} for n in range(30) for text in TEXTS]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lesson = learn_language([str(tmp_path / "in.jsonl")], str(tmp_path / "out.model"))
+    lesson = train_language_model_on_files([str(tmp_path / "in.jsonl")], str(tmp_path / "out.model"))
     assert "120 texts" in str(lesson)
     assert "perplexity" in str(lesson)
     assert sum((lesson.trained.texts, lesson.trained.tested)) == 120

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tamis.errors import ParameterError, TamisError
 from tamis.kernels import linear as kernel
-from tamis.models.commands import train_on_files
+from tamis.models.commands import train_classifier_on_files
 from tamis.models.linear import Evaluation, LinearModel, Settings, area_under_curve, open_linear, train
 from tamis.text.segment import buffers
 
@@ -239,14 +239,14 @@ class TestTrainingOnFiles:
         good = self.write(tmp_path / "good.jsonl", [*made_texts(GOOD, 150, 1), "", None, "in both"], "body")
         bad = self.write(tmp_path / "bad.jsonl", [*made_texts(BAD, 150, 2), "in both"], "body")
         out = str(tmp_path / "m.model")
-        lesson = train_on_files([good], [bad], out, text_field="body", settings=SMALL)
+        lesson = train_classifier_on_files([good], [bad], out, column="body", settings=SMALL)
         assert (lesson.positive, lesson.negative, lesson.skipped) == (150, 150, 2)
         assert "accuracy  1.0000" in str(lesson)
-        assert f"written to {out}" in str(lesson)
+        assert f"wrote {out}" in str(lesson)
         assert LinearModel.load(out).predict(*tensors(["a quiet orchard"]))[0] > 0.5
 
     def test_only_so_many_of_each(self, tmp_path):
         good = self.write(tmp_path / "good.jsonl", made_texts(GOOD, 50, 1))
         bad = self.write(tmp_path / "bad.jsonl", made_texts(BAD, 50, 2))
-        lesson = train_on_files([good], [bad], str(tmp_path / "m"), settings=SMALL, max_rows=20)
+        lesson = train_classifier_on_files([good], [bad], str(tmp_path / "m"), settings=SMALL, max_rows=20)
         assert (lesson.positive, lesson.negative) == (20, 20)
