@@ -38,8 +38,8 @@ from corpus import make_corpus, make_english
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.texts import text_buffers
-from tamis.dedup.verdicts import Verdicts
 from tamis.operators import Reading
 
 PEER = r"""
@@ -224,7 +224,7 @@ def quality(args: argparse.Namespace) -> None:
         out = args.folder / "quality"
         shutil.rmtree(out, ignore_errors=True)
         step = FuzzyDedup(threshold=args.threshold, verify=verify)
-        Pipeline(Rows(rows), step, Verdicts(str(out))).run(executor="inline")
+        Pipeline(Rows(rows), step, GroupsOnly(str(out))).run(executor="inline")
         gone = {int(name[1:]) for name in Groups.load(out).table()["id"].to_pylist()}
         right = sum(close[number] for number in gone)
         promised = np.mean([step.probability(truth[number]) for number in np.flatnonzero(close)])
@@ -293,8 +293,8 @@ def device(args: argparse.Namespace) -> None:
             seconds, facts = {}, {}
             for where in ("gpu", "cpu"):
                 here = step.changed(device=where)
-                here._signed(data, offsets)  # compiles
-                tries = [timed(lambda s=here, d=data, o=offsets: s._signed(d, o)) for _ in range(5)]
+                here._signatures(data, offsets)  # compiles
+                tries = [timed(lambda s=here, d=data, o=offsets: s._signatures(d, o)) for _ in range(5)]
                 seconds[where], facts[where] = min(each[0] for each in tries), tries[-1][2]
             assert pa.table(facts["gpu"]).equals(pa.table(facts["cpu"])), "the GPU gave other bits"
             megabytes = len(data) / 1e6

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tamis.curator_names import explain_keywords, unknown_name
 from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
+from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.keep import Keep
-from tamis.dedup.verdicts import Verdicts
 from tamis.errors import ParameterError, SourceError, TamisError, did_you_mean
 from tamis.operators import Gather, Sink, Source
 from tamis.pipeline import Pipeline
@@ -104,7 +104,7 @@ class _Deduplication:
             output_filetype=self.output_filetype,
             blocksize=self.input_blocksize,
         )
-        return Pipeline(reader, self.step(), writer if self.perform_removal else Verdicts(str(self.output_path)))
+        return Pipeline(reader, self.step(), writer if self.perform_removal else GroupsOnly(str(self.output_path)))
 
     def run(self, **options: Any) -> Report:
         """Deduplicate; takes the options of `Pipeline.run`.
@@ -180,7 +180,7 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
             ngram=self.char_ngrams or self.word_ngrams,
             unit="character" if self.char_ngrams is not None else "word" if self.word_ngrams is not None else None,
             num_bands=self.num_bands,
-            num_rows=self.minhashes_per_band,
+            hashes_per_band=self.minhashes_per_band,
             num_hashes=self.num_hashes,
             seed=self.seed,
             keep=self.keep,

@@ -1,14 +1,13 @@
-"""Near-duplicates, from band keys to decisions, each step a set of calls that fit a worker's share of memory.
+"""From band keys to pairs of near-duplicates. Each phase is a set of calls that fit in a worker's share of memory.
 
-    keys of a partition     -> by range of keys                                  scatter_bands     one call per partition
-    a range of keys         -> rows that share a key: edges             candidate_pairs              one call per range
-    all edges               -> components (union-find in one integer array)      join_components   one call
-    rows in a component     -> with what is needed to compare them, by component collect           one call per partition
-    some components         -> who stays, who goes in whose favour               verify            one call per bucket
+    keys of a partition   -> by range of keys                                shuffle_bands     one call per partition
+    a range of keys       -> rows that share a key: edges                    candidate_pairs   one call per range
+    all edges             -> components (union-find in an integer array)     join_components   one call
+    rows in components    -> with their n-grams, by component                collect           one call per partition
+    some components       -> survivors, and the duplicates of each           verify            one call per bucket
 
-What is proposed depends on the keys alone and what is decided on a component as a whole, so the result does not depend on how
-the work was divided. Components only bring together what must be looked at together: that two rows are in one says nothing
-about their likeness.
+Candidates depend only on the keys, and decisions only on a whole component, so the result does not depend on how the work is
+divided. A component is a set of rows that are decided together; rows of a component are not necessarily similar.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import contiguous
+from tamis.dedup.decisions import Blocks, PairWriter, histogram
 from tamis.dedup.index import Index
-from tamis.dedup.rows import AROUND_BYTES, TOUCHED_BYTES, RowNumbers, fill
-from tamis.dedup.settle import Homes, PairWriter, histogram
+from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
 from tamis.dedup.shuffle import (
-    Files,
+    AtomicFile,
+    NumberedFiles,
     ShuffleWriter,
-    Unfinished,
     allocate,
-    as_matrix,
+    as_numpy,
     bounds_of,
+    check_free_space,
+    column_to_matrix,
     duplicated,
-    make_sure_of_room,
-    numbers,
+    handles_shortage,
     pieces,
     read_bucket,
-    tells_limits,
 )
 from tamis.dedup.texts import byte_buffers
 from tamis.errors import BudgetError, is_shortage
@@ -48,14 +47,14 @@ from tamis.mapped import release_pages
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
-FOUND_BYTES = 60
-"""What is held of each row of a component, however it is divided."""
+COMPONENT_ROW_BYTES = 60
+"""Memory per row of a component that does not depend on how the component is divided."""
 
-LEAST_ROWS = 100
-"""Candidates that are compared at a time, however little memory there is."""
+MIN_PIECE_ROWS = 100
+"""Candidates that are compared at a time even if there is hardly any memory."""
 
-NEAR = 0.15
-"""Rows that stayed although they are this close below the threshold are worth a look."""
+NEAR_MISS_MARGIN = 0.15
+"""Kept rows whose best similarity is this close below the threshold are recorded as near misses."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +64,22 @@ class Comparison:
     verify: Verify
     threshold: float
     num_bands: int
-    none: bool
-    across: bool
+    drop_all: bool
+    across_sources: bool
 
     @property
     def row_bytes(self) -> int:
-        """Memory per candidate while it is compared, less its set of n-grams."""
+        """Memory per candidate during comparison, without its n-grams."""
         return 72 + 8 * self.num_bands + 14 * self.num_bands
 
     def rows_in(self, memory: int, table: pa.Table) -> int:
-        """How many candidates like those of a table can be compared at a time: with a copy, and with sets unpacked."""
+        """How many candidates of a table can be compared at a time. Counts a copy of the rows, and unpacked sets."""
         times = 2 if self.verify == "jaccard" else 6
-        return max(LEAST_ROWS, memory // (self.row_bytes + times * table.nbytes // max(1, table.num_rows)))
+        return max(MIN_PIECE_ROWS, memory // (self.row_bytes + times * table.nbytes // max(1, table.num_rows)))
 
     def schema(self) -> pa.Schema:
-        whole = self.verify == "jaccard"
-        what = {"shingles": pa.large_list(pa.uint32())} if whole else {"signature": pa.large_binary()}
+        full = self.verify == "jaccard"
+        ngrams = {"shingles": pa.large_list(pa.uint32())} if full else {"signature": pa.large_binary()}
         return pa.schema(
             {
                 "component": pa.int64(),
@@ -89,27 +88,27 @@ class Comparison:
                 "order": pa.uint64(),
                 "count": pa.int64(),
                 "keys": pa.binary(8 * self.num_bands),
-                **what,
+                **ngrams,
             }
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- proposing
+# --------------------------------------------------------------------------------------------------------- candidates
 
 KEY_BYTES = 48
-"""A key with its row, while keys are sorted."""
-_SCATTERED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
+"""Memory per key and row number while keys are sorted."""
+_SHUFFLED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
 _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 
 
-@tells_limits
-def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
-    """Write the band keys of a partition by range."""
+@handles_shortage
+def shuffle_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
+    """Write the band keys of a partition by range of keys."""
     first = int(rows.offsets[partition])
     totals = {"texts": 0, "short": 0, "shingles": 0, "content": 0}
-    with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
+    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["keys", "count", "content"], chunk):
-            keys, count = as_matrix(facts.column("keys"), np.uint64), numbers(facts.column("count"))
+            keys, count = column_to_matrix(facts.column("keys"), np.uint64), as_numpy(facts.column("count"))
             wanted = count != 0
             size = int(wanted.sum()) * keys.shape[1]
             out_keys, out_rows = np.empty(size, np.uint64), np.empty(size, np.uint32)
@@ -119,51 +118,57 @@ def scatter_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path
             totals["texts"] += int(wanted.sum())
             totals["short"] += int(np.count_nonzero(count < 0))
             totals["shingles"] += int(np.abs(count).sum())
-            totals["content"] += content_sum(numbers(facts.column("content")), start)
+            totals["content"] += content_sum(as_numpy(facts.column("content")), start)
     return totals | {"content": totals["content"] % 2**64}
 
 
 def content_sum(content: np.ndarray, first: int) -> int:
-    """A sum over rows that says whether two runs saw the same texts in the same order, however they were divided."""
+    """A checksum of texts and their order that does not depend on how the rows are divided into partitions."""
     weights = 2 * np.arange(first, first + len(content), dtype=np.uint64) + np.uint64(1)
     return int(np.sum(content * weights, dtype=np.uint64))
 
 
-@tells_limits
+@handles_shortage
 def sum_content(rows: RowNumbers, partition: int) -> int:
-    return content_sum(numbers(rows.observed[partition].column("content")), int(rows.offsets[partition]))
+    return content_sum(as_numpy(rows.observed[partition].column("content")), int(rows.offsets[partition]))
 
 
-@tells_limits
+@handles_shortage
 def candidate_pairs(
-    rows: RowNumbers, scattered: Files, bucket: int, num_buckets: int, index: Index | None, path: Path, usable: int
+    rows: RowNumbers,
+    shuffled: NumberedFiles,
+    bucket: int,
+    num_buckets: int,
+    index: Index | None,
+    path: Path,
+    call_bytes: int,
 ) -> int:
-    """Join each row of a range that shares a key with others to the first of them."""
+    """Write an edge from the first row with a key to each other row with it, for the keys of one range."""
 
     def read() -> Iterator[dict[str, np.ndarray]]:
-        for part, file in enumerate(scattered):
+        for part, file in enumerate(shuffled):
             for batch in read_bucket(file, bucket, num_buckets):
-                local = numbers(batch.column("local")).astype(np.int64)
-                yield {"key": numbers(batch.column("key")), "row": local + rows.offsets[part]}
+                local = as_numpy(batch.column("local")).astype(np.int64)
+                yield {"key": as_numpy(batch.column("key")), "row": local + rows.offsets[part]}
         for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)) if index is not None else ():
-            entry = numbers(batch.column("entry")).astype(np.int64)
-            yield {"key": numbers(batch.column("key")), "row": entry + before + rows.total}
+            entry = as_numpy(batch.column("entry")).astype(np.int64)
+            yield {"key": as_numpy(batch.column("key")), "row": entry + before + rows.total}
 
     count = 0
-    with Unfinished(path) as temporary, pa.ipc.new_file(temporary, _EDGES) as writer:
-        for left, right in edges_of(pieces(read(), usable * 5 // 4 // KEY_BYTES)):
-            edge = left < rows.total  # rows of the index alone are none of our business
+    with AtomicFile(path) as temporary, pa.ipc.new_file(temporary, _EDGES) as writer:
+        for left, right in edges_from_keys(pieces(read(), call_bytes * 5 // 4 // KEY_BYTES)):
+            edge = left < rows.total  # edges between entries of the index are not needed
             table = pa.table({"left": left[edge], "right": right[edge]})
-            make_sure_of_room(path.parent, table.nbytes)
+            check_free_space(path.parent, table.nbytes)
             writer.write_table(table)
             count += table.num_rows
     return count
 
 
-def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(first row with a key, each other row with it), from keys in ascending order of rows.
+def edges_from_keys(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(first row with a key, each other row with it), from pieces in ascending order of rows.
 
-    Of each piece but the last, the first row with each key is carried on.
+    The first row with each key is carried over from one piece to the next.
     """
     piece, following = next(parts, None), next(parts, None)
     while piece is not None:
@@ -172,7 +177,7 @@ def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarra
         if following is None:
             repeated = duplicated(key)
             key, number = key[repeated], number[repeated]
-        order = np.argsort(key, kind="stable")  # rows came in ascending order, and stay so within a key
+        order = np.argsort(key, kind="stable")  # keeps the rows of a key in ascending order
         key, number = key[order], number[order]
         begins = np.ones(len(key), np.bool_)
         begins[1:] = key[1:] != key[:-1]
@@ -184,11 +189,11 @@ def edges_of(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np.ndarra
         piece, following = following, next(parts, None)
 
 
-@tells_limits
-def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[str, int]:
-    """Write to `path` (int64 per row) the smallest row of each row's component, -1 for rows that are alone.
+@handles_shortage
+def join_components(total: int, edges: NumberedFiles, path: Path, memory: int) -> dict[str, int]:
+    """Write to `path` (int64 per row) the smallest row of each row's component, or -1 if it shares no key.
 
-    Holds 5 bytes per row, 9 from two thousand million rows on; if that is more than `memory`, the array is mapped from disk.
+    Takes 5 bytes of memory per row, 9 from two billion rows on. Arrays larger than `memory` are mapped from disk.
     """
     dtype = np.int32 if total < 2**31 else np.int64
     parents = allocate((total,), dtype, path.parent, memory)
@@ -202,16 +207,16 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
-            left, right = numbers(batch.column("left")), numbers(batch.column("right"))
+            left, right = as_numpy(batch.column("left")), as_numpy(batch.column("right"))
             kernel.unite(parents, left, right)
             kernel.mark(touched, left)
             kernel.mark(touched, right)
             held += batch.nbytes
-            if held > TOUCHED_BYTES:
+            if held > MAX_MAPPED_BYTES:
                 release_pages()
                 held = 0
     found = {"candidates": 0, "components": 0}
-    with Unfinished(path) as temporary, temporary.open("wb") as written:
+    with AtomicFile(path) as temporary, temporary.open("wb") as written:
         for start in range(0, total, step):
             out = np.empty(min(total, start + step) - start, np.int64)
             kernel.flatten(parents, start, start + len(out), touched, out)
@@ -223,35 +228,37 @@ def join_components(total: int, edges: Files, path: Path, memory: int) -> dict[s
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- comparing
+# --------------------------------------------------------------------------------------------------------- comparison
 
 _COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
 
 
-@tells_limits
+@handles_shortage
 def collect(
-    rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, how: Comparison
+    rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, comparison: Comparison
 ) -> int:
-    """Write what is needed to compare the candidates of a partition, by component."""
-    with ShuffleWriter(path, num_buckets, how.schema()) as writer:
+    """Write the candidates of a partition, with keys and n-grams, by component."""
+    with ShuffleWriter(path, num_buckets, comparison.schema()) as writer:
         written = 0
         for start, facts in rows.chunks(partition, _COLLECTED, chunk):
-            written += _collect(writer, facts, start, components, how)
+            written += _collect(writer, facts, start, components, comparison)
     return written
 
 
-@tells_limits
-def collect_index(index: Index, first: int, components: Path, num_buckets: int, path: Path, how: Comparison) -> int:
-    """The same for the rows of an index, which are numbered from `first`."""
-    with ShuffleWriter(path, num_buckets, how.schema()) as writer:
+@handles_shortage
+def collect_index(
+    index: Index, first: int, components: Path, num_buckets: int, path: Path, comparison: Comparison
+) -> int:
+    """Write the candidates of an index, whose entries are numbered from `first`, by component."""
+    with ShuffleWriter(path, num_buckets, comparison.schema()) as writer:
         written = 0
         for before, entries in index.entries():
             known = entries.select([name for name in _COLLECTED if name in entries.column_names])
-            written += _collect(writer, known, first + before, components, how)
+            written += _collect(writer, known, first + before, components, comparison)
     return written
 
 
-def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Path, how: Comparison) -> int:
+def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Path, comparison: Comparison) -> int:
     with components.open("rb") as file:
         file.seek(8 * start)
         component = np.frombuffer(file.read(8 * facts.num_rows), np.int64)
@@ -262,12 +269,12 @@ def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Pat
     columns: dict[str, Any] = {
         "component": component[chosen],
         "row": chosen + start,
-        "source": fill(facts, "source", len(chosen)),
-        "order": fill(facts, "order", len(chosen)),
+        "source": column_or_zeros(facts, "source", len(chosen)),
+        "order": column_or_zeros(facts, "order", len(chosen)),
         "count": facts.column("count"),
         "keys": facts.column("keys"),
     }
-    if how.verify == "jaccard":
+    if comparison.verify == "jaccard":
         columns["shingles"] = _as_sets(contiguous(facts.column("shingles")))
     else:
         columns["signature"] = facts.column("signature")
@@ -276,51 +283,60 @@ def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Pat
 
 
 def bucket_of_component(component: np.ndarray, num_buckets: int) -> np.ndarray:
-    """Components spread evenly, whatever rows they begin with."""
+    """The bucket of each component; hashing spreads them evenly."""
     mixed = component.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return ((mixed >> np.uint64(32)) % np.uint64(num_buckets)).astype(np.int64)
 
 
 def _as_sets(shingles: pa.Array) -> pa.LargeListArray:
-    """Lists of n-gram hashes as sorted lists without repeats."""
+    """Lists of n-gram hashes, sorted and without repeats."""
     shingles = shingles.cast(pa.large_list(pa.uint32()))
-    values = numbers(shingles.flatten())
-    offsets = numbers(shingles.offsets).astype(np.int64)
+    values = as_numpy(shingles.flatten())
+    offsets = as_numpy(shingles.offsets).astype(np.int64)
     out, spans = np.empty(len(values), np.uint32), np.empty(len(offsets), np.int64)
     packing.sort_sets(values, offsets - offsets[0], out, spans)
     return pa.LargeListArray.from_arrays(pa.array(spans), pa.array(out[: spans[-1]]))
 
 
-@tells_limits
+@handles_shortage
 def verify(
-    homes: Homes, collected: Files, bucket: int, num_buckets: int, how: Comparison, path: Path, memory: int
+    blocks: Blocks,
+    collected: NumberedFiles,
+    bucket: int,
+    num_buckets: int,
+    comparison: Comparison,
+    path: Path,
+    memory: int,
 ) -> dict[str, Any]:
-    """Decide about the rows of the components in one bucket.
+    """Find the duplicates among the components of one bucket.
 
-    They are gone through in the order of the policy, as many at a time as fit; of a component that began before, those that
-    stay are at hand, and no row is compared with others.
+    Rows are visited in the order of the keep policy, as many at a time as fit in memory. Of the rows of a component visited
+    before, only the survivors are needed, and these are carried over.
     """
     for share in (memory, memory // 8):
-        found = Found()
+        decided = BucketDecisions()
         try:
-            found.decide(*_bucket(collected, bucket, num_buckets, how, share), homes.rows.total, how, share)
+            table, in_memory = _read_candidates(collected, bucket, num_buckets, comparison, share)
+            decided.run(table, in_memory, blocks.rows.total, comparison, share)
             break
         except Exception as error:
-            if not is_shortage(error) or found.largest * FOUND_BYTES < 2 * memory:
-                raise  # smaller buckets will do
+            if not is_shortage(error) or decided.largest * COMPONENT_ROW_BYTES < 2 * memory:
+                raise  # smaller buckets fit
             if share < memory:
                 raise BudgetError(
-                    f"{found.largest:,} rows that may be near-duplicates of each other are more than a worker can decide about",
-                    hint="run the same command again with more --memory or fewer --workers, or deduplicate exactly before",
+                    f"a component of {decided.largest:,} possible near-duplicates does not fit in a worker's memory",
+                    hint="rerun the same command with more --memory or fewer --workers, or remove exact duplicates first",
                 ) from error
-    with PairWriter(path, homes) as writer:
-        found.write(writer)
-    dropped = int(np.count_nonzero(found.twins >= 0))
-    return {"dropped": dropped, "sizes": histogram(found.sizes), "largest_component": found.largest}
+    with PairWriter(path, blocks) as writer:
+        decided.write(writer)
+    dropped = int(np.count_nonzero(decided.matches >= 0))
+    return {"dropped": dropped, "sizes": histogram(decided.sizes), "largest_component": decided.largest}
 
 
-def _bucket(collected: Files, bucket: int, num_buckets: int, how: Comparison, memory: int) -> tuple[pa.Table, bool]:
-    """The candidates of a bucket, and whether they are in memory; they are mapped if they are more than `memory`."""
+def _read_candidates(
+    collected: NumberedFiles, bucket: int, num_buckets: int, comparison: Comparison, memory: int
+) -> tuple[pa.Table, bool]:
+    """(candidates of a bucket, whether they are in memory); they are mapped if larger than `memory`."""
     batches: list[pa.RecordBatch] = []
     size = 0
     for batch in (batch for file in collected for batch in read_bucket(file, bucket, num_buckets)):
@@ -328,19 +344,19 @@ def _bucket(collected: Files, bucket: int, num_buckets: int, how: Comparison, me
         size += batch.nbytes
         if size > memory:
             batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets, mapped=True)]
-            return pa.Table.from_batches(batches, how.schema()), False
-    return pa.Table.from_batches(batches, how.schema()).combine_chunks(), True
+            return pa.Table.from_batches(batches, comparison.schema()), False
+    return pa.Table.from_batches(batches, comparison.schema()).combine_chunks(), True
 
 
-def _taken(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
-    """`table.take(order)`; of a mapped table little is held at a time, while Arrow would copy all chunks to look at some."""
+def _take(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
+    """`table.take(order)`. A mapped table is read a little at a time, while Arrow would copy all of its chunks."""
     if not mapped:
         return table.take(pa.array(order))
     batches = table.to_batches()
     ends = np.cumsum([batch.num_rows for batch in batches])
     inside = np.searchsorted(ends, order, side="right")
     by_batch = np.argsort(inside, kind="stable")
-    step = max(1, TOUCHED_BYTES // (AROUND_BYTES + table.nbytes // table.num_rows))
+    step = max(1, MAX_MAPPED_BYTES // (FAULT_BYTES + table.nbytes // table.num_rows))
     parts = []
     for start in range(0, len(order), step):
         some = by_batch[start : start + step]
@@ -353,119 +369,121 @@ def _taken(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
     return pa.Table.from_batches(parts, table.schema).take(pa.array(back))
 
 
-class Found:
-    """What is decided about the rows of a bucket, by their places in the order of the policy.
+class BucketDecisions:
+    """Decisions about the candidates of a bucket, in arrays indexed by position in the order of the keep policy.
 
-    row                    the number of each
-    twins, near            the place of the row in whose favour one goes, or of the most alike of those one stays beside; or -1
-    likeness, shared       how alike the two are, and how many bands they share
-    short                  whether a row has fewer words than an n-gram
-    sizes                  of groups: a row that stays, and those that went in its favour
-    largest                rows of the largest component
+    row                     number of the row
+    matches                 position of the survivor that a dropped row matches, or -1 for a kept row
+    nearest                 position of the most similar survivor that a kept row was compared with, or -1
+    similarities, shared    similarity to that survivor, and the number of bands they share
+    short                   whether the row has fewer words than an n-gram
+    sizes                   sizes of groups: a survivor and its duplicates
+    largest                 rows of the largest component
     """
 
     def __init__(self) -> None:
         self.largest = 0
 
-    def decide(self, table: pa.Table, fits: bool, total: int, how: Comparison, memory: int) -> None:
-        """Go through the candidates of a table, which are in memory if that `fits`; rows from `total` on are of the index."""
-        self.largest = table.num_rows  # as far as is known, should there be no room to look
-        component, self.row = numbers(table.column("component")), numbers(table.column("row"))
+    def run(self, table: pa.Table, in_memory: bool, total: int, comparison: Comparison, memory: int) -> None:
+        """Decide about all candidates of a table; rows numbered from `total` on are entries of the index."""
+        self.largest = table.num_rows  # an upper bound, in case memory runs out below
+        component, self.row = as_numpy(table.column("component")), as_numpy(table.column("row"))
         rows, self.largest = len(component), _largest(component)
-        ours, source = self.row < total, numbers(table.column("source")) if how.across else None
-        # What is the same for all rows is not sorted by: a component may be all that fits.
-        policy = [numbers(column) for name in ("order", "source") if _varies(column := table.column(name))]
+        ours, source = self.row < total, as_numpy(table.column("source")) if comparison.across_sources else None
+        # Constant columns are left out of the sort to save memory.
+        policy = [as_numpy(column) for name in ("order", "source") if _varies(column := table.column(name))]
         order = np.lexsort([self.row, *policy, *([] if ours.all() else [ours]), component])
         del policy
         component, self.row, ours = component[order], self.row[order], ours[order]
         source = source[order].astype(np.int64) if source is not None else None
         places_of: Any = np.int32 if rows < 2**31 else np.int64
-        self.twins, self.near = np.full(rows, -1, places_of), np.full(rows, -1, places_of)
-        self.likeness, self.shared = np.zeros(rows, np.float32), np.zeros(rows, np.int16)
+        self.matches, self.nearest = np.full(rows, -1, places_of), np.full(rows, -1, places_of)
+        self.similarities, self.shared = np.zeros(rows, np.float32), np.zeros(rows, np.int16)
         self.short = np.zeros(rows, np.bool_)
-        step = how.rows_in(memory, table)
+        step = comparison.rows_in(memory, table)
         carried, before = None, np.zeros(0, np.int64)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
-            some = _taken(table, order[start:stop], mapped=not fits)
+            some = _take(table, order[start:stop], mapped=not in_memory)
             if stop == rows:
-                table = some  # nothing more is taken from it
+                table = some  # releases the whole table
             some = pa.concat_tables([carried, some]) if carried is not None else some
             places = np.concatenate([before, np.arange(start, stop)])
             fixed = ~ours[places] | (places < start)
             ranks = np.where(ours[places], source[places] + 1, 0) if source is not None else places
-            stays = self.look(some, places, component[places], ranks, fixed, how)
-            stays &= component[places] == component[stop] if stop < rows else False
-            carried, before = some.filter(pa.array(stays)) if stays.any() else None, places[stays]
-        self.sizes = np.unique(self.twins[self.twins >= 0], return_counts=True)[1] + 1
-        if how.none:
-            self.drop_originals(ours)
+            carry = self._compare(some, places, component[places], ranks, fixed, comparison)
+            carry &= component[places] == component[stop] if stop < rows else False
+            carried, before = some.filter(pa.array(carry)) if carry.any() else None, places[carry]
+        self.sizes = np.unique(self.matches[self.matches >= 0], return_counts=True)[1] + 1
+        if comparison.drop_all:
+            self._drop_survivors(ours)
 
-    def look(
+    def _compare(
         self,
         table: pa.Table,
         places: np.ndarray,
         component: np.ndarray,
         ranks: np.ndarray,
         fixed: np.ndarray,
-        how: Comparison,
+        comparison: Comparison,
     ) -> np.ndarray:
-        """Decide about the rows of a table; which of them stay."""
-        rows, keys = table.num_rows, as_matrix(table.column("keys"), np.uint64)
-        bits = np.full(rows, packing.WHOLE, np.int8)
-        if how.verify == "jaccard":
+        """Decide about the rows of a table; returns which of them are kept."""
+        rows, keys = table.num_rows, column_to_matrix(table.column("keys"), np.uint64)
+        bits = np.full(rows, packing.FULL_BITS, np.int8)
+        if comparison.verify == "jaccard":
             lists = contiguous(table.column("shingles"))
-            sets, spans = numbers(lists.flatten()), numbers(lists.offsets) - lists.offsets[0].as_py()
+            sets, spans = as_numpy(lists.flatten()), as_numpy(lists.offsets) - lists.offsets[0].as_py()
         else:
             packed, ends = byte_buffers(contiguous(table.column("signature")))
             spans = np.empty(rows + 1, np.int64)
             packing.packed_sizes(packed, ends, spans)
             sets = np.empty(int(spans[-1]), np.uint32)
             packing.unpack_sets(packed, ends, spans, sets, bits)
-            sets.flags.writeable = False  # one specialisation of the kernel
-        slots = kernel.num_slots(_largest(component), how.num_bands)
-        twins, near = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        likeness, near_likeness = np.empty(rows, np.float64), np.empty(rows, np.float64)
+            sets.flags.writeable = False  # as those of whole sets, so that the kernel is compiled once
+        slots = kernel.num_slots(_largest(component), comparison.num_bands)
+        matches, nearest = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        similarities, nearest_similarities = np.empty(rows, np.float64), np.empty(rows, np.float64)
         kernel.choose(
-            component, ranks, keys, fixed, how.verify == "none", sets, spans, bits, how.threshold,
-            max(0.0, how.threshold - NEAR), kernel.MAX_LINKED, kernel.MAX_UNLINKED,
-            np.empty(rows, np.int64), np.empty((rows, how.num_bands), np.int32),
+            component, ranks, keys, fixed, comparison.verify == "none", sets, spans, bits, comparison.threshold,
+            max(0.0, comparison.threshold - NEAR_MISS_MARGIN), kernel.MAX_LINKED, kernel.MAX_UNLINKED,
+            np.empty(rows, np.int64), np.empty((rows, comparison.num_bands), np.int32),
             np.empty(slots, np.int32 if slots < 2**31 else np.int64), np.empty(rows, np.int64),
-            twins, likeness, near, near_likeness,
+            matches, similarities, nearest, nearest_similarities,
         )  # fmt: skip
-        met = np.flatnonzero((twins >= 0) | (near >= 0))
-        other = np.where(twins[met] >= 0, twins[met], near[met])
-        self.twins[places[met]] = np.where(twins[met] >= 0, places[other], -1)
-        self.near[places[met]] = np.where(twins[met] >= 0, -1, places[other])
-        self.likeness[places[met]] = np.where(twins[met] >= 0, likeness[met], near_likeness[met])
-        self.shared[places[met]] = np.count_nonzero(keys[met] == keys[other], axis=1)
-        self.short[places] = numbers(table.column("count")) < 0
-        return twins < 0
+        compared = np.flatnonzero((matches >= 0) | (nearest >= 0))
+        at, dropped = places[compared], matches[compared] >= 0
+        other = np.where(dropped, matches[compared], nearest[compared])
+        self.matches[at] = np.where(dropped, places[other], -1)
+        self.nearest[at] = np.where(dropped, -1, places[other])
+        self.similarities[at] = np.where(dropped, similarities[compared], nearest_similarities[compared])
+        self.shared[at] = np.count_nonzero(keys[compared] == keys[other], axis=1)
+        self.short[places] = as_numpy(table.column("count")) < 0
+        return matches < 0
 
-    def drop_originals(self, ours: np.ndarray) -> None:
-        """For keep="none": rows that others went in favour of go too, in favour of the most alike of these."""
-        copies = np.flatnonzero(self.twins >= 0)
-        copies = copies[np.argsort(-self.likeness[copies], kind="stable")]
-        originals, first = np.unique(self.twins[copies], return_index=True)
-        best = copies[first]
-        mine = ours[originals]
-        originals, best = originals[mine], best[mine]
-        self.twins[originals], self.near[originals] = best, -1
-        self.likeness[originals], self.shared[originals] = self.likeness[best], self.shared[best]
+    def _drop_survivors(self, ours: np.ndarray) -> None:
+        """For keep="none": drop each survivor of a group too, as a duplicate of the most similar row of the group."""
+        duplicates = np.flatnonzero(self.matches >= 0)
+        duplicates = duplicates[np.argsort(-self.similarities[duplicates], kind="stable")]
+        survivors, first = np.unique(self.matches[duplicates], return_index=True)
+        best = duplicates[first]
+        mine = ours[survivors]
+        survivors, best = survivors[mine], best[mine]
+        self.matches[survivors], self.nearest[survivors] = best, -1
+        self.similarities[survivors], self.shared[survivors] = self.similarities[best], self.shared[best]
 
     def write(self, writer: PairWriter) -> None:
-        chosen = np.flatnonzero((self.twins >= 0) | (self.near >= 0))
+        chosen = np.flatnonzero((self.matches >= 0) | (self.nearest >= 0))
         for start in range(0, len(chosen), 2**18):
             some = chosen[start : start + 2**18]
-            gone = self.twins[some] >= 0
+            dropped = self.matches[some] >= 0
             writer.write(
                 {
                     "row": self.row[some],
-                    "twin": self.row[np.where(gone, self.twins[some], self.near[some])],
-                    "similarity": self.likeness[some],
+                    "survivor": self.row[np.where(dropped, self.matches[some], self.nearest[some])],
+                    "similarity": self.similarities[some],
                     "bands": self.shared[some],
                     "short": self.short[some],
-                    "dropped": gone,
+                    "dropped": dropped,
                 }
             )
 

@@ -1,8 +1,8 @@
-"""Exact duplicates: rows, or paragraphs and lines, whose content is the same.
+"""Exact duplicates: rows, paragraphs or lines with the same content.
 
-observe   128-bit digest per row (or per unit), 40 bytes of disk each
-resolve   digests by range, each range within a worker's share: sort, group, order by the keep policy
-apply     rows that go are filtered; units that go are cut out of their rows
+observe   a 128-bit digest per row (or per unit), 40 bytes of disk space each
+resolve   sort the digests by range, each range within a worker's memory, and choose rows by the keep policy
+apply     filter out duplicate rows, or cut duplicate units out of their rows
 """
 
 from __future__ import annotations
@@ -17,58 +17,64 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.dedup import units
-from tamis.dedup.equal import Equals, read_digests
-from tamis.dedup.index import Index, Options, add_generation, content_of, own_generation, write_part
-from tamis.dedup.keep import Keep, KeepPolicy
-from tamis.dedup.rows import RowNumbers, address_facts, fill, subset
-from tamis.dedup.settle import (
-    Counts,
-    Homes,
+from tamis.dedup.decisions import (
+    Blocks,
+    Decisions,
+    GroupSizes,
     PairWriter,
-    Settling,
     check_disk,
     histogram,
     index_folder_of,
     publish,
 )
+from tamis.dedup.equal_digests import EqualDigests, read_digests
+from tamis.dedup.index import Index, Options, add_generation, contents_of, own_generation, write_part
+from tamis.dedup.keep import Keep, KeepPolicy
+from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of, column_or_zeros
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
-    Files,
+    NumberedFiles,
     ShuffleWriter,
+    as_numpy,
     bucket_count,
     bucket_of,
     chunk_rows,
-    in_workers,
-    numbers,
+    handles_shortage,
     pieces,
     retry_with_less_memory,
-    tells_limits,
+    run_in_workers,
 )
-from tamis.dedup.texts import TextNormal, digest_columns, value_buffers
+from tamis.dedup.texts import Normalization, digest_columns, value_buffers
 from tamis.errors import ParameterError
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 RECORD_BYTES = 40
-"""A digest on its way: 16 bytes, the row, its order and source."""
-HELD_BYTES = 3 * RECORD_BYTES
-"""The same while it is sorted."""
+"""Disk space per digest: 16 bytes, the row, its order and source."""
+SORTING_BYTES = 3 * RECORD_BYTES
+"""Memory per digest while digests are sorted."""
 
 
 @operator(reads="text", resources=Resources(memory=RESOLVING_BYTES))
 class ExactDedup(Gather):
-    """Keep one of the rows whose `column` (text, URL, any key; or several columns) is the same.
+    """Keep one of the rows with the same value in `column` (text, URL, any key; or several columns).
 
-    Compares 128-bit digests, after leaving out of account what is asked for: letter case, the amount of white space,
-    Unicode composition. Rows whose key is null are not duplicates of each other. `keep` chooses who stays: the first in
-    source order, the longest, the newest or best by the column `by`, or none of them; `prefer` lists sources (folders or
-    files in paths, patterns, or values of `prefer_column`), the best first, and goes before. With `across_sources` only
-    what a better source has goes, and copies within one source stay. With `unit="paragraph"` or `"line"`, repeats anywhere
-    in the corpus are cut out of the text, the first occurrence stays, and a document that would lose more than
-    `max_removed` of its text is dropped; units of fewer than `min_unit_bytes` are left alone.
+    Compares 128-bit digests. `ignore_case`, `ignore_whitespace` (the amount of it) and `unicode` (composition) normalise
+    the text first. Rows whose key is null are never duplicates.
 
-    `against` names an index of rows seen before, which stay; `update` adds the rows kept now. It may be in an object store,
-    which `storage_options` say how to reach, and is then copied beside the run. Why each row went is in
-    `.tamis/groups/`. Costs about 80 bytes of disk per row (per unit) while it runs, memory within the budget.
+    `keep` chooses the row to keep: the first in source order, the longest, the newest or best by the column `by`, or none
+    of them. `prefer` lists sources, best first, and takes precedence over `keep`: folders or files in paths, patterns, or
+    values of `prefer_column`. With `across_sources`, a row is dropped only if a better source has it too; duplicates within
+    a source are kept.
+
+    With `unit="paragraph"` or `"line"`, repeats anywhere in the corpus are cut out of the text and the first occurrence is
+    kept. A document that would lose more than `max_removed` of its text is dropped. Units shorter than `min_unit_bytes` are
+    not compared.
+
+    `against` names an index of rows from earlier runs; rows that it contains are dropped. `update` adds the rows kept by
+    this run. An index in an object store (see `storage_options`) is first copied to the run's folder.
+
+    `tamis dedup explain` and `.tamis/groups/` show why each row was dropped. Costs about 80 bytes of disk space per row (per
+    unit) during the run, and memory within the budget.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}, {"text": "b"}, {"text": "a"}]), ExactDedup()).collect()["text"].to_pylist()
@@ -99,16 +105,18 @@ class ExactDedup(Gather):
             raise ParameterError("`column` names no column")
         if self.unit != "document":
             if len(self._columns) > 1:
-                raise ParameterError(f'unit="{self.unit}" cuts one column of text, not {", ".join(self._columns)}')
+                raise ParameterError(
+                    f'unit="{self.unit}" needs a single column of text, got {", ".join(self._columns)}'
+                )
             if self.keep != "first" or self.prefer:
                 raise ParameterError(
-                    f'unit="{self.unit}" keeps the first occurrence', hint='leave `keep` at "first" and `prefer` out'
+                    f'unit="{self.unit}" always keeps the first occurrence', hint="leave out `keep` and `prefer`"
                 )
             if not 0 <= self.max_removed <= 1:
-                raise ParameterError(f"`max_removed` is a share of the text, from 0 to 1, got {self.max_removed}")
+                raise ParameterError(f"`max_removed` must be a share from 0 to 1, got {self.max_removed}")
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
-        self._index(look=True)
+        self._index(check_only=True)
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -119,8 +127,8 @@ class ExactDedup(Gather):
         return KeepPolicy(self.keep, self.by, self.prefer, self.prefer_column, self.across_sources)
 
     @property
-    def _normal(self) -> TextNormal:
-        return TextNormal(self.ignore_case, self.ignore_whitespace, self.unicode)
+    def _normalization(self) -> Normalization:
+        return Normalization(self.ignore_case, self.ignore_whitespace, self.unicode)
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self._columns, *self._policy.columns()]))
@@ -138,29 +146,29 @@ class ExactDedup(Gather):
         return super().identity() | index_identity(self.against, self.update, self.storage_options)
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
-        """Disk that a run over so many rows and bytes of text takes while it runs."""
+        """Disk space that a run takes."""
         records = (
             num_rows if self.unit == "document" else max(num_rows, num_bytes // (60 if self.unit == "line" else 300))
         )
         return num_rows * 20 + records * 2 * RECORD_BYTES
 
-    def _index(self, own: str = "", *, look: bool = False) -> Index | None:
+    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
         if self.against is None:
             return None
         settings: dict[str, Any] = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
         settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
         options = self.storage_options
-        return Index.open(self.against, "exact", settings, options, own=own, create=self.update, look=look)
+        return Index.open(self.against, "exact", settings, options, own=own, create=self.update, check_only=check_only)
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         if self.unit != "document":
             return address_facts(batch) | units.unit_facts(
-                batch[self._columns[0]], self._columns[0], self.unit, self.min_unit_bytes, self._normal
+                batch[self._columns[0]], self._columns[0], self.unit, self.min_unit_bytes, self._normalization
             )
         columns = [(name, batch[name]) for name in self._columns]
-        digests, known = digest_columns(columns, self._normal)
+        digests, known = digest_columns(columns, self._normalization)
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
         facts["high"] = pa.array(digests[:, 0], mask=~known)
         facts["low"] = pa.array(digests[:, 1])
@@ -176,48 +184,48 @@ class ExactDedup(Gather):
         own = own_generation(work) if self.update else ""
         index = self._index(own)
         index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
-        settle = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
+        resolve = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
         index_folder = retry_with_less_memory(
-            lambda usable: settle(self, rows, decide, work, index, usable), work.worker_bytes
+            lambda call_bytes: resolve(self, rows, decide, work, index, call_bytes), work.worker_bytes
         )
         if index_folder is not None and self.against is not None:
             add_generation(self.against, own, index_folder, self.storage_options)
 
     def _resolve_rows(
-        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, usable: int
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
     ) -> Path | None:
-        check_disk(work, rows.total * RECORD_BYTES, "looking for duplicates")
-        num_buckets = bucket_count((rows.total + (index.total if index else 0)) * HELD_BYTES, usable)
-        scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
-        chunk = chunk_rows(HELD_BYTES, usable)
-        in_workers(
+        check_disk(work, rows.total * RECORD_BYTES, "exact deduplication")
+        num_buckets = bucket_count((rows.total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
+        shuffled = NumberedFiles(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
+        chunk = chunk_rows(SORTING_BYTES, call_bytes)
+        run_in_workers(
             work,
             f"digests by range, {num_buckets}",
-            scatter_digests,
-            [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
+            shuffle_digests,
+            [(rows, part, num_buckets, path, chunk) for part, path in enumerate(shuffled)],
         )
-        homes = Homes.of(rows, index, usable)
-        index_folder = index_folder_of(self.update, work, homes)
-        pairs = Files(work.folder / "pairs", f"{num_buckets}, {homes.division}-", num_buckets)
-        equals = Equals(rows.total, self.keep == "none", self.across_sources)
-        found = in_workers(
+        blocks = Blocks.of(rows, index, call_bytes)
+        index_folder = index_folder_of(self.update, work, blocks)
+        pairs = NumberedFiles(work.folder / "pairs", f"{num_buckets}, {blocks.division}-", num_buckets)
+        equals = EqualDigests(rows.total, self.keep == "none", self.across_sources)
+        found = run_in_workers(
             work,
-            f"groups, {num_buckets}, {homes.division}",
+            f"groups, {num_buckets}, {blocks.division}",
             group_digests,
-            [(homes, scattered, bucket, num_buckets, equals, path, usable) for bucket, path in enumerate(pairs)],
+            [(blocks, shuffled, bucket, num_buckets, equals, path, call_bytes) for bucket, path in enumerate(pairs)],
         )
-        settling = Settling(
-            homes,
+        decisions = Decisions(
+            blocks,
             decide,
             pairs,
             work.folder,
             reason="exact duplicate",
             index_reason=f"in the index {self.against}",
             index_folder=index_folder,
-            keep_entries=keep_digests,
+            write_entries=write_digest_part,
         )
-        settled = settling.run(work, str(num_buckets))
-        publish(work, summary_of(self.name, rows, found, settled), {})
+        decided = decisions.run(work, str(num_buckets))
+        publish(work, summary_of(self.name, rows, found, decided), {})
         return index_folder
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
@@ -226,34 +234,34 @@ class ExactDedup(Gather):
 
 
 def index_identity(against: str | None, update: bool, options: Options) -> dict[str, Any]:
-    """What an index adds to the identity of a step: its content, unless the step itself is what changes it."""
+    """What an index adds to the identity of a step: its content, unless the step itself changes it."""
     if against is None or update:
         return {}
-    return {"index": content_of(against, options)}
+    return {"index": contents_of(against, options)}
 
 
 def summary_of(
-    step: str, rows: RowNumbers, found: Sequence[Mapping[str, Any]], settled: Sequence[Mapping[str, int]]
+    step: str, rows: RowNumbers, found: Sequence[Mapping[str, Any]], decided: Sequence[Mapping[str, int]]
 ) -> dict[str, Any]:
-    counts = Counts()
+    counts = GroupSizes()
     for part in found:
         counts.add(part)
-    dropped = sum(part["dropped"] for part in settled)
+    dropped = sum(part["dropped"] for part in decided)
     return {"step": step, "rows": rows.total, "dropped": dropped, **counts.as_dict()}
 
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
 
-_SCATTERED = pa.schema(
+_SHUFFLED = pa.schema(
     {"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "order": pa.uint64(), "source": pa.uint64()}
 )
 
 
-@tells_limits
-def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
-    """Write the digests of a partition by range."""
+@handles_shortage
+def shuffle_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
+    """Write the digests of a partition by range of digests."""
     first = int(rows.offsets[partition])
-    with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
+    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["high", "low", "order", "source"], chunk):
             if not facts.num_rows:
                 continue
@@ -264,24 +272,30 @@ def scatter_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Pa
                     "high": facts.column("high"),
                     "low": facts.column("low"),
                     "local": pa.array(np.arange(start - first, start - first + count, dtype=np.uint32)),
-                    "order": pa.array(fill(facts, "order", count)),
-                    "source": pa.array(fill(facts, "source", count)),
+                    "order": pa.array(column_or_zeros(facts, "order", count)),
+                    "source": pa.array(column_or_zeros(facts, "source", count)),
                 }
             ).filter(pa.array(known))
-            writer.write(table, bucket_of(numbers(table.column("high")), num_buckets))
+            writer.write(table, bucket_of(as_numpy(table.column("high")), num_buckets))
     return 0
 
 
-@tells_limits
+@handles_shortage
 def group_digests(
-    homes: Homes, scattered: Files, bucket: int, num_buckets: int, equals: Equals, path: Path, usable: int
+    blocks: Blocks,
+    shuffled: NumberedFiles,
+    bucket: int,
+    num_buckets: int,
+    equals: EqualDigests,
+    path: Path,
+    call_bytes: int,
 ) -> dict[str, Any]:
-    """Find equal digests in one range and write who goes in whose favour."""
-    most = usable * 5 // 4 // HELD_BYTES  # ranges of digests are not all of one size
-    with PairWriter(path, homes) as writer:
+    """Find the rows with equal digests in one range, and write them with their survivors."""
+    max_rows = call_bytes * 5 // 4 // SORTING_BYTES  # ranges vary in size
+    with PairWriter(path, blocks) as writer:
         dropped = 0
-        read = functools.partial(read_digests, homes, scattered, bucket, num_buckets, ("order", "source"))
-        for found in equals.find(lambda: pieces(read(), most)):
+        read = functools.partial(read_digests, blocks, shuffled, bucket, num_buckets, ("order", "source"))
+        for found in equals.find(lambda: pieces(read(), max_rows)):
             count = len(found["row"])
             dropped += count
             more = {
@@ -293,11 +307,11 @@ def group_digests(
     return {"dropped": dropped, "sizes": histogram(equals.sizes)}
 
 
-def keep_digests(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
-    """The digests of the rows that stay, as a part of an index."""
+def write_digest_part(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
+    """Write the digests of the kept rows of a block to a part of an index."""
     known = facts.column("high").is_valid().to_numpy()[local]
     local = local[known]
     if len(local):
         chosen = facts.select(["high", "low"]).take(pa.array(local))
-        keys, low = numbers(chosen.column("high")), numbers(chosen.column("low"))
-        write_part(folder, block, pa.table(subset(facts, local)), keys, {"low": low})
+        keys, low = as_numpy(chosen.column("high")), as_numpy(chosen.column("low"))
+        write_part(folder, block, pa.table(address_facts_of(facts, local)), keys, {"low": low})

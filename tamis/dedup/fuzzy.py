@@ -1,8 +1,8 @@
-"""Near-duplicates by MinHash: banding proposes, a comparison decides.
+"""Near-duplicates by MinHash: bands propose candidates, a comparison of n-grams decides.
 
-observe   band keys per row, and what is needed to compare it (its n-grams, whole or packed)
-resolve   `candidates`: rows that share a band key are compared; who stays is decided by the keep policy
-apply     rows that go are filtered
+observe   band keys of each row, and its n-grams, whole or packed
+resolve   find candidates by band keys, compare them, and choose which to keep (`candidates`, `decisions`)
+apply     filter out the duplicates
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.dedup import candidates
 from tamis.dedup.candidates import Comparison, Verify
+from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_folder_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
-from tamis.dedup.rows import RowNumbers, address_facts, subset
-from tamis.dedup.settle import DETAILS, Homes, Settling, check_disk, index_folder_of, publish
+from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
-    Files,
-    as_matrix,
+    NumberedFiles,
     bucket_count,
     chunk_rows,
-    from_matrix,
-    in_workers,
+    column_to_matrix,
+    matrix_to_column,
     retry_with_less_memory,
+    run_in_workers,
 )
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
@@ -50,36 +50,43 @@ SETTINGS: dict[str, tuple[str, int, int, int, bool]] = {
     "dolma3": ("word", 5, 26, 11, True),  # Olmo 3 technical report, web data
     "nemo": ("character", 24, 20, 13, False),  # NeMo Curator's defaults
 }
-"""unit, n, bands, hashes per band, whether the text is normalised before"""
+"""(unit, n, bands, hashes per band, whether the text is normalised) by name"""
 
 
 @operator(reads="text")
 class FuzzyDedup(Gather):
     """Keep one document of each group of near-duplicates.
 
-    Two documents whose word 5-gram sets overlap by 80 % become candidates with probability 0.92 (`settings="fineweb"`:
-    14 bands of 8 hashes; `"dolma3"`: 26 of 11; `"nemo"`: 24 characters, 20 of 13; or `num_bands` and `num_rows`; or
-    `num_hashes`, divided as suits `threshold` best). A document goes only if its similarity to one that stays was verified
-    to reach `threshold`: `verify="jaccard"` on the true n-gram sets; `"signature"` on packed ones, in a quarter of the disk,
-    which tell it with a standard deviation of 0.001 (at 0.8 and 1000 words; of a hundred words, one pair in thirty is off by
-    one n-gram); `"none"` takes candidates of candidates for alike, as other tools do.
+    Two documents become candidates if they share a band of MinHash values; at a similarity of 0.8 that happens with
+    probability 0.92. `settings` chooses n-grams and bands: `"fineweb"` word 5-grams, 14 bands of 8 hashes; `"dolma3"` word
+    5-grams, 26 of 11; `"nemo"` 24 characters, 20 of 13. Override them with `num_bands` and `hashes_per_band`, or with
+    `num_hashes`, which are split into the bands that suit `threshold` best.
 
-    Words are those of the text package: runs without spaces, each letter of scripts that do not separate words. Before,
-    letters become lower case and lose accents (Latin, Greek, Cyrillic), numbers are read as 0, punctuation as space, unless
-    told otherwise. A document of fewer than n words goes only if another has the same words; one without any word stays.
+    Candidates, and candidates of candidates, form a component. Within it, documents are visited in the order of the keep
+    policy. A document is dropped if its similarity to a document already kept reaches `threshold`. It is compared with up to
+    256 kept documents that share a band with it; if none is similar enough, with up to 64 others of its component, in order.
+    `verify` chooses the comparison: `"jaccard"` of the true n-gram sets; `"signature"` of packed sets, which take a quarter
+    of the disk space and have a standard deviation of 0.001 (at a similarity of 0.8 and 1000 words; with a hundred words,
+    one pair in thirty is off by one n-gram); `"none"` drops all but one document of a component without a comparison, as
+    other tools do.
 
-    `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update`, `storage_options` are as in `ExactDedup`.
-    `reuse` names the output of an earlier run over the same input: its hashes are used again, so that only `threshold` may
-    differ.
+    Words are runs of characters without spaces, and single letters in scripts that do not separate words. Before hashing,
+    `lowercase` folds case, `strip_accents` removes accents (Latin, Greek, Cyrillic), `fold_digits` replaces each number by 0
+    and `strip_punctuation` replaces punctuation by spaces; all are on for `"fineweb"` and `"dolma3"`, off for `"nemo"`. A
+    document of fewer than n words is dropped only if another has exactly the same words. One without words is kept.
 
-    Hashes are the same on a processor and on a GPU. With `device="auto"` n-grams of characters, which take longest, go to a
-    GPU where there is one.
+    `keep`, `by`, `prefer`, `prefer_column`, `across_sources`, `against`, `update` and `storage_options` are as in
+    `ExactDedup`. `reuse` names the output of an earlier run over the same input, whose hashes are reused; only `threshold`
+    may differ.
 
-    Costs 330 bytes and 4 bytes per word of disk per document (signature: 1 byte per word), half as much again for candidates,
-    and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
+    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for character n-grams, which are the
+    most expensive.
+
+    Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
+    candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
 
     >>> from tamis import Pipeline, Rows
-    >>> text = "a tale of twenty words that two pages tell in very nearly the same way and so only one stays"
+    >>> text = "an article of about twenty words that two sites publish in very nearly the same form on one day"
     >>> rows = [{"text": text}, {"text": text.upper() + "!"}, {"text": "something else entirely"}]
     >>> Pipeline(Rows(rows), FuzzyDedup()).run().kept
     2
@@ -92,12 +99,12 @@ class FuzzyDedup(Gather):
     unit: Literal["word", "character"] | None = None
     ngram: int | None = None
     num_bands: int | None = None
-    num_rows: int | None = None
+    hashes_per_band: int | None = None
     num_hashes: int | None = None
     lowercase: bool | None = None
-    accents: bool | None = None
-    numbers: bool | None = None
-    punctuation: bool | None = None
+    strip_accents: bool | None = None
+    fold_digits: bool | None = None
+    strip_punctuation: bool | None = None
     keep: Keep = "first"
     by: str | None = None
     prefer: Sequence[str] | None = None
@@ -116,26 +123,28 @@ class FuzzyDedup(Gather):
     def check(self) -> None:
         self._policy.check()
         if not 0 < self.threshold <= 1:
-            raise ParameterError(f"`threshold` is a similarity above 0 and at most 1, got {self.threshold}")
-        for name, most in (("ngram", 64), ("num_bands", 1000), ("num_rows", 1000), ("num_hashes", 10_000)):
+            raise ParameterError(f"`threshold` must be above 0 and at most 1, got {self.threshold}")
+        limits = {"ngram": 64, "num_bands": 1000, "hashes_per_band": 1000, "num_hashes": 10_000}
+        for name, largest in limits.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise ParameterError(f"`{name}` must be from 1 to {most}, got {value}")
-        if self.num_hashes is not None and (self.num_bands is not None or self.num_rows is not None):
+            if value is not None and not 1 <= value <= largest:
+                raise ParameterError(f"`{name}` must be from 1 to {largest}, got {value}")
+        if self.num_hashes is not None and (self.num_bands is not None or self.hashes_per_band is not None):
             raise ParameterError(
-                "`num_hashes` is divided into bands by itself", hint="give either num_hashes, or num_bands and num_rows"
+                "`num_hashes` cannot be combined with `num_bands` or `hashes_per_band`",
+                hint="give either num_hashes, which is split into bands, or num_bands and hashes_per_band",
             )
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
         if self.device == "gpu":
             minhash_gpu.demand()
-        self._index(look=True)
+        self._index(check_only=True)
         if self.reuse is not None:
             if self.update:
-                raise ParameterError("`reuse` has no hashes to add to an index", hint="leave out `update` or `reuse`")
-            self._earlier()
+                raise ParameterError("`reuse` cannot be combined with `update`", hint="leave out one of them")
+            self._earlier_run()
 
-    # --------------------------------------------------------------------------------------------------- what is asked for
+    # ---------------------------------------------------------------------------------------------------------- parameters
 
     @property
     def _unit(self) -> str:
@@ -147,22 +156,22 @@ class FuzzyDedup(Gather):
 
     @property
     def bands(self) -> tuple[int, int]:
-        """(bands, hashes in each)"""
+        """(bands, hashes per band)"""
         if self.num_hashes is not None:
             return best_split(self.threshold, self.num_hashes)
-        _, _, bands, rows, _ = SETTINGS[self.settings]
-        return self.num_bands or bands, self.num_rows or rows
+        _, _, bands, hashes, _ = SETTINGS[self.settings]
+        return self.num_bands or bands, self.hashes_per_band or hashes
 
     @property
     def _options(self) -> int:
-        asked = {
+        options = {
             minhash.LOWERCASE: self.lowercase,
-            minhash.ACCENTS: self.accents,
-            minhash.DIGITS: self.numbers,
-            minhash.PUNCTUATED: self.punctuation,
+            minhash.STRIP_ACCENTS: self.strip_accents,
+            minhash.FOLD_DIGITS: self.fold_digits,
+            minhash.STRIP_PUNCTUATION: self.strip_punctuation,
         }
         default = SETTINGS[self.settings][4]
-        return sum(flag for flag, wanted in asked.items() if (default if wanted is None else wanted))
+        return sum(flag for flag, wanted in options.items() if (default if wanted is None else wanted))
 
     @property
     def resources(self) -> Resources:  # type: ignore[override]
@@ -170,7 +179,7 @@ class FuzzyDedup(Gather):
 
     @property
     def _on_gpu(self) -> bool:
-        """Words are hashed as fast as they are read; characters, each the end of an n-gram, are not."""
+        """Only character n-grams are worth it: words are hashed as fast as they are read."""
         return self.device == "gpu" or (
             self.device == "auto" and self._unit == "character" and minhash_gpu.opens_freely()
         )
@@ -184,34 +193,34 @@ class FuzzyDedup(Gather):
         return Comparison(self.verify, self.threshold, self.bands[0], self.keep == "none", self.across_sources)
 
     @property
-    def _keeping(self) -> list[Any]:
-        """What decides who stays, as JSON holds it."""
+    def _keep_settings(self) -> list[Any]:
+        """The parameters of the keep policy, as read back from JSON."""
         prefer = list(self.prefer) if self.prefer is not None else None
         return [self.keep, self.by, prefer, self.prefer_column, self.across_sources]
 
     def hashing(self) -> dict[str, Any]:
-        """Everything the keys and n-grams depend on: what an index or an earlier run must agree in."""
-        bands, rows = self.bands
+        """Everything that keys and n-grams depend on. An index and a reused run must have the same."""
+        bands, hashes = self.bands
         return {
             "column": self.column,
             "unit": self._unit,
             "ngram": self._ngram,
             "bands": bands,
-            "rows": rows,
+            "hashes_per_band": hashes,
             "normalisation": self._options,
             "seed": self.seed,
             "verify": "jaccard" if self.verify == "jaccard" else "signature",
-            "packed": 0 if self.verify == "jaccard" else 2**sets.SPARE,
+            "packed": 0 if self.verify == "jaccard" else 2**sets.SPARE_BITS,
         }
 
     def probability(self, similarity: float) -> float:
-        """With which probability two documents of some similarity become candidates.
+        """The probability that two documents of this similarity share a band.
 
         >>> round(FuzzyDedup().probability(0.8), 2)
         0.92
         """
-        bands, rows = self.bands
-        return 1 - (1 - similarity**rows) ** bands
+        bands, hashes = self.bands
+        return 1 - (1 - similarity**hashes) ** bands
 
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(["text", *self._policy.columns()]))
@@ -223,18 +232,20 @@ class FuzzyDedup(Gather):
         return super().identity() | index_identity(self.against, self.update, self.storage_options)
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
-        """Disk that a run over so many rows and bytes of text takes while it runs, if a third of the rows are candidates."""
+        """Disk space that a run takes, if a third of the rows are candidates."""
         bands, _ = self.bands
         ngrams = num_bytes if self._unit == "character" else num_bytes // 6
         compared = 4 * ngrams if self.verify == "jaccard" else ngrams + 8 * num_rows
         facts = num_rows * (8 * bands + 32) + compared
         return facts + num_rows * bands * 12 + (facts + num_rows * 40) // 3
 
-    def _index(self, own: str = "", *, look: bool = False) -> Index | None:
+    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
         if self.against is None:
             return None
         options = self.storage_options
-        return Index.open(self.against, "fuzzy", self.hashing(), options, own=own, create=self.update, look=look)
+        return Index.open(
+            self.against, "fuzzy", self.hashing(), options, own=own, create=self.update, check_only=check_only
+        )
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -246,21 +257,21 @@ class FuzzyDedup(Gather):
         facts["content"] = content[:, 0]
         if self.reuse is not None:
             return facts
-        return facts | self._signed(data, offsets) | self._policy.facts(batch, np.diff(offsets))
+        return facts | self._signatures(data, offsets) | self._policy.facts(batch, np.diff(offsets))
 
-    def _signed(self, data: np.ndarray, offsets: np.ndarray) -> dict[str, Column | np.ndarray]:
-        bands, per_band = self.bands
+    def _signatures(self, data: np.ndarray, offsets: np.ndarray) -> dict[str, Column | np.ndarray]:
+        bands, hashes = self.bands
         rows = len(offsets) - 1
         characters = self._unit == "character"
         counts, keys = np.zeros(rows, np.int64), np.empty((rows, bands), np.uint64)
         kernels = minhash_gpu if self._on_gpu else minhash
         arguments = (
             data, offsets, characters, self._ngram, self._options, *minhash.folding_tables(self._options), POINTS, KINDS,
-            minhash.multipliers(bands * per_band, self.seed), bands, counts, keys,
+            minhash.multipliers(bands * hashes, self.seed), bands, counts, keys,
         )  # fmt: skip
         compared: Column
         if self.verify == "jaccard":
-            shingles, spans = minhash.room_for_ngrams(offsets, characters)
+            shingles, spans = minhash.ngram_buffers(offsets, characters)
             kernels.sign(*arguments, shingles, spans)
             compared = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(shingles[: spans[-1]]))
         else:
@@ -268,37 +279,37 @@ class FuzzyDedup(Gather):
             buffers = [None, pa.py_buffer(spans), pa.py_buffer(packed)]
             compared = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
         column = "shingles" if self.verify == "jaccard" else "signature"
-        return {"count": counts, "keys": from_matrix(keys), column: compared}
+        return {"count": counts, "keys": matrix_to_column(keys), column: compared}
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
         rows = RowNumbers(observed)
         own = own_generation(work) if self.update else ""
-        retry_with_less_memory(lambda usable: self._resolve(rows, decide, work, own, usable), work.worker_bytes)
+        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
 
-    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, usable: int) -> None:
+    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
             index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
-            collected, num_buckets = self._candidates(rows, work, index, summary, usable)
+            collected, num_buckets = self._candidates(rows, work, index, summary, call_bytes)
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
-        homes = Homes.of(rows, index, usable)
-        pairs = Files(work.folder / "pairs", f"{num_buckets}, {homes.division}-", num_buckets)
-        found = in_workers(
+        blocks = Blocks.of(rows, index, call_bytes)
+        pairs = NumberedFiles(work.folder / "pairs", f"{num_buckets}, {blocks.division}-", num_buckets)
+        compared = run_in_workers(
             work,
-            f"comparisons, {num_buckets}, {homes.division}",
+            f"comparisons, {num_buckets}, {blocks.division}",
             candidates.verify,
             [
-                (homes, collected, bucket, num_buckets, self._comparison, path, usable)
+                (blocks, collected, bucket, num_buckets, self._comparison, path, call_bytes)
                 for bucket, path in enumerate(pairs)
             ],
         )
-        index_folder = index_folder_of(self.update, work, homes)
-        settling = Settling(
-            homes,
+        index_folder = index_folder_of(self.update, work, blocks)
+        decisions = Decisions(
+            blocks,
             decide,
             pairs,
             work.folder,
@@ -306,82 +317,84 @@ class FuzzyDedup(Gather):
             short_reason=f"exact duplicate, too short for {self._ngram}-grams",
             index_reason=f"in the index {self.against}",
             index_folder=index_folder,
-            keep_entries=keep_signed,
+            write_entries=write_signature_part,
         )
-        settled = settling.run(work, str(num_buckets))
-        summary |= summary_of(self.name, rows, found, settled)
-        summary |= {"largest_component": max((part["largest_component"] for part in found), default=0)}
+        decided = decisions.run(work, str(num_buckets))
+        summary |= summary_of(self.name, rows, compared, decided)
+        summary |= {"largest_component": max((part["largest_component"] for part in compared), default=0)}
         summary |= {"threshold": self.threshold, "verify": self.verify}
-        summary |= {"hashing": self.hashing(), "keep": self._keeping}
+        summary |= {"hashing": self.hashing(), "keep": self._keep_settings}
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
         publish(work, summary, {CANDIDATES: collected})
         if index_folder is not None and self.against is not None:
             add_generation(self.against, own, index_folder, self.storage_options)
 
     def _candidates(
-        self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], usable: int
-    ) -> tuple[Files, int]:
-        """Files of candidates by component, and into how many buckets they are divided."""
+        self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], call_bytes: int
+    ) -> tuple[NumberedFiles, int]:
+        """(files of candidates by component, number of buckets)"""
         bands, _ = self.bands
         known = rows.total + (index.total if index else 0)
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
-        num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, usable)
-        scattered = Files(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
-        chunk = chunk_rows(bands * 32, usable)
-        totals = in_workers(
+        num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, call_bytes)
+        shuffled = NumberedFiles(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
+        chunk = chunk_rows(bands * 32, call_bytes)
+        totals = run_in_workers(
             work,
             f"bands by range, {num_ranges}",
-            candidates.scatter_bands,
-            [(rows, part, num_ranges, path, chunk) for part, path in enumerate(scattered)],
+            candidates.shuffle_bands,
+            [(rows, part, num_ranges, path, chunk) for part, path in enumerate(shuffled)],
         )
-        edges = Files(work.folder / "edges", f"{num_ranges}-", num_ranges)
-        met = in_workers(
+        edges = NumberedFiles(work.folder / "edges", f"{num_ranges}-", num_ranges)
+        pairs = run_in_workers(
             work,
-            f"meetings, {num_ranges}",
+            f"candidate pairs, {num_ranges}",
             candidates.candidate_pairs,
-            [(rows, scattered, bucket, num_ranges, index, path, usable) for bucket, path in enumerate(edges)],
+            [(rows, shuffled, bucket, num_ranges, index, path, call_bytes) for bucket, path in enumerate(edges)],
         )
         components = work.folder / f"components-{num_ranges}.bin"
-        (found,) = in_workers(
+        (joined,) = run_in_workers(
             work,
             f"components, {num_ranges}",
             candidates.join_components,
-            [(known, edges, components, usable)],
+            [(known, edges, components, call_bytes)],
         )
         for name in ("texts", "short", "shingles", "content"):
             summary[name] = sum(part[name] for part in totals)
         summary["content"] %= 2**64
-        summary |= {"proposed": sum(met), **found}
-        how = self._comparison
+        summary |= {"candidate_pairs": sum(pairs), **joined}
+        comparison = self._comparison
         ngrams = summary["shingles"] // max(1, summary["texts"])
-        per_row = how.row_bytes + 8 * ngrams
-        num_buckets = bucket_count(found["candidates"] * per_row * 2, usable)
-        on_disk = how.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
-        check_disk(work, found["candidates"] * on_disk, "comparing near-duplicates")
-        chunk = chunk_rows(4 * per_row, usable, least=100)
+        per_row = comparison.row_bytes + 8 * ngrams
+        num_buckets = bucket_count(joined["candidates"] * per_row * 2, call_bytes)
+        on_disk = comparison.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
+        check_disk(work, joined["candidates"] * on_disk, "comparing near-duplicates")
+        chunk = chunk_rows(4 * per_row, call_bytes, min_rows=100)
         folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
-        collected = Files(folder, "part-", rows.num_partitions)
-        in_workers(
+        collected = NumberedFiles(folder, "part-", rows.num_partitions)
+        run_in_workers(
             work,
             f"candidates, {num_ranges}, {num_buckets}",
             candidates.collect,
-            [(rows, part, components, num_buckets, path, chunk, how) for part, path in enumerate(collected)],
+            [(rows, part, components, num_buckets, path, chunk, comparison) for part, path in enumerate(collected)],
         )
         if index is not None:
-            behind = folder / f"part-index{SPILL}"
-            item = (index, rows.total, components, num_buckets, behind, how)
-            in_workers(work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item])
-            collected = replace(collected, more=(behind,))
-        for file in scattered:
+            from_index = folder / f"part-index{SPILL}"
+            item = (index, rows.total, components, num_buckets, from_index, comparison)
+            run_in_workers(
+                work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item]
+            )
+            collected = replace(collected, more=(from_index,))
+        for file in shuffled:
             file.unlink(missing_ok=True)
         return collected, num_buckets
 
     # --------------------------------------------------------------------------------------------------------------- reuse
 
-    def _earlier(self) -> tuple[Path, dict[str, Any]]:
-        """Folder and summary of the run whose hashes are used again, after making sure that it fits."""
-        wanted = {"hashing": self.hashing(), "verify": self.verify, "keep": self._keeping}
-        refused: str | None = None
+    def _earlier_run(self) -> tuple[Path, dict[str, Any]]:
+        """(folder, summary) of the run named by `reuse`; raises if its hashes cannot be reused."""
+        wanted = {"hashing": self.hashing(), "verify": self.verify, "keep": self._keep_settings}
+        mismatch: str | None = None
         for file in sorted((Path(str(self.reuse)) / ".tamis" / DETAILS).glob("*/summary.json")):
             summary = json.loads(file.read_text())
             if summary["step"] != self.name:
@@ -390,48 +403,49 @@ class FuzzyDedup(Gather):
             if not differing:
                 return file.parent, summary
             name = differing[0]
-            refused = f"{self.reuse} was made with {name} {summary.get(name)}, this step has {wanted[name]}"
-        if refused is not None:
-            raise ParameterError(refused, hint="with `reuse`, only `threshold` may differ")
+            mismatch = f"{self.reuse} was made with {name} {summary.get(name)}, but this step has {wanted[name]}"
+        if mismatch is not None:
+            raise ParameterError(mismatch, hint="with `reuse`, only `threshold` may differ")
         raise ParameterError(
             f"{self.reuse} is not the output of a fuzzy deduplication", hint="reuse= names the output of an earlier run"
         )
 
-    def _reused(self, rows: RowNumbers, work: Work, summary: dict[str, Any]) -> tuple[Index | None, Files, int]:
-        folder, earlier = self._earlier()
+    def _reused(self, rows: RowNumbers, work: Work, summary: dict[str, Any]) -> tuple[Index | None, NumberedFiles, int]:
+        folder, earlier = self._earlier_run()
         if earlier["rows"] != rows.total:
             raise ParameterError(
-                f"{self.reuse} was made from {earlier['rows']:,} rows, these are {rows.total:,}",
+                f"{self.reuse} was made from {earlier['rows']:,} rows, but the input has {rows.total:,}",
                 hint="`reuse` needs the same input",
             )
-        sums = in_workers(
+        sums = run_in_workers(
             work, "content", candidates.sum_content, [(rows, part) for part in range(rows.num_partitions)]
         )
         if earlier["content"] != sum(sums) % 2**64:
-            raise ParameterError(f"{self.reuse} was made from other texts", hint="`reuse` needs the same input")
-        names = ("texts", "short", "shingles", "content", "proposed", "candidates", "components")
+            raise ParameterError(f"{self.reuse} was made from different texts", hint="`reuse` needs the same input")
+        names = ("texts", "short", "shingles", "content", "candidate_pairs", "candidates", "components")
         summary |= {name: earlier[name] for name in names} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
         index = index.for_work(work.folder, self.storage_options) if index is not None else None
-        found = (folder / CANDIDATES).glob(f"*{SPILL}")
-        return index, Files(folder / CANDIDATES, "part-", 0, tuple(sorted(found))), int(earlier["buckets"])
+        files = (folder / CANDIDATES).glob(f"*{SPILL}")
+        return index, NumberedFiles(folder / CANDIDATES, "part-", 0, tuple(sorted(files))), int(earlier["buckets"])
 
 
-def keep_signed(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
-    """What is known of the rows that stay, as a part of an index."""
+def write_signature_part(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
+    """Write the kept rows of a block, with keys and n-grams, to a part of an index."""
     local = local[facts.column("count").to_numpy()[local] != 0]
     if not len(local):
         return
     names = [name for name in ("count", "keys", "signature", "shingles") if name in facts.column_names]
     chosen = facts.select(names).take(pa.array(local))
-    entries = pa.table({**subset(facts, local), **{name: chosen.column(name) for name in names}})
-    write_part(folder, block, entries, as_matrix(chosen.column("keys"), np.uint64), {})
+    entries = pa.table({**address_facts_of(facts, local), **{name: chosen.column(name) for name in names}})
+    write_part(folder, block, entries, column_to_matrix(chosen.column("keys"), np.uint64), {})
 
 
 def best_split(threshold: float, num_hashes: int) -> tuple[int, int]:
-    """(bands, hashes in each), at most `num_hashes` in all, that err least in proposing pairs above the threshold only.
+    """(bands, hashes per band), at most `num_hashes` in total, that separate pairs at the threshold best.
 
-    The sum of the areas of false proposals below and missed pairs above, as in Zhu et al. 2016, LSH Ensemble, section 5.
+    Minimises the area of candidates below the threshold plus the area of missed pairs above it (Zhu et al. 2016, LSH
+    Ensemble, section 5).
 
     >>> best_split(0.8, 112)
     (9, 12)
@@ -439,10 +453,10 @@ def best_split(threshold: float, num_hashes: int) -> tuple[int, int]:
     grid = (np.arange(1000) + 0.5) / 1000
     below = grid < threshold
     best, least = (1, num_hashes), math.inf
-    for rows in range(1, num_hashes + 1):
-        for bands in range(1, num_hashes // rows + 1):
-            proposed = 1 - (1 - grid**rows) ** bands
-            error = float(proposed[below].sum() + (1 - proposed)[~below].sum())
+    for hashes in range(1, num_hashes + 1):
+        for bands in range(1, num_hashes // hashes + 1):
+            probability = 1 - (1 - grid**hashes) ** bands
+            error = float(probability[below].sum() + (1 - probability)[~below].sum())
             if error < least - 1e-12:
-                best, least = (bands, rows), error
+                best, least = (bands, hashes), error
     return best

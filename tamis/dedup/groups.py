@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tamis.dedup.settle import DETAILS, FOUND, GROUPS, NEAR_MISSES, stage_number
+from tamis.dedup.decisions import DETAILS, GROUP_SCHEMA, GROUPS, NEAR_MISSES, stage_number
 from tamis.errors import TamisError
 from tamis.store import INTERNAL, TABLE, Store
 
@@ -79,8 +79,8 @@ class Groups:
             for columns, role in ((("id", "address"), fate), (("kept_id", "kept_address"), "kept")):
                 if role == "kept" and folder == NEAR_MISSES:
                     continue
-                named = [pc.field(column) == name for column in columns if column in found.schema.names]
-                condition = named[0] if len(named) == 1 else named[0] | named[1]
+                names_of = [pc.field(column) == name for column in columns if column in found.schema.names]
+                condition = names_of[0] if len(names_of) == 1 else names_of[0] | names_of[1]
                 rows = found.to_table(filter=condition).to_pylist()
                 entries += [{"fate": role} | {key: row[key] for key in _PAIR if key in row} for row in rows]
         return entries
@@ -131,6 +131,6 @@ class Groups:
         if not files:
             return None
         # Some files of the input may have ids and others not.
-        named = any("id" in pq.read_schema(file, filesystem=system).names for file in files)
-        schema = pa.schema([spec for spec in FOUND if named or not spec.name.endswith("id")])
+        names_of = any("id" in pq.read_schema(file, filesystem=system).names for file in files)
+        schema = pa.schema([spec for spec in GROUP_SCHEMA if names_of or not spec.name.endswith("id")])
         return ds.dataset(files, schema=schema, filesystem=system, format="parquet")

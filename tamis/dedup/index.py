@@ -1,14 +1,14 @@
-"""What has been seen, on disk, for the next dataset to be compared with.
+"""The index: rows kept by earlier runs, on disk, to compare the next dataset with.
 
     index/
-      index.json                      what kind of digest, under which settings
-      <generation>/                   the rows that one run kept; a run that is repeated replaces its own
-        content                       a checksum of the parts
-        entries-000000.arrow          per kept row: its address, its id, and what is needed to compare it
-        keys-000000.arrow             key -> entry, in the order of the keys
+      index.json                      kind of digest and settings
+      <generation>/                   the rows that one run kept; a repeated run replaces its own generation
+        content                       checksum of the parts
+        entries-000000.arrow          for each kept row its address, its id, and what is needed to compare it
+        keys-000000.arrow             key -> entry, sorted by key
 
-A generation appears at once, by renaming its folder, or in an object store by its `content`, which is written last. Nothing
-is loaded: keys are mapped and searched by range. What is in an object store is first copied beside the run, and checked.
+A generation appears atomically: its folder is renamed or, in an object store, `content` is written last. Keys are mapped and
+searched by range, never loaded as a whole. An index in an object store is first copied to the run's folder and verified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tamis.dedup.shuffle import Unfinished, link, make_sure_of_room, numbers
+from tamis.dedup.shuffle import AtomicFile, as_numpy, check_free_space, link_or_copy
 from tamis.errors import ParameterError, TamisError
 from tamis.operators import Work, digest
 from tamis.parameters import as_text
@@ -35,20 +35,20 @@ from tamis.store import Store
 
 VERSION = 2
 OWN = "index"
-"""Where an output folder remembers its generation, under `.tamis/`."""
+"""The folder under `.tamis/` that records the name of the output's own generation."""
 Options: TypeAlias = Mapping[str, Any] | None
-"""How an object store is reached."""
+"""Options for fsspec."""
 _ABOUT, _KEYS, _ENTRIES, _CONTENT, _UNFINISHED = "index.json", "keys-", "entries-", "content", ".unfinished"
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index as a run sees it: the generations that were there when it began, less its own."""
+    """An index as a run sees it: the generations that existed when the run began, without its own."""
 
     path: str
     generations: tuple[str, ...] = ()
     copies: str | None = None
-    """Where its files were copied to, if it is in an object store."""
+    """Folder of the local copy, if the index is in an object store."""
 
     @staticmethod
     def open(
@@ -59,22 +59,24 @@ class Index:
         *,
         own: str = "",
         create: bool = False,
-        look: bool = False,
+        check_only: bool = False,
     ) -> Index:
-        """The index at `path`, after making sure that it was made in the same way; only to `look`, none is created."""
+        """The index at `path`; raises if its settings differ. With `check_only`, a missing index is not created."""
         store = Store(path, options)
         described = {"kind": kind, "version": VERSION, "settings": json.loads(json.dumps(as_text(settings)))}
         about = store.read(_ABOUT)
         if about is None:
             if not create:
-                raise ParameterError(f"there is no index at {path}", hint="update=True makes one from this dataset")
+                raise ParameterError(f"there is no index at {path}", hint="update=True creates one from this dataset")
             if store.names():
-                raise ParameterError(f"{path} is not empty and not an index", hint="name another folder in against=")
-            if look:
+                raise ParameterError(
+                    f"{path} is not an index, and not empty", hint="name an index or an empty folder in against="
+                )
+            if check_only:
                 return Index(path)
             about = json.dumps(described, indent=2).encode()
             if store.local:
-                with Unfinished(store.path / _ABOUT) as temporary:
+                with AtomicFile(store.path / _ABOUT) as temporary:
                     temporary.write_bytes(about)
             else:
                 store.write(_ABOUT, about)
@@ -82,16 +84,17 @@ class Index:
         return Index(path, tuple(name for name in _contents(store) if name != own))
 
     def for_work(self, folder: Path, options: Options = None, *, pin: bool = False) -> Index:
-        """This index for work in `folder`: with its files on this machine, beside the work if it is in an object store.
+        """This index for a run that works in `folder`; an index in an object store is copied there.
 
-        With `pin` it is as it was when the work began: a run that adds to an index is the same run whatever others add
-        meanwhile, and when resumed sees what it saw before. Any other run is another one when the index changes.
+        With `pin`, the generations are recorded when the work begins, and a resumed run sees the same ones. A run that adds
+        to an index needs this, because its identity does not depend on what others add meanwhile. The identity of any other
+        run changes with the index.
         """
         names = self.generations
         if pin:
             file = folder / "generations.json"
             if not file.exists():
-                with Unfinished(file) as temporary:
+                with AtomicFile(file) as temporary:
                     temporary.write_text(json.dumps(names))
             names = tuple(json.loads(file.read_text()))
         store = Store(self.path, options)
@@ -101,7 +104,7 @@ class Index:
         copies = folder / "index-copies" / digest([contents.get(name) for name in names])
         for name in names:
             if not (copies / name).exists():
-                _fetch(store, name, contents.get(name), copies / name)
+                _download(store, name, contents.get(name), copies / name)
         return Index(self.path, names, str(copies))
 
     @cached_property
@@ -116,20 +119,20 @@ class Index:
 
     @property
     def parts(self) -> list[tuple[Path, int]]:
-        """(file of entries, how many come before it), in a fixed order."""
+        """(file of entries, number of entries before it), in a fixed order."""
         return self._listing[0]
 
     @property
     def total(self) -> int:
-        """How many rows it holds."""
+        """The number of entries."""
         return self._listing[1]
 
     def keys_between(self, low: int, high: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(number of the first entry of the part, rows of its keys with low <= key < high)."""
+        """(number of the part's first entry, its keys with low <= key < high) for each part that has any."""
         for entries, before in self.parts:
             file = entries.with_name(entries.name.replace(_ENTRIES, _KEYS))
             batch = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
-            keys = numbers(batch.column("key"))
+            keys = as_numpy(batch.column("key"))
             first = np.searchsorted(keys, np.uint64(low)) if low else 0
             last = np.searchsorted(keys, np.uint64(high)) if high < 2**64 else len(keys)
             if last > first:
@@ -145,24 +148,25 @@ class Index:
 
 
 def _contents(store: Store) -> dict[str, str]:
-    """The generations that are complete, and what each holds, in short."""
+    """The checksum of each complete generation."""
     names = [name for name in store.names() if name != _ABOUT and not name.endswith(_UNFINISHED)]
     found = {name: store.read(f"{name}/{_CONTENT}") for name in names}
     return {name: content.decode() for name, content in found.items() if content is not None}
 
 
-def _fetch(store: Store, name: str, content: str | None, target: Path) -> None:
-    """Copy a generation from an object store, and make sure that it is all of it."""
+def _download(store: Store, name: str, content: str | None, target: Path) -> None:
+    """Copy a generation from an object store and verify its checksum."""
     unfinished = target.with_name(f"{name}{_UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     for file in store.names(name):
         if file != _CONTENT:
-            make_sure_of_room(unfinished, store.size(f"{name}/{file}") or 0)
+            check_free_space(unfinished, store.size(f"{name}/{file}") or 0)
             store.fetch(f"{name}/{file}", unfinished / file)
     if _content(unfinished) != content:
         raise TamisError(
-            f"the index {store.root} changed while it was read", hint="run the same command again when that is done"
+            f"the index {store.root} changed while it was read",
+            hint="rerun the same command when the other run is done",
         )
     unfinished.rename(target)
 
@@ -172,35 +176,36 @@ def _described(path: str, about: bytes) -> dict[str, Any]:
         found = json.loads(about)
         return {name: found[name] for name in ("kind", "version", "settings")}
     except (ValueError, KeyError, TypeError) as error:
-        raise ParameterError(f"{path}/{_ABOUT} is damaged", hint="make the index again, in another folder") from error
+        raise ParameterError(f"{path}/{_ABOUT} is damaged", hint="rebuild the index in another folder") from error
 
 
 def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse an index whose digests mean something else, naming every difference."""
+    """Raise if the index was made with other settings, naming all differences."""
     if found["kind"] != wanted["kind"]:
         raise ParameterError(
-            f"{path} is an index for {found['kind']} duplicates, this step looks for {wanted['kind']} ones",
-            hint="each has an index of its own",
+            f"{path} is an index for {found['kind']} duplicates, but this step finds {wanted['kind']} ones",
+            hint="use a separate index for each kind",
         )
     if found["version"] != wanted["version"]:
         raise ParameterError(
-            f"{path} is of version {found['version']}, this is {wanted['version']}", hint="make it again"
+            f"{path} has index version {found['version']}, but version {wanted['version']} is needed",
+            hint="rebuild the index in another folder",
         )
     names = sorted(set(found["settings"]) | set(wanted["settings"]))
     differences = [
-        f"{name} is {found['settings'].get(name)!r} there and {wanted['settings'].get(name)!r} here"
+        f"{name} is {found['settings'].get(name)!r} in the index and {wanted['settings'].get(name)!r} here"
         for name in names
         if found["settings"].get(name) != wanted["settings"].get(name)
     ]
     if differences:
         raise ParameterError(
-            f"{path} was made with other settings: {'; '.join(differences)}",
+            f"{path} has other settings: {'; '.join(differences)}",
             hint="use the settings of the index, or another index",
         )
 
 
 def write_part(folder: Path, number: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]) -> None:
-    """Write kept rows as one part; keys uint64[rows] or [rows, keys per row], `more` beside each key."""
+    """Write kept rows as one part; keys uint64[rows] or [rows, keys per row], `more` columns per key."""
     per_row = keys.shape[1] if keys.ndim == 2 else 1
     flat = keys.reshape(-1)
     order = np.argsort(flat, kind="stable")
@@ -208,16 +213,16 @@ def write_part(folder: Path, number: int, entries: pa.Table, keys: np.ndarray, m
     columns["entry"] = (order // per_row).astype(np.uint32)
     for prefix, table in ((_ENTRIES, entries), (_KEYS, pa.table(columns))):
         path = folder / f"{prefix}{number:06d}.arrow"
-        with Unfinished(path) as temporary, pa.ipc.new_file(temporary, table.schema) as writer:
+        with AtomicFile(path) as temporary, pa.ipc.new_file(temporary, table.schema) as writer:
             batches = table.combine_chunks().to_batches()
             writer.write_batch(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
 def own_generation(work: Work) -> str:
-    """The name of the generation that belongs to this output folder, whoever writes there: a repeated run replaces its own.
+    """The name of the generation that belongs to this output folder; a repeated run replaces it.
 
-    It is kept in the folder, and not made of its path, so that another output that is later written to the same place does not
-    replace what this one had.
+    The name is stored in the folder instead of derived from its path, so that another output written to the same path later
+    does not replace this one's generation.
     """
     for name in work.published(OWN):
         return name
@@ -229,16 +234,16 @@ def own_generation(work: Work) -> str:
 
 
 def add_generation(path: str, name: str, folder: Path, options: Options = None) -> None:
-    """Put the parts in `folder` into the index as one generation, in place of an earlier one of that name."""
+    """Add the parts in `folder` to the index as a generation, replacing one of the same name."""
     store, content = Store(path, options), _content(folder)
     files = sorted(folder.glob("*.arrow"))
     if not store.local:
-        store.remove(f"{name}/{_CONTENT}")  # nobody sees the generation from here on, until all of it is there
+        store.remove(f"{name}/{_CONTENT}")  # hides the generation until it is complete
         store.remove(name)
         for file in files:
             copy = file.with_suffix(".copy")
             copy.unlink(missing_ok=True)
-            link(file, copy)
+            link_or_copy(file, copy)
             store.publish(copy, f"{name}/{file.name}")
         store.write(f"{name}/{_CONTENT}", content.encode())
         return
@@ -249,7 +254,7 @@ def add_generation(path: str, name: str, folder: Path, options: Options = None) 
     for file in files:
         with file.open("rb") as written:
             os.fsync(written.fileno())
-        link(file, unfinished / file.name)
+        link_or_copy(file, unfinished / file.name)
     (unfinished / _CONTENT).write_text(content)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
@@ -271,13 +276,13 @@ def _checksum(file: Path) -> int:
     return checksum
 
 
-def content_of(path: str, options: Options = None) -> list[str]:
-    """What an index holds, in short: other rows, another list."""
+def contents_of(path: str, options: Options = None) -> list[str]:
+    """The name and checksum of each generation of an index."""
     return [f"{name} {content}" for name, content in _contents(Store(path, options)).items()]
 
 
 def describe(path: str) -> dict[str, Any]:
-    """What an index on a local disk holds: kind, settings, rows by generation."""
+    """Kind, settings and rows per generation of an index on a local disk."""
     store = Store(path)
     about = store.read(_ABOUT)
     if about is None:

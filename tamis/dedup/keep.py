@@ -1,4 +1,4 @@
-"""Which of several copies stays: the order in which rows are preferred, as numbers that sort."""
+"""The keep policy: which of several duplicates to keep, expressed as numbers to sort by."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORST = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """Rows are preferred by source, then by what `keep` says, then in source order. Numbers are compared as 64-bit floats."""
+    """Prefers rows by source, then by `keep`, then in source order. Numbers are compared as 64-bit floats."""
 
     keep: Keep = "first"
     by: str | None = None
@@ -37,21 +37,20 @@ class KeepPolicy:
             example = "date" if self.keep == "newest" else "score"
             raise ParameterError(f'keep="{self.keep}" needs a column', hint=f'keep="{self.keep}", by="{example}"')
         if self.by is not None and self.keep not in ("newest", "best"):
-            raise ParameterError(f'`by` says nothing with keep="{self.keep}"', hint='keep="newest" or keep="best"')
+            raise ParameterError(f'`by` has no effect with keep="{self.keep}"', hint='keep="newest" or keep="best"')
         if self.prefer_column is not None and not self.prefer:
             raise ParameterError("`prefer_column` needs `prefer`", hint='prefer=["books", "web"], best first')
-
         if self.across_sources and not self.prefer:
             raise ParameterError(
-                "`across_sources` needs `prefer`: the sources, best first", hint='prefer=["books", "web"]'
+                "`across_sources` needs `prefer`, a list of sources, best first", hint='prefer=["books", "web"]'
             )
 
     def columns(self) -> tuple[str, ...]:
-        """The columns it looks at."""
+        """The columns that the policy reads."""
         return tuple(name for name in (self.by, self.prefer_column) if name is not None)
 
     def facts(self, batch: Batch, lengths: np.ndarray) -> dict[str, np.ndarray]:
-        """For `observe`: `order` and `source`, smaller is better; each only if it matters."""
+        """For `observe`: `order` and `source`, smaller is better; each only if the policy uses it."""
         facts = {}
         if self.keep == "longest":
             facts["order"] = _WORST - lengths.astype(np.uint64)
@@ -72,7 +71,7 @@ class KeepPolicy:
         column = batch[self.prefer_column]
         if pa.types.is_nested(column.type):
             raise OperatorError(
-                f"`{self.prefer_column}` holds {column.type}, which names no source", hint="name a column of text"
+                f"`{self.prefer_column}` is {column.type}, which cannot name a source", hint="use a column of text"
             )
         values = column.cast(pa.string())
         found = pc.index_in(values, value_set=pa.array(list(self.prefer), pa.string()))
@@ -80,7 +79,7 @@ class KeepPolicy:
 
     def _rank_of_place(self, place: str) -> int:
         assert self.prefer is not None
-        path = _FRAME.sub("", place)  # crawl/b.jsonl.zst@1048576: a frame of a compressed file
+        path = _FRAME.sub("", place)  # crawl/b.jsonl.zst@1048576 is a frame of a compressed file
         for rank, source in enumerate(self.prefer):
             if fnmatchcase(path, source) or f"/{source.strip('/')}/" in f"/{path.strip('/')}/":
                 return rank
@@ -93,7 +92,7 @@ def _scores(values: Column, name: str) -> np.ndarray:
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
     ):
         raise OperatorError(
-            f"`{name}` holds {kind}; the best row is told by a number", hint="name a column of numbers in by="
+            f"`{name}` is {kind}, but rows are ranked by a number", hint="name a column of numbers in by="
         )
     if pa.types.is_null(kind):
         return np.full(len(values), np.nan)
@@ -101,7 +100,7 @@ def _scores(values: Column, name: str) -> np.ndarray:
 
 
 def _moments(values: Column, name: str) -> np.ndarray:
-    """Dates as numbers: dates, timestamps, numbers, or ISO 8601 text, which is taken as UTC unless it says otherwise."""
+    """Dates, timestamps, numbers or ISO 8601 text as numbers. Text without a time zone is in UTC."""
     kind = values.type
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return _scores(values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()), name)
@@ -116,12 +115,12 @@ def _parse(text: str | None, name: str) -> float:
     try:
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError as error:
-        raise ValueError(f"`{name}` is {text!r}, which is not a date of ISO 8601") from error
+        raise ValueError(f"`{name}` is {text!r}, which is not an ISO 8601 date") from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp() * 1e6
 
 
 def _descending(values: np.ndarray) -> np.ndarray:
-    """Numbers as uint64 that sort from the largest to the smallest, those that are missing last."""
+    """Numbers as uint64 that sort in descending order, with NaN last."""
     bits = np.ascontiguousarray(values + 0.0, np.float64).view(np.uint64)
     high = np.uint64(1) << np.uint64(63)
     ascending = np.where(bits & high, ~bits, bits | high)

@@ -1,9 +1,9 @@
-"""All observed rows under one numbering: partitions in source order, rows in a partition in source order.
+"""Row numbers: all observed rows, numbered in source order.
 
-    row number   0 ... n0-1 | n0 ... n0+n1-1 | ...  | N ...           rows of an index behind those of the data
+    row number   0 ... n0-1 | n0 ... n0+n1-1 | ...  | N ...           entries of an index follow the rows
     partition        0      |       1        |
 
-The number decides ties, so ties are decided by source order, whatever the partitions are.
+Ties are broken by row number, and thus by source order, however the input is partitioned.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tamis.batch import Batch, Column, contiguous
 from tamis.mapped import release_pages
 from tamis.operators import Observations
 
-TOUCHED_BYTES = 16_000_000
-"""So much of mapped files may be held at a time."""
+MAX_MAPPED_BYTES = 16_000_000
+"""Bytes of mapped files that are read before their pages are released."""
 
-AROUND_BYTES = 2**17
-"""What the kernel maps beside a row that is read alone: sixteen pages around each that is touched."""
+FAULT_BYTES = 2**17
+"""What the operating system maps for a single row: sixteen pages around each page that is touched."""
 
 
 def address_facts(batch: Batch) -> dict[str, Column]:
-    """Where each row is, for `observe`: its place, which is the same for long runs of rows, and its position."""
+    """The address of each row, for `observe`: its place, run-end encoded, and its position; and its id, if it has one."""
     places = pa.array(batch.origin.places, pa.string())
     facts = {"place": _runs(places, batch.origin.place), "position": pa.array(batch.origin.position)}
     if "id" in batch:
@@ -35,7 +35,7 @@ def address_facts(batch: Batch) -> dict[str, Column]:
 
 
 def _runs(values: pa.Array, index: np.ndarray) -> pa.RunEndEncodedArray:
-    """`values.take(index)`, each run of equal numbers held once."""
+    """`values.take(index)`, run-end encoded."""
     ends = np.flatnonzero(np.append(index[1:] != index[:-1], True)) if len(index) else np.empty(0, np.int64)
     return pa.RunEndEncodedArray.from_arrays(pa.array((ends + 1).astype(np.int32)), values.take(pa.array(index[ends])))
 
@@ -48,7 +48,7 @@ def _as_text(column: Column) -> Column:
 
 
 class RowNumbers:
-    """Where partitions begin and end; can be sent to a worker together with the observations."""
+    """The observations with the row number at which each partition begins; can be sent to a worker."""
 
     def __init__(self, observed: Observations) -> None:
         self.observed = observed
@@ -67,7 +67,7 @@ class RowNumbers:
         return np.searchsorted(self.offsets, rows, side="right") - 1
 
     def chunks(self, partition: int, columns: list[str], max_rows: int) -> Iterator[tuple[int, pa.Table]]:
-        """(number of the first row, facts) of a partition, at most so many rows at a time."""
+        """(number of the first row, facts) for each chunk of at most `max_rows` rows of a partition."""
         facts = self.observed[partition]
         facts = facts.select([name for name in columns if name in facts.column_names])
         first = int(self.offsets[partition])
@@ -76,13 +76,13 @@ class RowNumbers:
             part = facts.slice(start, max_rows)
             yield first + start, part
             touched += part.nbytes
-            if touched > TOUCHED_BYTES:
+            if touched > MAX_MAPPED_BYTES:
                 release_pages()
                 touched = 0
 
 
-def named(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:
-    """(address, id) of some rows of a table made with `address_facts`; id is null where the data has none."""
+def names_of(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:
+    """(address, id) of some rows of a table made with `address_facts`; the id is null if the data has none."""
     return address_of(facts, local), _id_of(facts, local)
 
 
@@ -94,14 +94,14 @@ def address_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
 
 
 def _places(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """(the places of runs of rows, the run of each row asked for)"""
+    """(place of each run, run of each of the given rows)"""
     column = contiguous(facts.column("place"))
     ends = column.run_ends.to_numpy(zero_copy_only=False)
     return column.values, np.searchsorted(ends, local + column.offset, side="right")
 
 
-def subset(facts: pa.Table, local: np.ndarray) -> dict[str, pa.Array]:
-    """The addresses and ids of some rows, in the form `address_facts` gives them."""
+def address_facts_of(facts: pa.Table, local: np.ndarray) -> dict[str, pa.Array]:
+    """The addresses and ids of some rows, in the form of `address_facts`."""
     places, run = _places(facts, local)
     result = {"place": _runs(places, run), "position": contiguous(facts.column("position")).take(pa.array(local))}
     if "id" in facts.column_names:
@@ -115,8 +115,8 @@ def _id_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
     return contiguous(facts.column("id")).take(pa.array(local))
 
 
-def fill(facts: pa.Table | Mapping[str, pa.Array], name: str, rows: int) -> np.ndarray:
-    """A column of numbers, or zeros where the policy in force did not need it."""
+def column_or_zeros(facts: pa.Table | Mapping[str, pa.Array], name: str, rows: int) -> np.ndarray:
+    """A column of numbers, or zeros if it was not observed because the keep policy does not need it."""
     names = facts.column_names if isinstance(facts, pa.Table) else list(facts)
     if name not in names:
         return np.zeros(rows, np.uint64)

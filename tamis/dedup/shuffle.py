@@ -1,12 +1,13 @@
-"""Rows on their way from "by partition" to "by key": files of Arrow batches, one batch per bucket.
+"""The shuffle: regroup rows from partitions to buckets, through files of Arrow batches with one batch per bucket.
 
-    part 0   | bucket 0 | bucket 1 | ... |        each file is written by one call, whole or not at all;
-    part 1   | bucket 0 | bucket 1 | ... |        a bucket is read as one batch of each file,
-    ...          |                                so a file per part is enough, however many buckets there are
-                 v
-             one call
+    partition 0   | bucket 0 | bucket 1 | ... |        one call writes a file, completely or not at all;
+    partition 1   | bucket 0 | bucket 1 | ... |        one call reads a bucket, as one batch of each file
+    ...               |
+                      v
+                  one call
 
-A file that is larger than its writer may hold is several such rows of buckets, one behind the other.
+The number of files does not grow with the number of buckets. A writer whose data does not fit in memory writes several rounds
+of buckets to the file, one after another.
 """
 
 from __future__ import annotations
@@ -34,59 +35,59 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RESOLVING_BYTES = 50_000_000
-"""What a worker that looks for duplicates holds beyond any other before it begins: kernels, and tables of rows."""
+"""Memory that kernels and row tables of a deduplication take in a worker before the first row."""
 
 WORKER_FIXED_BYTES = 250_000_000
-"""Interpreter, Arrow and kernels: what a worker holds before it begins."""
+"""Memory that the interpreter, Arrow and kernels take in a worker."""
 
-FIRST_BYTES = 16_000_000
-"""What a call plans to hold at first, however little there is: what a worker holds before it begins varies."""
+MIN_CALL_BYTES = 16_000_000
+"""The least memory that the first attempt of a call plans for. What a worker takes at its start varies, so more may fit."""
 
-LEAST_BYTES = 2_000_000
-"""A part that is not divided further."""
+MIN_PART_BYTES = 2_000_000
+"""A part of this size is not divided further."""
 
 PART_BYTES = 64_000_000
-"""What a call plans to hold where it may hold more: with parts as large as the budget allows, the peak grows with the data."""
+"""The size of a part if memory allows more. With parts as large as the budget, peak memory would grow with the data."""
 
 MANY_PARTS = 1024
-"""From here on parts grow, as far as the budget goes, and not their number: each one looks into the file of every partition."""
+"""Beyond this number the parts grow instead, up to the budget: each part is read from the file of every partition."""
 
 OVERFLOW = "overflow"
 """The result of a call that ran out of memory."""
 
-GATHERED_BYTES = 4_000_000
-"""Rows are gathered up to here before they are divided, so that a bucket is a few batches, and not many of a row each."""
+BUFFER_BYTES = 4_000_000
+"""Rows that a writer buffers before it divides them into buckets, so that a bucket is not made of many tiny batches."""
 
 RESERVE_BYTES = 100_000
-"""Left free on the disk, for the ledger."""
+"""Disk space left free for the ledger."""
 
 
-def usable_bytes(worker_bytes: int) -> int:
-    """What one call may plan to hold, leaving as much again for what sorting and Arrow take on the way."""
-    return max(FIRST_BYTES, (worker_bytes - WORKER_FIXED_BYTES) // 2)
+def bytes_per_call(worker_bytes: int) -> int:
+    """Memory that one call plans for: half of what is left in a worker, because sorting and Arrow make copies."""
+    return max(MIN_CALL_BYTES, (worker_bytes - WORKER_FIXED_BYTES) // 2)
 
 
 class Overflow(BudgetError):
-    """A call held more than its worker may: it is planned again with smaller parts."""
+    """A call ran out of memory; the work is planned again with smaller parts."""
 
 
 def retry_with_less_memory(resolve: Callable[[int], R], worker_bytes: int) -> R:
-    """`resolve(usable)`, with what a call may plan to hold, with half of it if that proves too much, and so on.
+    """`resolve(call_bytes)` with the memory that a call may plan for, halved after each `Overflow`.
 
-    How the work is divided does not change the result; what is written in larger parts is not used again.
+    The division does not change the result. Files written for another division are not reused.
     """
-    usable = usable_bytes(worker_bytes)
+    call_bytes = bytes_per_call(worker_bytes)
     while True:
         try:
-            return resolve(usable)
+            return resolve(call_bytes)
         except Overflow:
-            if usable < 2 * LEAST_BYTES:
+            if call_bytes < 2 * MIN_PART_BYTES:
                 raise
-            usable //= 2
+            call_bytes //= 2
 
 
-def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
-    """A full disk in the middle of a call becomes an error that says what to do; a full memory, a result that is answered."""
+def handles_shortage(function: Callable[P, R]) -> Callable[P, R]:
+    """Raise `DiskFull` if the disk fills up during a call, and return `OVERFLOW` if memory runs out."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,10 +103,10 @@ def tells_limits(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def in_workers(work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`work.map`, and, once all calls have ended, an error if one of them held too much.
+def run_in_workers(work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`work.map`. Calls that run out of memory are retried once in new workers; raises `Overflow` if that fails too.
 
-    What ran out of memory is tried once more, in fresh workers, and under a name of its own: an earlier run may have had less.
+    The retry has a name of its own with the memory of a worker in it, because an earlier run may have had less.
     """
     results = work.map(name, function, items)
     left = [number for number, result in enumerate(results) if result == OVERFLOW]
@@ -114,8 +115,8 @@ def in_workers(work: Work, name: str, function: Callable[..., Any], items: Seque
         again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, new_workers=True)
         if OVERFLOW in again:
             raise Overflow(
-                f"looking for duplicates takes more memory than a worker may hold ({name})",
-                hint="run the same command again with more --memory or fewer --workers: what is done is kept",
+                f"deduplication needs more memory than a worker has ({name})",
+                hint="rerun the same command with more --memory or fewer --workers to resume",
             )
         for number, result in zip(left, again, strict=True):
             results[number] = result
@@ -124,20 +125,20 @@ def in_workers(work: Work, name: str, function: Callable[..., Any], items: Seque
 
 def _disk_full() -> DiskFull:
     return DiskFull(
-        "the disk is full while duplicates are being looked for",
-        hint="make room and run the same command again: what is done is kept",
+        "the disk is full during deduplication",
+        hint="free some space, then rerun the same command to resume",
     )
 
 
-def make_sure_of_room(folder: Path, num_bytes: int) -> None:
-    """Stop before a write that the disk cannot hold, while there is still room for the record of what is done."""
+def check_free_space(folder: Path, num_bytes: int) -> None:
+    """Raise `DiskFull` before a write that does not fit, while there is still space to record what is done."""
     if shutil.disk_usage(folder).free < num_bytes + RESERVE_BYTES:
         raise _disk_full()
 
 
 @dataclass(frozen=True)
-class Files:
-    """The numbered files of one step, small to send to a worker however many they are; `more` lie behind them."""
+class NumberedFiles:
+    """The numbered files of one phase, followed by `more`. Cheap to send to a worker however many there are."""
 
     folder: Path
     stem: str
@@ -156,8 +157,8 @@ class Files:
         return (self[number] for number in range(len(self)))
 
 
-class Unfinished:
-    """A file under another name until it is complete: `with Unfinished(path) as temporary: ...`."""
+class AtomicFile:
+    """A file that appears under its name once it is complete: `with AtomicFile(path) as temporary: ...`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -174,8 +175,8 @@ class Unfinished:
             self.temporary.unlink(missing_ok=True)
 
 
-def link(file: Path, target: Path) -> None:
-    """The same file under another name; a copy where the file system or its border does not allow that."""
+def link_or_copy(file: Path, target: Path) -> None:
+    """Hard-link a file; copy it if the file system does not allow links, or if the target is on another one."""
     try:
         os.link(file, target)
     except OSError:
@@ -183,13 +184,13 @@ def link(file: Path, target: Path) -> None:
 
 
 class ShuffleWriter:
-    """Writes tables, each divided into the same number of buckets, to one file."""
+    """Writes the rows of tables to one file, divided into buckets."""
 
     def __init__(self, path: Path, num_buckets: int, schema: pa.Schema) -> None:
         self.num_buckets, self.schema = num_buckets, schema
-        self._file = Unfinished(path)
-        self._gathered: list[tuple[pa.Table, np.ndarray]] = []
-        self._gathered_bytes = 0
+        self._file = AtomicFile(path)
+        self._buffered: list[tuple[pa.Table, np.ndarray]] = []
+        self._buffered_bytes = 0
 
     def __enter__(self) -> ShuffleWriter:
         self._writer = pa.ipc.new_file(self._file.__enter__(), self.schema)
@@ -208,35 +209,35 @@ class ShuffleWriter:
             self._file.__exit__(kind, *exc)
 
     def write(self, table: pa.Table, buckets: np.ndarray) -> None:
-        """Append the rows of a table, each to its bucket; rows of a bucket keep their order."""
+        """Append each row of a table to its bucket; the rows of a bucket keep their order."""
         if not table.num_rows:
             return
-        self._gathered.append((table, buckets))
-        self._gathered_bytes += table.nbytes
-        if self._gathered_bytes > GATHERED_BYTES:
+        self._buffered.append((table, buckets))
+        self._buffered_bytes += table.nbytes
+        if self._buffered_bytes > BUFFER_BYTES:
             self._divide()
 
     def _divide(self) -> None:
-        if not self._gathered:
+        if not self._buffered:
             return
-        table = pa.concat_tables([table for table, _ in self._gathered])
-        buckets = np.concatenate([buckets for _, buckets in self._gathered])
-        self._gathered, self._gathered_bytes = [], 0
+        table = pa.concat_tables([table for table, _ in self._buffered])
+        buckets = np.concatenate([buckets for _, buckets in self._buffered])
+        self._buffered, self._buffered_bytes = [], 0
         small = buckets.astype(np.uint16) if self.num_buckets <= 65536 else buckets
-        order = np.argsort(small, kind="stable")  # a radix sort for 16 bits
+        order = np.argsort(small, kind="stable")  # radix sort for 16 bits
         ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))
         self.write_ordered(table.take(pa.array(order)), ends)
 
     def write_ordered(self, table: pa.Table, ends: np.ndarray) -> None:
-        """Append rows that are in the order of their buckets already; bucket b ends at row ends[b]."""
+        """Append rows that are already sorted by bucket; bucket b ends at row ends[b]."""
         whole = table.cast(self.schema).combine_chunks()
         batches = whole.to_batches()
-        assert len(batches) <= 1, "columns of fixed size and large lists are one piece"
-        make_sure_of_room(self._file.path.parent, whole.nbytes)
+        assert len(batches) <= 1, "combine_chunks leaves one chunk for these types"
+        check_free_space(self._file.path.parent, whole.nbytes)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
         start = 0
         for end in ends:
-            # Of a slice without rows Arrow would write the offsets of all rows.
+            # For an empty slice, Arrow would write the offsets of all rows.
             self._writer.write_batch(batches[0].slice(start, int(end) - start) if end > start else empty)
             start = int(end)
 
@@ -244,7 +245,7 @@ class ShuffleWriter:
 def read_bucket(path: Path, bucket: int, num_buckets: int, *, mapped: bool = False) -> Iterator[pa.RecordBatch]:
     """The rows of one bucket of a file, in the order in which they were written.
 
-    They are read, for where a bucket is many small batches the pages that the kernel maps around each are far more than these.
+    Reading is the default: for many small batches, the kernel maps far more pages than they fill.
     """
     with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as file:
         reader = pa.ipc.open_file(file)
@@ -254,17 +255,16 @@ def read_bucket(path: Path, bucket: int, num_buckets: int, *, mapped: bool = Fal
                 yield batch
 
 
-def gather_bucket(paths: Iterable[Path], bucket: int, num_buckets: int) -> pa.Table | None:
-    """The rows of one bucket of all files as one table in memory; None if there are none."""
+def read_whole_bucket(paths: Iterable[Path], bucket: int, num_buckets: int) -> pa.Table | None:
+    """The rows of one bucket of all files as a table in memory, or None if there are none."""
     batches = [batch for path in paths for batch in read_bucket(path, bucket, num_buckets)]
     return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
 
 def pieces(columns: Iterable[dict[str, np.ndarray]], max_rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """Columns that come in small parts, joined to as many rows as fit; one piece, unless a key is repeated very often.
+    """Join small parts of columns to pieces of at most `max_rows` rows.
 
-    Buckets are made so large that what is different in one fits. A text that a tenth of the corpus repeats is in one bucket
-    all the same.
+    A bucket is usually one piece. It is several if a key is repeated very often, since all rows with a key are in one bucket.
     """
     held: list[dict[str, np.ndarray]] = []
     rows = 0
@@ -280,7 +280,7 @@ def pieces(columns: Iterable[dict[str, np.ndarray]], max_rows: int) -> Iterator[
         held.append({name: values[start:] for name, values in part.items()})
         rows += size - start
     if rows:
-        joined, held = _joined(held), []  # nothing is held here while the piece is worked on
+        joined, held = _joined(held), []  # do not keep the parts alive while the caller works
         yield joined
 
 
@@ -289,25 +289,25 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def allocate(shape: tuple[int, ...], dtype: Any, folder: Path, memory: int) -> np.ndarray:
-    """An array in memory, or in a nameless file in `folder` if it is larger than `memory`."""
+    """An uninitialised array in memory, or in an unnamed file in `folder` if it is larger than `memory`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size <= memory or size == 0:
         return np.empty(shape, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a disk that fills up later would kill the process
+        os.posix_fallocate(file.fileno(), 0, size)  # writing to a sparse map on a full disk kills the process
         return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
 
 
-def from_matrix(matrix: np.ndarray) -> pa.FixedSizeBinaryArray:
-    """A two-dimensional array as one column of fixed size, which Arrow moves row by row."""
+def matrix_to_column(matrix: np.ndarray) -> pa.FixedSizeBinaryArray:
+    """A two-dimensional array as a column of fixed-size binary values, one per row."""
     matrix = np.ascontiguousarray(matrix)
     width = matrix.shape[1] * matrix.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, pa.py_buffer(matrix)])
 
 
-def as_matrix(column: pa.Array | pa.ChunkedArray, dtype: Any) -> np.ndarray:
-    """What `from_matrix` was given, without a copy if the column is in one piece."""
+def column_to_matrix(column: pa.Array | pa.ChunkedArray, dtype: Any) -> np.ndarray:
+    """The inverse of `matrix_to_column`; does not copy a column of one chunk."""
     array = contiguous(column)
     width = array.type.byte_width
     raw = np.frombuffer(array.buffers()[1] or b"", np.uint8)
@@ -319,36 +319,36 @@ def as_matrix(column: pa.Array | pa.ChunkedArray, dtype: Any) -> np.ndarray:
     )
 
 
-def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """A column of numbers without nulls as an array."""
+def as_numpy(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """A column without nulls as a NumPy array."""
     return contiguous(column).to_numpy(zero_copy_only=False)
 
 
-def bucket_count(num_bytes: int, usable: int) -> int:
-    """How many parts to make of what takes so many bytes: small ones as long as they are not too many, and each one fits."""
-    part = min(usable, max(PART_BYTES, num_bytes // MANY_PARTS))
+def bucket_count(num_bytes: int, call_bytes: int) -> int:
+    """How many parts to divide data of this size into: small ones unless there are too many, each within `call_bytes`."""
+    part = min(call_bytes, max(PART_BYTES, num_bytes // MANY_PARTS))
     return min(65536, max(1, -(-num_bytes // part)))
 
 
-def chunk_rows(row_bytes: int, usable: int, least: int = 1000) -> int:
-    """How many rows, each of so many bytes while it is handled, to take at a time."""
-    return max(least, min(usable, PART_BYTES) // row_bytes)
+def chunk_rows(row_bytes: int, call_bytes: int, min_rows: int = 1000) -> int:
+    """How many rows to process at a time, if each takes `row_bytes` of memory."""
+    return max(min_rows, min(call_bytes, PART_BYTES) // row_bytes)
 
 
 def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:
-    """The bucket of each uint64 key; buckets are ranges of keys."""
+    """The bucket of each uint64 key. Buckets are ranges of keys."""
     return ((keys >> np.uint64(48)) * np.uint64(num_buckets) >> np.uint64(16)).astype(np.int64)
 
 
 def bounds_of(bucket: int, num_buckets: int) -> tuple[int, int]:
-    """The keys of a bucket: low <= key < high."""
+    """(low, high): the keys of a bucket are low <= key < high."""
     return -(-bucket * 65536 // num_buckets) << 48, -(-(bucket + 1) * 65536 // num_buckets) << 48
 
 
 def duplicated(keys: np.ndarray) -> np.ndarray:
-    """Whether each key occurs more than once; sorts a copy of the keys alone, which is much faster than sorting rows.
+    """Whether each key occurs more than once. The key 0 counts as 1.
 
-    The key 0 counts as 1.
+    Sorts the keys without their rows, which is much faster.
     """
     ordered = np.sort(keys)
     np.maximum(ordered, np.uint64(1), out=ordered)

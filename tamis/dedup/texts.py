@@ -1,4 +1,4 @@
-"""Texts and other values as digests: what exact deduplication compares."""
+"""Digests of texts and other values, which exact deduplication compares."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tamis.errors import OperatorError
 from tamis.kernels import digests as kernel
 
 _NULL_SEED, _VALUE_SEED, _ROW_SEED = 1, 0, 2
-"""Digests of nulls, of values and of rows of several columns cannot be equal but by chance."""
+"""Different seeds, so that digests of nulls, values and rows of several columns do not collide."""
 
 
 def text_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes and int64 offsets of a column of text, read-only; a null is an empty row."""
+    """The bytes and int64 offsets of a column of text, read-only; a null becomes an empty row."""
     kind = column.type
     if pa.types.is_null(kind):
         column = column.cast(pa.string())
     elif pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.large_string())
     elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise OperatorError(f"`{name}` holds {kind}, not text", hint="name a column of text, column=...")
+        raise OperatorError(f"`{name}` is {kind}, not text", hint="name a column of text, column=...")
     return byte_buffers(column)
 
 
 def byte_buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The same of a column that is text or bytes already."""
+    """The bytes and int64 offsets of a column of strings or bytes."""
     if column.null_count:
         column = column.fill_null(
             b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else ""
@@ -42,16 +42,16 @@ def byte_buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
     if spans is not None and len(column):
         kind = np.int64 if wide else np.int32
         offsets[:] = np.frombuffer(spans, kind)[column.offset : column.offset + len(column) + 1]
-    data.flags.writeable = offsets.flags.writeable = False  # one specialisation of each kernel
+    data.flags.writeable = offsets.flags.writeable = False  # always, so that kernels are compiled once
     return data, offsets
 
 
 def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Any plain values as text: numbers, dates, booleans, bytes."""
+    """The bytes and offsets of any flat column; numbers, dates and booleans become text."""
     kind = column.type
     if pa.types.is_nested(kind):
         raise OperatorError(
-            f"`{name}` holds {kind}, which cannot be compared as a key",
+            f"`{name}` is {kind}, which cannot be compared",
             hint="name a column of text or numbers, column=...",
         )
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -62,8 +62,8 @@ def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class TextNormal:
-    """What does not count in a comparison."""
+class Normalization:
+    """Differences that a comparison ignores."""
 
     ignore_case: bool = False
     ignore_whitespace: bool = False
@@ -73,8 +73,8 @@ class TextNormal:
     def is_exact(self) -> bool:
         return not (self.ignore_case or self.ignore_whitespace or self.unicode)
 
-    def of(self, text: str) -> str:
-        """The text as it is compared; ASCII takes a faster way to the same result."""
+    def apply(self, text: str) -> str:
+        """The normalised text. For ASCII, `fold_ascii` gives the same result faster."""
         if self.unicode and not unicodedata.is_normalized(self.unicode, text):
             text = unicodedata.normalize(self.unicode, text)
         if self.ignore_case:
@@ -84,10 +84,10 @@ class TextNormal:
         return " ".join(text.split()) if self.ignore_whitespace else text
 
 
-def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normal: TextNormal) -> np.ndarray:
-    """uint64[spans, 2]: the digest of each span of text, after normalisation."""
+def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normalization: Normalization) -> np.ndarray:
+    """uint64[spans, 2]: the digest of each span of text after normalisation."""
     out = np.empty((len(starts), 2), np.uint64)
-    if normal.is_exact or not len(starts):
+    if normalization.is_exact or not len(starts):
         kernel.digest_spans(data, starts, stops, _VALUE_SEED, out)
         return out
     plain = _gathered(data, starts, stops)
@@ -95,12 +95,16 @@ def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normal
     is_ascii = np.empty(len(starts), np.bool_)
     kernel.ascii_rows(plain, offsets, is_ascii)
     folded, spans = np.empty(len(plain), np.uint8), np.empty(len(starts) + 1, np.int64)
-    kernel.fold_ascii(plain, offsets, is_ascii, normal.ignore_case, normal.ignore_whitespace, folded, spans)
+    kernel.fold_ascii(
+        plain, offsets, is_ascii, normalization.ignore_case, normalization.ignore_whitespace, folded, spans
+    )
     kernel.digest_spans(folded, spans[:-1], spans[1:], _VALUE_SEED, out)
     others = np.flatnonzero(~is_ascii)
     if len(others):
         raw = plain.tobytes()
-        texts = [normal.of(raw[offsets[i] : offsets[i + 1]].decode("utf-8", "replace")).encode() for i in others]
+        texts = [
+            normalization.apply(raw[offsets[i] : offsets[i + 1]].decode("utf-8", "replace")).encode() for i in others
+        ]
         ends = np.cumsum(np.array([len(text) for text in texts], np.int64))
         found = np.empty((len(others), 2), np.uint64)
         joined = np.frombuffer(b"".join(texts), np.uint8)
@@ -112,21 +116,21 @@ def digest_spans(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, normal
 
 
 def _gathered(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The bytes of the spans, one after the other; no copy if they are that already."""
+    """The bytes of the spans, concatenated; no copy if they are adjacent."""
     if np.array_equal(starts[1:], stops[:-1]):
         return data[starts[0] : stops[-1]]
     return np.concatenate([data[start:stop] for start, stop in zip(starts, stops, strict=True)])
 
 
-def digest_columns(columns: list[tuple[str, Column]], normal: TextNormal) -> tuple[np.ndarray, np.ndarray]:
-    """(uint64[rows, 2] digest of each row, whether any of its values is known).
+def digest_columns(columns: list[tuple[str, Column]], normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
+    """(uint64[rows, 2] digest of each row, whether any of its values is not null).
 
-    Several columns are digested apart and then together, so that ("ab", "c") is not ("a", "bc") and null is not "".
+    Several columns are digested separately and then together, so that ("ab", "c") differs from ("a", "bc") and null from "".
     """
     parts, known = [], np.zeros(len(columns[0][1]), np.bool_)
     for name, column in columns:
         data, offsets = value_buffers(column, name)
-        digest = digest_spans(data, offsets[:-1], offsets[1:], normal)
+        digest = digest_spans(data, offsets[:-1], offsets[1:], normalization)
         null = column.is_null().to_numpy(zero_copy_only=False)
         digest[null] = _digest_of(b"", _NULL_SEED)
         known |= ~null

@@ -1,4 +1,4 @@
-"""Repeated paragraphs and lines: found across the corpus by their digests, and cut out of the texts they repeat in."""
+"""Repeated paragraphs and lines: find them across the corpus by digest, and cut them out of the texts."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Column, contiguous
-from tamis.dedup.equal import Equals, read_digests
-from tamis.dedup.index import Index, write_part
-from tamis.dedup.rows import RowNumbers, subset
-from tamis.dedup.settle import (
+from tamis.dedup.decisions import (
     GROUPS,
-    FoundWriter,
-    Homes,
+    Blocks,
+    Decisions,
+    GroupWriter,
     PairWriter,
-    Settling,
     check_disk,
     index_folder_of,
     publish,
     read_pairs,
 )
+from tamis.dedup.equal_digests import EqualDigests, read_digests
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.rows import RowNumbers, address_facts_of
 from tamis.dedup.shuffle import (
-    Files,
+    NumberedFiles,
     ShuffleWriter,
+    as_numpy,
     bucket_count,
     bucket_of,
     chunk_rows,
-    in_workers,
-    numbers,
+    handles_shortage,
     pieces,
-    tells_limits,
+    run_in_workers,
 )
-from tamis.dedup.texts import TextNormal, digest_spans, text_buffers
+from tamis.dedup.texts import Normalization, digest_spans, text_buffers
 from tamis.kernels import digests as kernel
 from tamis.mapped import release_pages
 from tamis.operators import Decide, Work
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup
 
 RECORD_BYTES = 32
-HELD_BYTES = 3 * RECORD_BYTES
-_SCATTERED = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "unit": pa.int32()})
+SORTING_BYTES = 3 * RECORD_BYTES
+_SHUFFLED = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "unit": pa.int32()})
 
 
 def find_units(
     data: np.ndarray, offsets: np.ndarray, unit: str, min_bytes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(number of each row's first unit, where units start, where they stop)."""
+    """(number of each row's first unit, start of each unit, end of each unit)."""
     firsts, none = np.zeros(len(offsets), np.int64), np.zeros(0, np.int64)
     count = kernel.find_units(data, offsets, unit == "paragraph", min_bytes, firsts, none, none)
     starts, stops = np.zeros(max(1, count), np.int64), np.zeros(max(1, count), np.int64)
@@ -59,11 +59,11 @@ def find_units(
     return firsts, starts[:count], stops[:count]
 
 
-def unit_facts(column: Column, name: str, unit: str, min_bytes: int, normal: TextNormal) -> dict[str, Column]:
-    """Per row, the digests and sizes of its units, and the size of its text; white space does not count in sizes."""
+def unit_facts(column: Column, name: str, unit: str, min_bytes: int, normalization: Normalization) -> dict[str, Column]:
+    """The digests and sizes of the units of each row, and the size of its text. Sizes do not count white space."""
     data, offsets = text_buffers(column, name)
     firsts, starts, stops = find_units(data, offsets, unit, min_bytes)
-    digests = digest_spans(data, starts, stops, normal)
+    digests = digest_spans(data, starts, stops, normalization)
     spans = pa.array(firsts)
     size, length = np.empty(len(starts), np.uint32), np.empty(len(column), np.int64)
     kernel.count_solid(data, starts, stops, size)
@@ -77,11 +77,11 @@ def unit_facts(column: Column, name: str, unit: str, min_bytes: int, normal: Tex
 
 
 def without_units(column: Column, name: str, payload: Column, unit: str, min_bytes: int) -> Column:
-    """The texts without the units whose numbers the payload lists."""
+    """The texts without the units whose numbers are in the payload."""
     data, offsets = text_buffers(column, name)
     firsts, starts, stops = find_units(data, offsets, unit, min_bytes)
     cut_offsets = _offsets(payload)
-    cuts = numbers(payload.flatten()) if len(payload) else np.empty(0, np.int32)
+    cuts = as_numpy(payload.flatten()) if len(payload) else np.empty(0, np.int32)
     buffer, spans = np.empty(int(offsets[-1] - offsets[0]), np.uint8), np.empty(len(offsets), np.int64)
     kernel.cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts.astype(np.int64), buffer, spans)
     texts = pa.LargeStringArray.from_buffers(len(column), pa.py_buffer(spans), pa.py_buffer(buffer[: spans[-1]]))
@@ -92,7 +92,7 @@ def without_units(column: Column, name: str, payload: Column, unit: str, min_byt
 
 def _offsets(lists: Column) -> np.ndarray:
     sizes = pa.compute.fill_null(pa.compute.list_value_length(lists), 0)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(numbers(sizes)).astype(np.int64)])
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(as_numpy(sizes)).astype(np.int64)])
 
 
 def resolve(
@@ -101,38 +101,38 @@ def resolve(
     decide: Decide,
     work: Work,
     index: Index | None,
-    usable: int,
+    call_bytes: int,
 ) -> Path | None:
-    """Find the units that repeat an earlier one, and decide what is cut and which rows lose too much."""
-    counts = in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
+    """Find units that repeat an earlier one, cut them, and drop rows that would lose too much text."""
+    counts = run_in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
-    check_disk(work, total * RECORD_BYTES * 2, "looking for repeated text")
-    num_buckets = bucket_count((total + (index.total if index else 0)) * HELD_BYTES, usable)
-    chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), usable, least=100)
-    scattered = Files(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
-    in_workers(
+    check_disk(work, total * RECORD_BYTES * 2, f"deduplication of {step.unit}s")
+    num_buckets = bucket_count((total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
+    chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), call_bytes, min_rows=100)
+    shuffled = NumberedFiles(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
+    run_in_workers(
         work,
         f"digests by range, {num_buckets}",
-        scatter_units,
-        [(rows, part, num_buckets, path, chunk) for part, path in enumerate(scattered)],
+        shuffle_units,
+        [(rows, part, num_buckets, path, chunk) for part, path in enumerate(shuffled)],
     )
-    homes = Homes.of(rows, index, usable)
-    cuts = Files(work.folder / "cuts", f"{num_buckets}, {homes.division}-", num_buckets)
-    in_workers(
+    blocks = Blocks.of(rows, index, call_bytes)
+    cuts = NumberedFiles(work.folder / "cuts", f"{num_buckets}, {blocks.division}-", num_buckets)
+    run_in_workers(
         work,
-        f"repeats, {num_buckets}, {homes.division}",
+        f"repeats, {num_buckets}, {blocks.division}",
         group_units,
-        [(homes, scattered, bucket, num_buckets, path, usable) for bucket, path in enumerate(cuts)],
+        [(blocks, shuffled, bucket, num_buckets, path, call_bytes) for bucket, path in enumerate(cuts)],
     )
-    index_folder = index_folder_of(step.update, work, homes)
+    index_folder = index_folder_of(step.update, work, blocks)
     reason = f"more than {step.max_removed:.0%} repeated {step.unit}s"
-    settling = Settling(
-        homes, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
+    decisions = Decisions(
+        blocks, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
     )
-    settled = settling.run(work, str(num_buckets), settle_units)
+    decided = decisions.run(work, str(num_buckets), decide_units)
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
-        summary[name] = sum(part[name] for part in settled)
+        summary[name] = sum(part[name] for part in decided)
     publish(work, summary, {})
     return index_folder
 
@@ -145,20 +145,20 @@ def count_units(rows: RowNumbers, partition: int) -> int:
     return int(pa.compute.sum(pa.compute.list_value_length(facts.column("high"))).as_py() or 0) if facts.num_rows else 0
 
 
-@tells_limits
-def scatter_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
-    """Write the digests of the units of a partition by range."""
+@handles_shortage
+def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
+    """Write the digests of the units of a partition by range of digests."""
     first = int(rows.offsets[partition])
-    with ShuffleWriter(path, num_buckets, _SCATTERED) as writer:
+    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["high", "low"], chunk):
             offsets = _offsets(contiguous(facts.column("high")))
             local = np.repeat(np.arange(start - first, start - first + facts.num_rows), np.diff(offsets))
             unit = np.arange(len(local)) - np.repeat(offsets[:-1], np.diff(offsets))
-            high = numbers(contiguous(facts.column("high")).flatten())
+            high = as_numpy(contiguous(facts.column("high")).flatten())
             table = pa.table(
                 {
                     "high": high,
-                    "low": numbers(contiguous(facts.column("low")).flatten()),
+                    "low": as_numpy(contiguous(facts.column("low")).flatten()),
                     "local": local.astype(np.uint32),
                     "unit": unit.astype(np.int32),
                 }
@@ -167,55 +167,57 @@ def scatter_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path
     return 0
 
 
-@tells_limits
-def group_units(homes: Homes, scattered: Files, bucket: int, num_buckets: int, path: Path, usable: int) -> int:
-    """Every unit of a range that repeats an earlier one."""
-    most = usable * 5 // 4 // HELD_BYTES
-    with PairWriter(path, homes) as writer:
+@handles_shortage
+def group_units(
+    blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, path: Path, call_bytes: int
+) -> int:
+    """Write every unit of a range of digests that repeats an earlier one; returns how many."""
+    max_rows = call_bytes * 5 // 4 // SORTING_BYTES
+    with PairWriter(path, blocks) as writer:
         cut = 0
-        read = functools.partial(read_digests, homes, scattered, bucket, num_buckets, ("unit",))
-        for found in Equals(homes.rows.total).find(lambda: pieces(read(), most)):
+        read = functools.partial(read_digests, blocks, shuffled, bucket, num_buckets, ("unit",))
+        for found in EqualDigests(blocks.rows.total).find(lambda: pieces(read(), max_rows)):
             writer.write(found)
             cut += len(found["row"])
     return cut
 
 
-@tells_limits
-def settle_units(settling: Settling, partition: int) -> dict[str, int]:
-    """Decide what is cut out of the rows of one partition, and which of them lose too much."""
+@handles_shortage
+def decide_units(decisions: Decisions, partition: int) -> dict[str, int]:
+    """Decide which units are cut out of the rows of a partition, and which rows are dropped."""
     parts = []
     totals = {"cut": 0, "dropped": 0, "cut_bytes": 0, "rewritten": 0}
-    with FoundWriter(settling, GROUPS, partition) as groups:
-        for block in settling.homes.blocks_of(partition):
-            drop, payload, counts = _settle_block(settling, block, groups)
+    with GroupWriter(decisions, GROUPS, partition) as groups:
+        for block in decisions.blocks.blocks_of(partition):
+            drop, payload, counts = _decide_block(decisions, block, groups)
             parts.append((drop, payload))
             totals = {name: total + counts[name] for name, total in totals.items()}
             release_pages()
     drop = np.concatenate([np.empty(0, np.bool_), *(drop for drop, _ in parts)])
     payload = pa.concat_arrays([pa.array([], pa.list_(pa.int32())), *(payload for _, payload in parts)])
-    settling.decide(partition, drop, settling.reason, payload)
+    decisions.decide(partition, drop, decisions.reason, payload)
     return totals
 
 
-def _settle_block(
-    settling: Settling, block: int, groups: FoundWriter
+def _decide_block(
+    decisions: Decisions, block: int, groups: GroupWriter
 ) -> tuple[np.ndarray, pa.ListArray, dict[str, int]]:
-    """(which rows of a block go, the numbers of the units that are cut out of the others, counts)"""
-    facts, first = settling.homes.facts(block), int(settling.homes.starts[block])
+    """(whether each row of a block is dropped, numbers of the units cut out of the others, counts)"""
+    facts, first = decisions.blocks.facts(block), int(decisions.blocks.starts[block])
     count = facts.num_rows
-    found = read_pairs(settling, block)
+    found = read_pairs(decisions, block)
     drop = np.zeros(count, np.bool_)
     removed = np.zeros(count, np.int64)
     local = unit_numbers = np.empty(0, np.int64)
     if found is not None:
         cuts, names = found
-        local, unit_numbers = numbers(cuts.column("row")) - first, numbers(cuts.column("unit")).astype(np.int64)
+        local, unit_numbers = as_numpy(cuts.column("row")) - first, as_numpy(cuts.column("unit")).astype(np.int64)
         sizes = contiguous(facts.column("size"))
-        flat, offsets = numbers(sizes.flatten()), _offsets(sizes)
+        flat, offsets = as_numpy(sizes.flatten()), _offsets(sizes)
         cut_bytes = flat[offsets[local] + unit_numbers]
         removed = np.bincount(local, weights=cut_bytes, minlength=count).astype(np.int64)
-        length = numbers(facts.column("length"))
-        drop = removed > settling.max_removed * length
+        length = as_numpy(facts.column("length"))
+        drop = removed > decisions.max_removed * length
         drop |= (removed > 0) & (removed >= length)
         more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes}
         groups.write(block, facts, cuts, names, more)
@@ -224,8 +226,8 @@ def _settle_block(
     payload = pa.ListArray.from_arrays(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
-    if settling.index_folder is not None:
-        _keep_units(facts, local, unit_numbers, settling.index_folder, block)
+    if decisions.index_folder is not None:
+        _write_unit_part(facts, local, unit_numbers, decisions.index_folder, block)
     counts = {
         "cut": len(local),
         "dropped": int(drop.sum()),
@@ -235,13 +237,13 @@ def _settle_block(
     return drop, payload, counts
 
 
-def _keep_units(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, block: int) -> None:
-    """The digests of units that were not cut, as a part of an index; an entry is a unit, with its row's address."""
+def _write_unit_part(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, block: int) -> None:
+    """Write the digests of units that were not cut to a part of an index. An entry is a unit with its row's address."""
     offsets = _offsets(contiguous(facts.column("high")))
-    stays = np.ones(int(offsets[-1]), np.bool_)
-    stays[offsets[local] + unit_numbers] = False
-    owner = np.repeat(np.arange(facts.num_rows), np.diff(offsets))[stays]
+    kept = np.ones(int(offsets[-1]), np.bool_)
+    kept[offsets[local] + unit_numbers] = False
+    owner = np.repeat(np.arange(facts.num_rows), np.diff(offsets))[kept]
     if len(owner):
-        high = numbers(contiguous(facts.column("high")).flatten())[stays]
-        low = numbers(contiguous(facts.column("low")).flatten())[stays]
-        write_part(folder, block, pa.table(subset(facts, owner)), high, {"low": low})
+        high = as_numpy(contiguous(facts.column("high")).flatten())[kept]
+        low = as_numpy(contiguous(facts.column("low")).flatten())[kept]
+        write_part(folder, block, pa.table(address_facts_of(facts, owner)), high, {"low": low})

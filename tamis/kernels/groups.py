@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tamis.kernels.jit import kernel
-from tamis.kernels.sets import likeness
+from tamis.kernels.sets import jaccard_similarity
 
 MAX_LINKED = 256
 """Survivors sharing a band with a row that it is compared with at most."""
@@ -167,7 +167,7 @@ def choose(
                 similarities[row] = nearest_similarities[row] = 0.0
                 if ranks[row] != ranks[first] and not fixed[row]:
                     matches[row] = first
-                    similarities[row] = likeness(row, first, sets, spans, bits, 0.0)
+                    similarities[row] = jaccard_similarity(row, first, sets, spans, bits, 0.0)
                 continue
             if ranks[row] != ranks[pending]:
                 for kept in range(pending, row):
@@ -197,7 +197,7 @@ def choose(
                             if compared_with[other] != row:
                                 compared_with[other] = row
                                 compared += 1
-                                similarity = likeness(row, other, sets, spans, bits, least)
+                                similarity = jaccard_similarity(row, other, sets, spans, bits, least)
                                 if similarity > best_similarity or (similarity == best_similarity and other < best):
                                     best, best_similarity = other, similarity
                             other = np.int64(following[other, band])
@@ -209,7 +209,7 @@ def choose(
                     other = survivors[number]
                     if compared_with[other] != row:
                         compared += 1
-                        similarity = likeness(row, other, sets, spans, bits, least)
+                        similarity = jaccard_similarity(row, other, sets, spans, bits, least)
                         if similarity > best_similarity:
                             best, best_similarity = other, similarity
             drops = best >= 0 and best_similarity >= threshold - 1e-9

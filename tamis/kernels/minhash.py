@@ -25,7 +25,7 @@ from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.digests import mix64
 from tamis.kernels.hashing import load64
 from tamis.kernels.jit import expanded, intrinsic, ir, kernel, types
-from tamis.kernels.sets import pack_sets, packed_room
+from tamis.kernels.sets import max_packed_bytes, pack_sets
 from tamis.kernels.unicode_tables import (
     ALPHANUMERIC,
     CONTROL,
@@ -36,7 +36,7 @@ from tamis.kernels.unicode_tables import (
     UNSPACED,
 )
 
-LOWERCASE, DIGITS, PUNCTUATED, ACCENTS = 1, 2, 4, 8
+LOWERCASE, FOLD_DIGITS, STRIP_PUNCTUATION, STRIP_ACCENTS = 1, 2, 4, 8
 """Options of normalisation: letters in lower case; numbers as 0; punctuation and symbols as spaces; accents off."""
 
 CHUNK = 1024
@@ -66,14 +66,14 @@ def folding_tables(options: int) -> tuple[np.ndarray, np.ndarray]:
     ascii_table = np.arange(128, dtype=np.uint8)
     for byte in range(128):
         char = chr(byte)
-        if char.isspace() or byte < 32 or byte == 127 or (options & PUNCTUATED and not char.isalnum()):
+        if char.isspace() or byte < 32 or byte == 127 or (options & STRIP_PUNCTUATION and not char.isalnum()):
             ascii_table[byte] = _SEPARATOR
-        elif options & DIGITS and char.isdigit():
+        elif options & FOLD_DIGITS and char.isdigit():
             ascii_table[byte] = _NUMBER
         elif options & LOWERCASE:
             ascii_table[byte] = ord(char.lower())
     points = np.arange(65536, dtype=np.int32)
-    if options & ACCENTS:
+    if options & STRIP_ACCENTS:
         for first, last in _ACCENTED:
             for point in range(first, last):
                 base, *marks = list(unicodedata.normalize("NFD", chr(point)))
@@ -117,11 +117,11 @@ def _at_least(word, byte):
 def _fold_eight(word, options):
     """(eight bytes as they are read, whether that can be said of them without looking at their neighbours)."""
     digits = _at_least(word, 48) & ~_at_least(word, 58)
-    plain = word & _HIGHS == 0 and not (options & DIGITS and digits)
+    plain = word & _HIGHS == 0 and not (options & FOLD_DIGITS and digits)
     letters = _at_least(word | _SPACES, 97) & ~_at_least(word | _SPACES, 123)
     if options & LOWERCASE:
         word |= (letters & ~_at_least(word, 97)) >> np.uint64(2)
-    kept = letters | digits if options & PUNCTUATED else _at_least(word, 33) & ~_at_least(word, 127)
+    kept = letters | digits if options & STRIP_PUNCTUATION else _at_least(word, 33) & ~_at_least(word, 127)
     return word & ((kept >> np.uint64(7)) * np.uint64(255)), plain
 
 
@@ -184,15 +184,15 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
         point, at = decode(data, at, end)
         if not verbatim:
             flags = flags_of(point, points, kinds)
-            if flags & (SPACE | CONTROL) or (options & PUNCTUATED and flags & (PUNCTUATION | SYMBOL)):
+            if flags & (SPACE | CONTROL) or (options & STRIP_PUNCTUATION and flags & (PUNCTUATION | SYMBOL)):
                 buffer[size] = _SEPARATOR
                 size += 1 if last else 0
                 last = np.uint8(_SEPARATOR)
                 number = single = False
                 continue
-            if options & ACCENTS and 0x300 <= point < 0x370:
+            if options & STRIP_ACCENTS and 0x300 <= point < 0x370:
                 continue
-            if flags & DIGIT and options & DIGITS:
+            if flags & DIGIT and options & FOLD_DIGITS:
                 if number:
                     continue
                 number = True
@@ -369,18 +369,20 @@ def sign(
     shingle_offsets[len(offsets) - 1] = written
 
 
-def room_for_ngrams(offsets: np.ndarray, by_characters: bool) -> tuple[np.ndarray, np.ndarray]:
+def ngram_buffers(offsets: np.ndarray, by_characters: bool) -> tuple[np.ndarray, np.ndarray]:
     """`shingles` and `shingle_offsets` for `sign`: a word is at least a byte and a separator, or three bytes."""
     rows = len(offsets) - 1
     most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if by_characters else 2) + rows + 1
     return np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)  # untouched pages of a large array cost nothing
 
 
-def sign_packed(data: np.ndarray, offsets: np.ndarray, by_characters: bool, *how: Any) -> tuple[np.ndarray, np.ndarray]:
+def sign_packed(
+    data: np.ndarray, offsets: np.ndarray, by_characters: bool, *comparison: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """Sign each row, with the arguments of `sign` up to `keys`; the n-grams packed, and where those of each row begin."""
-    shingles, spans = room_for_ngrams(offsets, by_characters)
-    sign(data, offsets, by_characters, *how, shingles, spans)
+    shingles, spans = ngram_buffers(offsets, by_characters)
+    sign(data, offsets, by_characters, *comparison, shingles, spans)
     rows = len(offsets) - 1
-    packed, ends = np.empty(packed_room(int(spans[-1]), rows), np.uint8), np.empty(rows + 1, np.int64)
+    packed, ends = np.empty(max_packed_bytes(int(spans[-1]), rows), np.uint8), np.empty(rows + 1, np.int64)
     pack_sets(shingles, spans, packed, ends)
     return packed[: ends[-1]], ends

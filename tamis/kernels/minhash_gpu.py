@@ -187,14 +187,14 @@ def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     row = (ordered >> 32).astype(np.int64)
     counts = cupy.bincount(row, minlength=rows)
     _, exponents = cupy.frexp(cupy.maximum(counts - 1, 0).astype(np.float64))  # so many bits as count - 1 has
-    bits = cupy.minimum(sets.WHOLE, sets.SPARE + exponents)
-    places = (ordered & 0xFFFFFFFF).astype(np.int64) >> (sets.WHOLE - bits).astype(np.int64)[row]
+    bits = cupy.minimum(sets.FULL_BITS, sets.SPARE_BITS + exponents)
+    places = (ordered & 0xFFFFFFFF).astype(np.int64) >> (sets.FULL_BITS - bits).astype(np.int64)[row]
     gaps = cupy.diff(places, prepend=places[:1])
     ends = cupy.cumsum(counts)
     begin = (ends - counts)[counts > 0]
     gaps[begin] = places[begin]
     stops = cupy.zeros(len(gaps) + 1, np.int64)
-    cupy.cumsum(gaps // sets.MOST + 1, out=stops[1:])
-    packed = cupy.full(int(stops[-1]), sets.MOST, np.uint8)
-    packed[stops[1:] - 1] = (gaps % sets.MOST).astype(np.uint8)
+    cupy.cumsum(gaps // sets.ESCAPE + 1, out=stops[1:])
+    packed = cupy.full(int(stops[-1]), sets.ESCAPE, np.uint8)
+    packed[stops[1:] - 1] = (gaps % sets.ESCAPE).astype(np.uint8)
     return packed.get(), np.concatenate([np.zeros(1, np.int64), stops[ends].get()])

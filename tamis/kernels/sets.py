@@ -20,34 +20,34 @@ import numpy as np
 
 from tamis.kernels.jit import kernel
 
-WHOLE = 32
+FULL_BITS = 32
 """Bits of an n-gram in a set that is not packed."""
-SPARE = 5
+SPARE_BITS = 5
 """Bits of a place beyond those that number the n-grams. One more halves the mistakes, and one gap in ten takes two bytes."""
 
 STRIDE = 64
 """Values that `overlap` compares before it checks whether the sets can still be similar enough."""
 
-MOST = 255
+ESCAPE = 255
 """A gap that is this or more takes another byte."""
 
 
-def packed_room(num_ngrams: int, rows: int) -> int:
+def max_packed_bytes(num_ngrams: int, rows: int) -> int:
     """Bytes that so many n-grams of so many sets take at most: the gaps of n n-grams sum up to less than 64 n places."""
-    return num_ngrams + (num_ngrams << (SPARE + 1)) // MOST + rows
+    return num_ngrams + (num_ngrams << (SPARE_BITS + 1)) // ESCAPE + rows
 
 
 @kernel
 def bits_of(size):
     """Of how many bits a place in a packed set of some size is."""
-    bits = SPARE
-    while bits < WHOLE and (1 << (bits - SPARE)) < size:
+    bits = SPARE_BITS
+    while bits < FULL_BITS and (1 << (bits - SPARE_BITS)) < size:
         bits += 1
     return bits
 
 
 @kernel
-def ascending(values, ends, out):
+def sort_unique(values, ends, out):
     """The different values (0 counts as 1) in ascending order, to the front of `out`; how many they are.
 
     Values are hashes: thrown into as many bins as they are, by their upper bits, each lies almost where it belongs.
@@ -99,16 +99,16 @@ def pack_sets(values, offsets, out, spans):
     for row in range(len(offsets) - 1):
         spans[row] = size
         found = values[offsets[row] : offsets[row + 1]]
-        count = ascending(found, ends, ordered)
-        shift = np.uint32(WHOLE - bits_of(count))
+        count = sort_unique(found, ends, ordered)
+        shift = np.uint32(FULL_BITS - bits_of(count))
         before = np.uint32(0)
         for index in range(count):
             place = np.uint32(ordered[index] >> shift)
             gap = np.uint32(place - before)
             before = place
-            while gap >= MOST:
-                out[size] = MOST
-                gap -= np.uint32(MOST)
+            while gap >= ESCAPE:
+                out[size] = ESCAPE
+                gap -= np.uint32(ESCAPE)
                 size += 1
             out[size] = gap
             size += 1
@@ -122,7 +122,7 @@ def packed_sizes(packed, offsets, spans):
     for row in range(len(offsets) - 1):
         spans[row] = size
         for index in range(offsets[row], offsets[row + 1]):
-            size += np.int64(packed[index] != MOST)
+            size += np.int64(packed[index] != ESCAPE)
     spans[len(offsets) - 1] = size
 
 
@@ -134,7 +134,7 @@ def unpack_sets(packed, offsets, spans, places, bits):
         place = np.uint32(0)
         for index in range(offsets[row], offsets[row + 1]):
             place += np.uint32(packed[index])
-            if packed[index] != MOST:
+            if packed[index] != ESCAPE:
                 places[at] = place
                 at += 1
         bits[row] = bits_of(spans[row + 1] - spans[row])
@@ -177,7 +177,7 @@ def overlap(values, first, last, shift, other, end, other_shift, max_unmatched):
 
 
 @kernel
-def likeness(a, b, sets, spans, bits, least):
+def jaccard_similarity(a, b, sets, spans, bits, least):
     """The Jaccard similarity of the sets of rows a and b, or -1 once it is certain to be below `least`.
 
     sets   uint32             ascending values of all rows, one row after the other

@@ -17,7 +17,7 @@ from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch
 from tamis.dedup import FuzzyDedup, Groups
 from tamis.dedup.fuzzy import best_split
-from tamis.dedup.shuffle import as_matrix
+from tamis.dedup.shuffle import column_to_matrix
 from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import WorkerDied
 from tamis.executors import driver
@@ -76,7 +76,7 @@ def fates(rows, step, per_partition=50, **options):
 def naive(rows, step):
     """Greedy in source order within each component of rows that share band keys; the keys are the step's own."""
     facts = step.observe(Batch.from_rows(rows))
-    keys = as_matrix(facts["keys"], np.uint64)
+    keys = column_to_matrix(facts["keys"], np.uint64)
     sets = [set(each) for each in facts["shingles"].to_pylist()]
     component = list(range(len(rows)))
     for row in range(len(rows)):
@@ -161,7 +161,7 @@ def test_recall_is_what_the_banding_curve_promises(settings_name, verify, precis
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
 def test_packed_sets_decide_about_texts_of_any_length(least, most, count, threshold):
     # Bands that propose almost all pairs, so that the comparison decides.
-    step = FuzzyDedup(verify="signature", threshold=threshold, num_bands=30, num_rows=4)
+    step = FuzzyDedup(verify="signature", threshold=threshold, num_bands=30, hashes_per_band=4)
     assert_recall_and_precision(step, *hard_pairs(count, least, most), 0.99)
 
 
@@ -181,10 +181,10 @@ def test_chained_templates_lose_nothing_that_is_unlike_its_twin():
     rows = chain()
     texts = {row["id"]: row["text"] for row in rows}
     assert jaccard(rows[0]["text"], rows[-1]["text"]) < 0.3
-    chained, _ = fates(rows, FuzzyDedup(threshold=0.6, verify="none", num_bands=40, num_rows=3))
+    chained, _ = fates(rows, FuzzyDedup(threshold=0.6, verify="none", num_bands=40, hashes_per_band=3))
     assert chained == ["c0"]  # what plain connected components make of it
     for verify in ("jaccard", "signature"):
-        stayed, pairs = fates(rows, FuzzyDedup(threshold=0.6, verify=verify, num_bands=40, num_rows=3))
+        stayed, pairs = fates(rows, FuzzyDedup(threshold=0.6, verify=verify, num_bands=40, hashes_per_band=3))
         assert len(stayed) > 3
         assert all(jaccard(texts[name], texts[kept]) >= 0.6 for name, (kept, _) in pairs.items())
 
@@ -239,7 +239,7 @@ def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
     expected = fates(rows, FuzzyDedup(), per_partition=600)
     from tamis.dedup import shuffle
 
-    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 20_000)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 20_000)
     assert fates(rows, FuzzyDedup(), per_partition=100) == expected
 
 
@@ -247,7 +247,7 @@ def test_a_component_larger_than_a_worker_may_hold_goes_through_the_disk(monkeyp
     from tamis.dedup import shuffle
 
     rows = [{"id": str(n), "text": " ".join(document(random.Random(1), 60))} for n in range(300)]
-    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 5000)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 5000)
     stayed, pairs = fates(rows, FuzzyDedup(), per_partition=100)
     assert (stayed, len(pairs)) == (["0"], 299)
 
@@ -256,7 +256,7 @@ def test_a_template_of_many_unlike_pages_costs_no_more_than_its_limit():
     rng = random.Random(8)
     frame = document(rng, 40)
     rows = [{"id": str(n), "text": " ".join(frame + document(rng, 25))} for n in range(900)]
-    step = FuzzyDedup(num_bands=60, num_rows=2)  # everything meets everything
+    step = FuzzyDedup(num_bands=60, hashes_per_band=2)  # everything meets everything
     stayed, pairs = fates(rows, step, per_partition=300)
     assert (len(stayed), len(pairs)) == (900, 0)
 
@@ -303,7 +303,7 @@ def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
     assert Groups.load(tmp_path / "killed").table().equals(Groups.load(tmp_path / "calm").table())
 
 
-@pytest.mark.parametrize("step", ["bands", "meetings", "components", "candidates", "comparisons", "fates"])
+@pytest.mark.parametrize("step", ["bands", "candidate pairs", "components", "candidates, ", "comparisons", "decisions"])
 def test_a_run_that_broke_off_while_resolving_goes_on_there(tmp_path, monkeypatch, step):
     rows = planted(200, 14)
     source = write_rows(tmp_path / "in", rows)
@@ -366,7 +366,7 @@ def test_another_threshold_from_the_same_hashes_is_a_run_from_the_start(tmp_path
     for threshold, folder in ((0.7, out[0]), (0.9, out[1])):
         step = FuzzyDedup(threshold=threshold, verify=verify)
         Pipeline(JsonlReader(source), step, JsonlWriter(folder)).run(executor="inline")
-    monkeypatch.setattr(FuzzyDedup, "_signed", None)  # nothing is hashed again
+    monkeypatch.setattr(FuzzyDedup, "_signatures", None)  # nothing is hashed again
     step = FuzzyDedup(threshold=0.9, verify=verify, reuse=out[0])
     Pipeline(JsonlReader(source, blocksize="20kB"), step, JsonlWriter(out[2])).run(executor="inline")
     assert output_of(tmp_path / "reused") == output_of(tmp_path / "strict")
@@ -391,7 +391,7 @@ def test_hashes_of_other_settings_or_other_input_are_not_reused(tmp_path):
 
 
 def test_text_of_another_type_is_refused():
-    with pytest.raises(OperatorError, match="holds int64, not text"):
+    with pytest.raises(OperatorError, match="is int64, not text"):
         Pipeline(Rows([{"text": 3}]), FuzzyDedup()).run(executor="inline")
 
 
@@ -401,7 +401,7 @@ def test_text_of_another_type_is_refused():
         ({"threshold": 0.0}, "above 0"),
         ({"threshold": 1.5}, "at most 1"),
         ({"ngram": 0}, "from 1 to 64"),
-        ({"num_hashes": 100, "num_bands": 3}, "by itself"),
+        ({"num_hashes": 100, "num_bands": 3}, "cannot be combined"),
         ({"update": True}, "needs an index"),
         ({"keep": "best"}, "needs a column"),
     ],
@@ -459,7 +459,7 @@ def test_hashes_of_other_texts_are_not_reused(tmp_path):
     Pipeline(Rows(rows), FuzzyDedup(), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
     swapped = [rows[1], rows[0], *rows[2:]]
     for others in (swapped, [{**row, "text": row["text"] + " x"} for row in rows]):
-        with pytest.raises(ParameterError, match="made from other texts"):
+        with pytest.raises(ParameterError, match="made from different texts"):
             Pipeline(Rows(others), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
     Pipeline(Rows(rows, rows_per_partition=7), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
 

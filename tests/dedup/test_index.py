@@ -89,10 +89,10 @@ def test_paragraphs_seen_before_are_cut(tmp_path):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda index: FuzzyDedup(against=index, ngram=3), "ngram is 5 there and 3 here"),
-        (lambda index: FuzzyDedup(against=index, num_bands=20), "bands is 14 there and 20 here"),
+        (lambda index: FuzzyDedup(against=index, ngram=3), "ngram is 5 in the index and 3 here"),
+        (lambda index: FuzzyDedup(against=index, num_bands=20), "bands is 14 in the index and 20 here"),
         (lambda index: FuzzyDedup(against=index, lowercase=False, update=True), "normalisation is"),
-        (lambda index: FuzzyDedup(against=index, verify="signature"), "verify is 'jaccard' there"),
+        (lambda index: FuzzyDedup(against=index, verify="signature"), "verify is 'jaccard' in the index"),
         (lambda index: ExactDedup(against=index), "index for fuzzy duplicates"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_folder_that_is_no_index_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ParameterError, match="there is no index"):
         ExactDedup(against=str(tmp_path)).check()
-    with pytest.raises(ParameterError, match="not empty and not an index"):
+    with pytest.raises(ParameterError, match="is not an index, and not empty"):
         run(texts(range(2)), ExactDedup(against=str(tmp_path), update=True), tmp_path / "out")
 
 
@@ -142,7 +142,7 @@ def test_an_index_of_another_version_or_a_damaged_one_is_refused(tmp_path):
     about = index / "index.json"
     plain = about.read_text()
     about.write_text(plain.replace('"version": 2', '"version": 1'))
-    with pytest.raises(ParameterError, match="of version 1, this is 2"):
+    with pytest.raises(ParameterError, match="index version 1, but version 2 is needed"):
         ExactDedup(against=str(index)).check()
     about.write_text(plain[:20])
     with pytest.raises(ParameterError, match="is damaged"):

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
-from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, equal, settle, shuffle
-from tamis.dedup.candidates import edges_of
-from tamis.dedup.equal import Equals
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, decisions, equal_digests, shuffle
+from tamis.dedup.candidates import edges_from_keys
+from tamis.dedup.equal_digests import EqualDigests
 from tamis.dedup.shuffle import ShuffleWriter, allocate, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
 from tamis.kernels import groups
@@ -84,7 +84,7 @@ def test_a_text_that_is_repeated_more_often_than_fits(tmp_path, monkeypatch, kee
     rows = [row | {"id": str(n), "score": rng.randrange(5)} for n, row in enumerate(rows)]
     step = ExactDedup(keep=keep, by="score" if keep == "best" else None, unit=unit, min_unit_bytes=1)
     expected = outcome(rows, step, tmp_path / "whole")
-    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 120 * 120)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 120 * 120)
     assert outcome(rows, step, tmp_path / "pieces", per_partition=70) == expected
 
 
@@ -101,10 +101,10 @@ def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypat
         return plain(keys)
 
     plain = shuffle.duplicated
-    monkeypatch.setattr(shuffle, "LEAST_BYTES", 1000)
-    monkeypatch.setattr(equal, "duplicated", limited)
+    monkeypatch.setattr(shuffle, "MIN_PART_BYTES", 1000)
+    monkeypatch.setattr(equal_digests, "duplicated", limited)
     monkeypatch.setattr(candidates, "duplicated", limited)
-    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 10**7)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 10**7)
     assert outcome(rows, step, tmp_path / "parts", per_partition=500) == expected
     assert refused
     more = {"executor": "local", "workers": 2, "memory": "3GB"}
@@ -115,8 +115,8 @@ def test_what_never_fits_is_told(tmp_path, monkeypatch):
     def never(keys):
         raise MemoryError
 
-    monkeypatch.setattr(equal, "duplicated", never)
-    with pytest.raises(BudgetError, match="more memory than a worker may hold"):
+    monkeypatch.setattr(equal_digests, "duplicated", never)
+    with pytest.raises(BudgetError, match="more memory than a worker has"):
         outcome(texts(50, 20), ExactDedup(), tmp_path / "out")
 
 
@@ -139,10 +139,10 @@ def test_equal_digests_are_found_whatever_the_pieces(keys, size, none, across):
         elif none and others:
             expected[row["row"]] = others[0]["row"]
     columns = {name: np.array([row[name] for row in rows], np.uint64) for name in ("high", "low", "source", "order")}
-    columns |= {"row": np.arange(len(rows)), "seen": np.ones(len(rows), np.uint8)}
-    equals = Equals(len(rows), none, across)
+    columns |= {"row": np.arange(len(rows)), "new": np.ones(len(rows), np.uint8)}
+    equals = EqualDigests(len(rows), none, across)
     found = list(equals.find(lambda: pieces(iter([columns] if rows else []), size)))
-    assert {int(r): int(t) for part in found for r, t in zip(part["row"], part["twin"], strict=True)} == expected
+    assert {int(r): int(t) for part in found for r, t in zip(part["row"], part["survivor"], strict=True)} == expected
     assert equals.sizes.sum() >= len(expected)
 
 
@@ -150,7 +150,7 @@ def test_equal_digests_are_found_whatever_the_pieces(keys, size, none, across):
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 70))
 def test_edges_are_the_same_whatever_the_pieces(keys, size):
     columns = {"key": np.array(keys, np.uint64), "row": np.arange(len(keys))}
-    found = edges_of(pieces(iter([columns] if keys else []), size))
+    found = edges_from_keys(pieces(iter([columns] if keys else []), size))
     pairs = {(int(a), int(b)) for left, right in found for a, b in zip(left, right, strict=True)}
     assert pairs == {(keys.index(key), n) for n, key in enumerate(keys) if keys.index(key) != n}
 
@@ -164,11 +164,11 @@ def test_room_on_disk_is_like_room_in_memory(tmp_path):
 
 
 def test_parts_do_not_grow_with_the_data_until_they_are_many():
-    usable = 300_000_000
+    call_bytes = 300_000_000
     for size in (10**7, 10**8, 10**9, 10**10):
-        assert size / bucket_count(size, usable) <= shuffle.PART_BYTES
-    assert bucket_count(10**11, usable) <= shuffle.MANY_PARTS + 1
-    assert 10**12 / bucket_count(10**12, usable) <= usable
+        assert size / bucket_count(size, call_bytes) <= shuffle.PART_BYTES
+    assert bucket_count(10**11, call_bytes) <= shuffle.MANY_PARTS + 1
+    assert 10**12 / bucket_count(10**12, call_bytes) <= call_bytes
     assert 10**9 / bucket_count(10**9, 20_000_000) <= 20_000_000
 
 
@@ -187,11 +187,15 @@ def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monk
     monkeypatch.setattr(groups, "MAX_UNLINKED", 3)  # a limit that matters
     expected = outcome(rows, step, tmp_path / "whole")
     mapped = []
-    plain = candidates._taken
-    monkeypatch.setattr(candidates, "_taken", lambda *args, **how: mapped.append(how["mapped"]) or plain(*args, **how))
-    monkeypatch.setattr(candidates, "LEAST_ROWS", 7)
-    monkeypatch.setattr(candidates, "AROUND_BYTES", 10**6)
-    monkeypatch.setattr(shuffle, "usable_bytes", lambda worker_bytes: 20_000)
+    plain = candidates._take
+    monkeypatch.setattr(
+        candidates,
+        "_take",
+        lambda *args, **options: mapped.append(options["mapped"]) or plain(*args, **options),
+    )
+    monkeypatch.setattr(candidates, "MIN_PIECE_ROWS", 7)
+    monkeypatch.setattr(candidates, "FAULT_BYTES", 10**6)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 20_000)
     assert outcome(rows, step, tmp_path / "bits", per_partition=70) == expected
     assert sum(mapped) > 4
 
@@ -199,13 +203,13 @@ def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monk
 def test_a_group_too_large_to_decide_about_is_told_at_once(tmp_path, monkeypatch):
     tried = []
 
-    def full(*args, **how):
+    def full(*args, **options):
         tried.append(args)
         raise MemoryError
 
-    monkeypatch.setattr(candidates, "_taken", full)
-    monkeypatch.setattr(candidates, "FOUND_BYTES", 10**9)
-    with pytest.raises(BudgetError, match="90 rows that may be near-duplicates of each other"):
+    monkeypatch.setattr(candidates, "_take", full)
+    monkeypatch.setattr(candidates, "COMPONENT_ROW_BYTES", 10**9)
+    with pytest.raises(BudgetError, match="a component of 90 possible near-duplicates does not fit"):
         outcome([{"text": "one and the same text of many words " * 3}] * 90, FuzzyDedup(), tmp_path / "out")
     assert len(tried) == 2
 
@@ -223,8 +227,8 @@ def test_a_partition_of_more_rows_than_fit_is_settled_in_blocks(tmp_path, monkey
     expected = run("whole", rows)
     assert expected[0][1]
     assert any(pair["kept_row"] is None for pair in expected[2])
-    monkeypatch.setattr(settle, "LEAST_ROWS", 7)
-    monkeypatch.setattr(settle, "SETTLED_BYTES", 10**12)
+    monkeypatch.setattr(decisions, "MIN_BLOCK_ROWS", 7)
+    monkeypatch.setattr(decisions, "DECISION_ROW_BYTES", 10**12)
     assert run("blocks", rows) == expected
     parts = list((tmp_path / "blocks" / "index").glob("*/entries-*.arrow"))
     assert len(parts) > 10
@@ -236,8 +240,8 @@ def test_reasons_and_failures_stay_with_their_rows_in_blocks(tmp_path, monkeypat
         for n in range(90)
     ]
     expected = outcome(rows, FuzzyDedup(), tmp_path / "whole")
-    monkeypatch.setattr(settle, "LEAST_ROWS", 4)
-    monkeypatch.setattr(settle, "SETTLED_BYTES", 10**12)
+    monkeypatch.setattr(decisions, "MIN_BLOCK_ROWS", 4)
+    monkeypatch.setattr(decisions, "DECISION_ROW_BYTES", 10**12)
     assert outcome(rows, FuzzyDedup(), tmp_path / "blocks", per_partition=50) == expected
     report = json.loads((tmp_path / "blocks" / ".tamis" / "report.json").read_text())
     assert len(report["dropped"]) == 2
@@ -256,7 +260,7 @@ def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathere
     path = tmp_path_factory.mktemp("shuffle") / "a.arrow"
     expected, number = {bucket: [] for bucket in range(7)}, 0
     with pytest.MonkeyPatch.context() as patch, ShuffleWriter(path, 7, pa.schema({"n": pa.int64()})) as writer:
-        patch.setattr(shuffle, "GATHERED_BYTES", gathered)
+        patch.setattr(shuffle, "BUFFER_BYTES", gathered)
         for part in parts:
             writer.write(pa.table({"n": np.arange(number, number + len(part))}), np.array(part, np.int64))
             for bucket in part:
@@ -334,7 +338,7 @@ def test_a_disk_that_fills_while_resolving_is_told_and_the_run_goes_on(tmp_path,
 
     with pytest.raises((DiskFull, BudgetError), match="disk") as raised:
         run(out, on_event=fill)
-    assert "run the same command again" in str(raised.value)
+    assert "rerun the same command" in str(raised.value)
     assert not [file for file in out.rglob("*.unfinished") if file.is_file()]
     fits(small_disk, 64)
     assert run(out) == expected
@@ -370,9 +374,9 @@ Pipeline(JsonlReader(folder, blocksize="5kB"), steps[step], JsonlWriter(out)).ru
 """
 
 PHASES = {
-    "exact": ["digests", "groups", "names", "fates"],
-    "line": ["units", "digests", "repeats", "names", "fates"],
-    "fuzzy": ["bands", "meetings", "components", "candidates", "comparisons", "names", "fates"],
+    "exact": ["digests", "groups", "survivors", "decisions"],
+    "line": ["units", "digests", "repeats", "survivors", "decisions"],
+    "fuzzy": ["bands", "candidate pairs", "components", "candidates", "comparisons", "survivors", "decisions"],
 }
 
 

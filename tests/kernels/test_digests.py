@@ -5,13 +5,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis.dedup.texts import TextNormal, digest_columns, digest_spans, text_buffers
+from tamis.dedup.texts import Normalization, digest_columns, digest_spans, text_buffers
 from tamis.dedup.units import find_units, without_units
 
 
-def digest(texts, normal=TextNormal()):  # noqa: B008 - frozen
+def digest(texts, normalization=Normalization()):  # noqa: B008 - frozen
     data, offsets = text_buffers(pa.array(texts, pa.string()), "text")
-    return digest_spans(data, offsets[:-1], offsets[1:], normal)
+    return digest_spans(data, offsets[:-1], offsets[1:], normalization)
 
 
 def test_digest_is_murmur3_x64_128():
@@ -42,14 +42,14 @@ def test_each_bit_of_input_changes_half_of_the_output():
         assert min(flips) > 30
 
 
-NORMALS = st.builds(TextNormal, st.booleans(), st.booleans(), st.sampled_from([None, "NFC", "NFKC"]))
+NORMALS = st.builds(Normalization, st.booleans(), st.booleans(), st.sampled_from([None, "NFC", "NFKC"]))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text(st.sampled_from("aA \t\n\x1cßÉe\u0301ﬁ\uff11k\u00a0中"), max_size=12), max_size=12), NORMALS)
-def test_digests_are_equal_exactly_if_normalised_texts_are(texts, normal):
-    found = [tuple(row) for row in digest(texts, normal).tolist()]
-    plain = [normal.of(text) for text in texts]
+def test_digests_are_equal_exactly_if_normalised_texts_are(texts, normalization):
+    found = [tuple(row) for row in digest(texts, normalization).tolist()]
+    plain = [normalization.apply(text) for text in texts]
     for i in range(len(texts)):
         for j in range(i):
             assert (found[i] == found[j]) == (plain[i] == plain[j])
@@ -58,7 +58,7 @@ def test_digests_are_equal_exactly_if_normalised_texts_are(texts, normal):
 def test_columns_are_kept_apart_and_null_is_not_empty():
     one = pa.array(["ab", "a", None, "", None])
     two = pa.array(["c", "bc", "x", "x", None])
-    found, known = digest_columns([("one", one), ("two", two)], TextNormal())
+    found, known = digest_columns([("one", one), ("two", two)], Normalization())
     assert len({tuple(row) for row in found.tolist()}) == 5
     assert known.tolist() == [True, True, True, True, False]
 
@@ -76,8 +76,8 @@ def test_lines_and_paragraphs():
     assert units_of(text, "line", least=6) == ["first line", "second line"]
 
 
-def cut(text, numbers, unit):
-    return without_units(pa.array([text]), "text", pa.array([numbers], pa.list_(pa.int32())), unit, 1).to_pylist()[0]
+def cut(text, as_numpy, unit):
+    return without_units(pa.array([text]), "text", pa.array([as_numpy], pa.list_(pa.int32())), unit, 1).to_pylist()[0]
 
 
 def test_cutting_leaves_the_rest_as_it_was():

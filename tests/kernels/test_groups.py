@@ -103,9 +103,9 @@ def test_one_crowded_band_does_not_hide_a_twin():
     keys[size - 1, 1] = keys[3, 1]
     flat = np.arange(size, dtype=np.uint32)
     flat[size - 1] = 3
-    twins = choose(keys, flat, np.arange(size + 1), 0.8)
-    assert twins[size - 1] == 3
-    assert (twins[: size - 1] < 0).all()
+    survivors = choose(keys, flat, np.arange(size + 1), 0.8)
+    assert survivors[size - 1] == 3
+    assert (survivors[: size - 1] < 0).all()
 
 
 def test_rows_of_one_rank_are_not_compared():

@@ -15,7 +15,7 @@ def packed(rows):
     """(bytes, where those of each row begin)"""
     values = np.array([value for row in rows for value in row], np.uint32)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    out, spans = np.empty(sets.packed_room(len(values), len(rows)), np.uint8), np.empty(len(rows) + 1, np.int64)
+    out, spans = np.empty(sets.max_packed_bytes(len(values), len(rows)), np.uint8), np.empty(len(rows) + 1, np.int64)
     sets.pack_sets(values, offsets, out, spans)
     assert spans[-1] <= len(out)
     return out[: spans[-1]], spans
@@ -35,7 +35,7 @@ def whole(rows):
     ordered = [sorted(set(row)) for row in rows]
     spans = np.concatenate([[0], np.cumsum([len(row) for row in ordered])]).astype(np.int64)
     values = np.array([value for row in ordered for value in row], np.uint32)
-    return values, spans, np.full(len(rows), sets.WHOLE, np.int8)
+    return values, spans, np.full(len(rows), sets.FULL_BITS, np.int8)
 
 
 VALUES = st.one_of(st.integers(0, 2**32 - 1), st.integers(0, 20), st.integers(2**32 - 20, 2**32 - 1))
@@ -48,7 +48,7 @@ def test_what_is_packed_are_the_upper_bits_of_the_different_ngrams(rows):
     for number, row in enumerate(rows):
         different = {max(value, 1) for value in row}
         size = len(different)
-        assert bits[number] == sets.SPARE + (math.ceil(math.log2(size)) if size else 0)
+        assert bits[number] == sets.SPARE_BITS + (math.ceil(math.log2(size)) if size else 0)
         expected = sorted(value >> (32 - int(bits[number])) for value in different)
         assert places[spans[number] : spans[number + 1]].tolist() == expected
 
@@ -75,14 +75,14 @@ def test_similarity_of_whole_sets_is_exact_or_below_the_floor(shared, left, righ
     shared = shared | set(range(1, more + 1))  # enough for several strides
     left, right = left | shared | {0}, right | shared | {7}
     true = len(left & right) / len(left | right)
-    found = sets.likeness(0, 1, *whole([left, right]), least)
+    found = sets.jaccard_similarity(0, 1, *whole([left, right]), least)
     assert found == pytest.approx(true) or (found == -1 and true < least)
 
 
 def test_comparison_stops_once_the_sets_cannot_be_similar_enough():
     left, right = set(range(0, 4000, 2)), set(range(1, 4000, 2))
-    assert sets.likeness(0, 1, *whole([left, right]), 0.5) == -1
-    assert sets.likeness(0, 1, *whole([left, right]), 0.0) == 0
+    assert sets.jaccard_similarity(0, 1, *whole([left, right]), 0.5) == -1
+    assert sets.jaccard_similarity(0, 1, *whole([left, right]), 0.0) == 0
 
 
 def pair(rng, size, similarity):
@@ -101,7 +101,7 @@ def test_packed_sets_tell_the_similarity_without_bias(size, similarity):
     errors = []
     for _ in range(200):
         left, right, true = pair(rng, size, similarity)
-        errors.append(sets.likeness(0, 1, *unpacked([left, right]), 0.0) - true)
+        errors.append(sets.jaccard_similarity(0, 1, *unpacked([left, right]), 0.0) - true)
     # Pairs of n-grams that neither text shares fall on one place with a chance of 1 in 32 n at most.
     alone = (1 - similarity) / (1 + similarity)
     deviation = math.sqrt(alone**2 / 32 / size) * (1 + similarity) ** 2 / 2
@@ -113,5 +113,5 @@ def test_the_same_and_nothing_in_common():
     rng = random.Random(2)
     left, right = ({rng.randrange(2**32) for _ in range(500)} for _ in range(2))
     same = unpacked([left, left, right])
-    assert sets.likeness(0, 1, *same, 0.8) == 1.0
-    assert sets.likeness(0, 2, *same, 0.0) < 0.02
+    assert sets.jaccard_similarity(0, 1, *same, 0.8) == 1.0
+    assert sets.jaccard_similarity(0, 2, *same, 0.0) < 0.02

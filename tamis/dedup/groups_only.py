@@ -1,4 +1,4 @@
-"""A sink for those who only want to know: rows are counted, nothing is written but what a deduplication found."""
+"""A sink that writes no rows: the output folder has only the report and the groups of duplicates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tamis.operators import Shard, ShardWriter, Sink
 
 
 @dataclass(frozen=True)
-class Verdicts(Sink):
-    """Takes rows and writes none; the report, the groups and the record of the run lie in `path`."""
+class GroupsOnly(Sink):
+    """Counts rows without writing them. The report, the groups of duplicates and the ledger are in `path`."""
 
     path: str
     fields: tuple[str, ...] = ()
@@ -23,10 +23,10 @@ class Verdicts(Sink):
         return self.path
 
     def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
-        return _Nothing()
+        return _NoShards()
 
 
-class _Nothing:
+class _NoShards:
     def write(self, table: pa.Table) -> None:
         pass
 
