@@ -311,10 +311,10 @@ def decide_rows(decisions: Decisions, partition: int) -> dict[str, int]:
 
 
 class GroupWriter:
-    """Writes the rows of one partition that are in groups, with their survivors, to a file (Parquet, whatever its extension)."""
+    """Writes the rows of one partition that are in groups, with their survivors, as Parquet."""
 
     def __init__(self, decisions: Decisions, folder: str, partition: int) -> None:
-        self._settling = decisions
+        self._decisions = decisions
         self._file = AtomicFile(decisions.folder / folder / f"{partition:06d}{TABLE}")
         self._writer: pq.ParquetWriter | None = None
 
@@ -330,7 +330,7 @@ class GroupWriter:
         """Append the pairs of a block."""
         if not pairs.num_rows:
             return
-        blocks = self._settling.blocks
+        blocks = self._decisions.blocks
         row, survivor = as_numpy(pairs.column("row")), as_numpy(pairs.column("survivor"))
         address, name = names_of(facts, row - blocks.starts[block])
         in_index = survivor >= blocks.rows.total
