@@ -103,7 +103,7 @@ def test_a_source_may_be_a_pattern_or_a_file():
 
 def test_a_column_of_lists_names_no_source():
     rows = [{"text": "a", "source": ["x"]}]
-    with pytest.raises(OperatorError, match="names no source"):
+    with pytest.raises(OperatorError, match="cannot name a source"):
         Pipeline(Rows(rows), ExactDedup(prefer=["x"], prefer_column="source")).run(executor="inline")
 
 
@@ -180,7 +180,7 @@ def test_ids_in_some_files_only_are_told(tmp_path):
 
 @pytest.mark.parametrize("make", STEPS[1:], ids=NAMES[1:])
 def test_a_text_of_the_wrong_type_stops_a_run_of_workers_too(make):
-    with pytest.raises(OperatorError, match="holds int64, not text"):
+    with pytest.raises(OperatorError, match="is int64, not text"):
         Pipeline(Rows([{"text": 3}] * 5), make()).run(workers=1, memory="2GB", on_error="raise")
 
 
