@@ -12,7 +12,7 @@ same name whatever the number of workers or the size of the blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,11 +31,17 @@ Facts: TypeAlias = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a batch came from: an index into `places`, and a position there."""
+    """Where the rows of a batch came from: an index into `places`, a position there, and the children of rows that expanded.
+
+    The address of a row is `place:position`. When a row is expanded into several, these append their number: `a.mp4:0/3`, and
+    `a.mp4:0/3/1` when a child is expanded again.
+    """
 
     places: tuple[str, ...]
     place: np.ndarray  # int32, one per row
     position: np.ndarray  # int64, one per row: byte offset or row number, whichever the format has
+    children: tuple[np.ndarray, ...] = ()
+    """For each level of expansion, the number of each row among its siblings, or -1 if it was not expanded there."""
 
     @staticmethod
     def of(place: str, position: np.ndarray | Iterable[int]) -> Origin:
@@ -44,26 +50,64 @@ class Origin:
 
     @staticmethod
     def concat(origins: Sequence[Origin]) -> Origin:
+        if not origins:
+            return Origin((), np.empty(0, np.int32), np.empty(0, np.int64))
         places: dict[str, int] = {}
         parts = []
         for origin in origins:
             index = np.array([places.setdefault(name, len(places)) for name in origin.places], dtype=np.int32)
             parts.append(index[origin.place] if len(index) else origin.place)
+        depth = max(len(origin.children) for origin in origins)
         return Origin(
             tuple(places),
-            np.concatenate(parts) if parts else np.empty(0, np.int32),
-            np.concatenate([o.position for o in origins]) if parts else np.empty(0, np.int64),
+            np.concatenate(parts),
+            np.concatenate([origin.position for origin in origins]),
+            tuple(np.concatenate([origin._level(level) for origin in origins]) for level in range(depth)),
         )
+
+    def _level(self, level: int) -> np.ndarray:
+        return self.children[level] if level < len(self.children) else np.full(len(self), -1, np.int64)
 
     def __len__(self) -> int:
         return len(self.position)
 
     def select(self, index: np.ndarray | slice) -> Origin:
         """The rows of a boolean mask, of row numbers, or of a slice."""
-        return Origin(self.places, self.place[index], self.position[index])
+        children = tuple(level[index] for level in self.children)
+        return Origin(self.places, self.place[index], self.position[index], children)
+
+    def expanded(self, parents: np.ndarray, number: np.ndarray) -> Origin:
+        """The rows `parents`, each as the child with this number; -1 for a row that keeps its address."""
+        rows = self.select(parents)
+        return replace(rows, children=(*rows.children, number)) if (number >= 0).any() else rows
 
     def address(self, row: int) -> str:
-        return f"{self.places[self.place[row]]}:{self.position[row]}"
+        path = "".join(f"/{level[row]}" for level in self.children if level[row] >= 0)
+        return f"{self.places[self.place[row]]}:{self.position[row]}{path}"
+
+    def addresses(self) -> list[str]:
+        return [self.address(row) for row in range(len(self))]
+
+    def child_lists(self) -> pa.ListArray:
+        """The numbers that follow the position in each address."""
+        numbers = np.stack(self.children, axis=1) if self.children else np.empty((len(self), 0), np.int64)
+        present = numbers >= 0
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(present.sum(axis=1))])
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(numbers[present], pa.int64()))
+
+    @staticmethod
+    def children_from(lists: pa.ListArray) -> tuple[np.ndarray, ...]:
+        """The levels that `child_lists` was made of."""
+        starts = lists.offsets.to_numpy()
+        lengths = np.diff(starts)
+        values = lists.values.to_numpy()
+        levels = []
+        for level in range(int(lengths.max(initial=0))):
+            number = np.full(len(lists), -1, np.int64)
+            deep = lengths > level
+            number[deep] = values[starts[:-1][deep] + level]
+            levels.append(number)
+        return tuple(levels)
 
 
 class Batch:
@@ -165,15 +209,13 @@ class Batch:
 
     def with_columns(self, columns: Mapping[str, Column | np.ndarray]) -> Batch:
         """This batch with columns added or replaced; facts about the replaced ones are forgotten."""
-        table = self.table
+        fields = {spec.name: spec for spec in self.table.schema}
+        arrays = dict(zip(self.table.column_names, self.table.columns, strict=True))
         for name, values in columns.items():
-            array = as_array(values)
-            if name in table.column_names:
-                table = table.set_column(table.column_names.index(name), name, array)
-            elif table.num_columns:
-                table = table.append_column(name, array)
-            else:
-                table = pa.table({name: array})
+            arrays[name] = as_array(values)
+            fields[name] = pa.field(name, arrays[name].type)
+        schema = pa.schema(fields.values(), metadata=self.table.schema.metadata)
+        table = pa.Table.from_arrays(list(arrays.values()), schema=schema) if arrays else self.table
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
         return Batch(table, self.origin, memo=memo, needed=needed)
@@ -189,7 +231,39 @@ class Batch:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts: slow, for functions of the user, messages and tests."""
-        return self.table.to_pylist()
+        try:
+            return self.table.to_pylist()
+        except UnicodeDecodeError as error:
+            column = next((name for name in self.columns if _undecodable(self.table.column(name))), "")
+            raise ValueError(f"column `{column}` holds text that is not valid UTF-8: {error}") from error
+
+    def shown_rows(self) -> list[dict[str, Any]]:
+        """The rows as Python dicts, whatever they hold: bytes that are not UTF-8 are shown as `\\xff`."""
+        columns = {name: _shown(self.table.column(name)) for name in self.columns}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _undecodable(column: pa.ChunkedArray) -> bool:
+    try:
+        column.to_pylist()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _shown(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):  # not UTF-8, or a time that Python cannot hold
+        return [_shown_value(value) for value in column]
+
+
+def _shown_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+        return buffer.to_pybytes().decode("utf-8", "backslashreplace") if buffer is not None else f"<{value.type}>"
 
 
 @dataclass

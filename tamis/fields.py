@@ -67,7 +67,7 @@ class AddId(Map):
 
     `by="address"` hashes where the row came from (file and position): unique among the rows of a source, and unchanged by
     what is done to the text. `by="content"` hashes the text: the same text has the same id wherever it is. Rows that have
-    an id in `into` keep it, unless `overwrite`. Rows split from one row share its address: give ids first.
+    an id in `into` keep it, unless `overwrite`.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"text": "a"}, {"text": "b", "id": "mine"}]
@@ -95,7 +95,7 @@ class AddId(Map):
             values: Iterable[bytes | None] = [_bytes(text) for text in texts(batch["text"]).to_pylist()]
             made = _digests((value or b"" for value in values), self.prefix)
         else:
-            made = _digests((batch.origin.address(row).encode() for row in range(len(batch))), self.prefix)
+            made = _digests((address.encode() for address in batch.origin.addresses()), self.prefix)
         return {self.into: pc.coalesce(texts(batch[self.into]).cast(pa.string()), made) if self.into in batch else made}
 
 

@@ -106,6 +106,10 @@ class Operator:
                 result[spec.name] = as_text(value)
         return result
 
+    def recorded_parameters(self) -> dict[str, Any]:
+        """The parameters as the manifest of a run records them."""
+        return self.parameters()
+
     def identity(self) -> dict[str, Any]:
         """Everything that decides which rows this step returns: its name, its parameters, and its version or its code.
 
@@ -510,6 +514,10 @@ class Sink(Operator):
     def widest(self, schemas: Sequence[str]) -> str:
         """The schema that can hold the rows of all these; formats without types have none."""
         return ""
+
+    def empty_shard(self, folder: Path, stem: str, schema: pa.Schema) -> Shard | None:
+        """Write a file without rows that keeps their columns; formats without types write none."""
+        return None
 
     def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
         """Write the rows of a shard again with the columns and types of a wider schema."""

@@ -6,6 +6,7 @@ runs into the same output have not committed.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +162,9 @@ class Pipeline:
         steps = [source, *shape_of(self.steps).operators]
         with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-") as folder:
             if self.sink is not None:
-                steps.append(self.sink.changed(path=folder, mode="overwrite", storage_options=None))
+                elsewhere = {"path": folder, "mode": "overwrite", "storage_options": None}
+                known = {spec.name for spec in dataclasses.fields(self.sink)}
+                steps.append(self.sink.changed(**{k: v for k, v in elsewhere.items() if k in known}))
             budget = self._budget(memory, 1)
             report = Pipeline(*steps)._run(
                 stack, budget, "local", rejects=False, fresh=True, on_error="isolate", emit=Events(), profile=True

@@ -315,7 +315,7 @@ def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int
 
 
 def _written(step: Operator) -> dict[str, Any]:
-    parameters = {} if isinstance(step, Function) else step.parameters()
+    parameters = {} if isinstance(step, Function) else step.recorded_parameters()
     return {name: value for name, value in parameters.items() if name != "storage_options"}
 
 

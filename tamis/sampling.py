@@ -15,7 +15,7 @@ from tamis.operators import Decide, Filter, Gather, Observations, Rule, Scores, 
 def random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A random number per row that depends on its address and on nothing else."""
     salt = seed.to_bytes(8, "little", signed=True)
-    keys = (batch.origin.address(row).encode() for row in range(len(batch)))
+    keys = (address.encode() for address in batch.origin.addresses())
     return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys), dtype="<u8")
 
 

@@ -26,9 +26,11 @@ FAULT_BYTES = 2**17
 
 
 def address_facts(batch: Batch) -> dict[str, Column]:
-    """The address of each row, for `observe`: its place, run-end encoded, and its position; and its id, if it has one."""
+    """The address of each row, for `observe`: its place, run-end encoded, its position and child numbers; and its id, if any."""
     places = pa.array(batch.origin.places, pa.string())
     facts = {"place": _runs(places, batch.origin.place), "position": pa.array(batch.origin.position)}
+    if batch.origin.children:
+        facts["children"] = batch.origin.child_lists()
     if "id" in batch:
         facts["id"] = _as_text(batch["id"])
     return facts
@@ -87,10 +89,15 @@ def names_of(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, pa.Array]:
 
 
 def address_of(facts: pa.Table, local: np.ndarray) -> pa.Array:
-    """`place:position` of some rows of a table made with `address_facts`."""
+    """The addresses of some rows of a table made with `address_facts`."""
     places, run = _places(facts, local)
     positions = contiguous(facts.column("position")).take(pa.array(local)).cast(pa.string())
-    return pc.binary_join_element_wise(places.take(pa.array(run)), positions, ":")
+    found = pc.binary_join_element_wise(places.take(pa.array(run)), positions, ":")
+    if "children" not in facts.column_names:
+        return found
+    numbers = contiguous(facts.column("children")).take(pa.array(local)).cast(pa.list_(pa.string()))
+    path = pc.fill_null(pc.binary_join(numbers, "/"), "")  # null where no row of a batch was expanded
+    return pc.if_else(pc.equal(path, ""), found, pc.binary_join_element_wise(found, path, "/"))
 
 
 def _places(facts: pa.Table, local: np.ndarray) -> tuple[pa.Array, np.ndarray]:
@@ -104,6 +111,8 @@ def address_facts_of(facts: pa.Table, local: np.ndarray) -> dict[str, pa.Array]:
     """The addresses and ids of some rows, in the form of `address_facts`."""
     places, run = _places(facts, local)
     result = {"place": _runs(places, run), "position": contiguous(facts.column("position")).take(pa.array(local))}
+    if "children" in facts.column_names:
+        result["children"] = contiguous(facts.column("children")).take(pa.array(local))
     if "id" in facts.column_names:
         result["id"] = _id_of(facts, local)
     return result

@@ -52,7 +52,8 @@ from tamis.operators import Gather, Partition, Sink, digest
 from tamis.parameters import format_bytes
 from tamis.plan import Plan
 from tamis.report import Account, Report
-from tamis.store import INTERNAL, Store
+from tamis.sinks.schemas import decode_schema, merge_schemas
+from tamis.store import INTERNAL, Store, checksum_of
 
 PLENTY_OF_DISK = 20
 """With so many times the size of the input free, nobody needs to look closer."""
@@ -387,7 +388,7 @@ class Run:
         if sink is None:
             return
         last = self.plan.stages[-1].index
-        commits = self._commits(last)
+        commits = self._keep_columns(sink, self._commits(last))
         seen = dict.fromkeys(s.schema for c in commits for s in c.shards if s.schema)
         if len(seen) <= 1:
             return
@@ -406,6 +407,22 @@ class Run:
                 shards.append(shard)
             if shards != commit.shards:
                 self.ledger.append([replace(commit, shards=shards).record()])
+
+    def _keep_columns(self, sink: Sink, commits: list[Commit]) -> list[Commit]:
+        """Where no row is left, write one shard without rows, so that the output has its columns."""
+        known = [commit.extra["schema"] for commit in commits if "schema" in commit.extra]
+        if not known or len(known) < len(commits):
+            return commits
+        store, scratch, first = self.plan.store, self.plan.store.scratch(), commits[0]
+        schema = merge_schemas(decode_schema(text) for text in known)
+        shard = sink.empty_shard(scratch, spill.stem(first.partition), schema)
+        if shard is None:
+            return commits
+        checksum = checksum_of(scratch / shard.name)
+        store.publish(scratch / shard.name, shard.name)
+        kept = replace(first, shards=[replace(shard, checksum=checksum), *first.shards])
+        self.ledger.append([kept.record()])
+        return [kept, *commits[1:]]
 
     def _plan_record(self) -> dict[str, Any]:
         return {

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
-from tamis.executors.steps import Applied, apply_step, check_lengths, dropped, verdicts_of, view
+from tamis.executors.steps import Applied, Types, apply_step, check_lengths, dropped, verdicts_of, view
 from tamis.operators import Filter, Map, Operator, Partition, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
@@ -56,6 +56,7 @@ class ScoreKeeper:
         self, store: Store, identity: str, partition: Partition, operators: Sequence[Operator], scratch: Path
     ) -> None:
         self.operators = list(operators)
+        self._types: dict[int, Types] = {}
         self._name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
         self._store, self._path = store, scratch / "scores"
         stored = store.read(self._name)
@@ -93,7 +94,7 @@ class ScoreKeeper:
         """Apply one operator. In a first run dropped rows stay in the batch, marked, so that later filters measure them."""
         op = self.operators[number]
         if not isinstance(op, Filter):
-            return apply_step(op, batch)
+            return apply_step(op, batch, self._types.setdefault(number, {}))
         scores = self._scores(number, op, batch)
         if op.score_only:
             names = op.score_columns()

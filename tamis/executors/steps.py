@@ -5,17 +5,21 @@ The worker loop counts and isolates; this module only knows the kinds of operato
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import HIDDEN, Batch, as_array, bytes_of, table_from_rows
-from tamis.errors import OperatorError
+from tamis.batch import HIDDEN, Batch, as_array, bytes_of, contiguous
+from tamis.errors import ColumnError, OperatorError, SinkError
 from tamis.functions import Function
 from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator
+from tamis.sinks.schemas import conform_array, merge_types, plain_type
+
+Types: TypeAlias = dict[str, pa.DataType]
+"""The types of the columns that an operator returned, by name."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +34,48 @@ class Applied:
     """What a filter measured of `given`, to be told with the rows it drops."""
 
 
-def apply_step(op: Operator, batch: Batch) -> Applied:
-    """Apply any operator that takes a batch and gives a batch."""
+def apply_step(op: Operator, batch: Batch, types: Types | None = None) -> Applied:
+    """Apply any operator that takes a batch and returns a batch.
+
+    `types` are the types of the columns that this operator returned for earlier batches of the partition; they are
+    updated. A value that does not fit the type of its column is an error, so that the first rows of a partition decide.
+    """
+    known = types if types is not None else {}
     if isinstance(op, Filter):
         return _filter(op, batch)
     if isinstance(op, Map):
-        made = check_lengths(op, op.apply(view(op, batch)), len(batch))
+        made = reconciled(op, check_lengths(op, op.apply(view(op, batch)), len(batch)), known)
         visible = [name for name in batch.columns if not name.startswith(HIDDEN)]
         return Applied(batch.without(op.removes(visible)).with_columns(made), batch)
     if isinstance(op, Expand):
-        table, parents = op.expand(view(op, batch))
-        if len(parents) != table.num_rows:
-            raise OperatorError(f"`{op.name}` made {table.num_rows} rows but named the origin of {len(parents)}")
-        return _grown(op, batch, np.asarray(parents), {name: table.column(name) for name in table.column_names})
+        return _expand(op, batch, known)
     if isinstance(op, Function):
-        return _call_batch(op, batch) if op.batch_wise else _call_rows(op, batch)
+        return _call_batch(op, batch, known) if op.batch_wise else _call_rows(op, batch, known)
     raise AssertionError(f"no way to apply {op!r}")
+
+
+def reconciled(op: Operator, columns: Mapping[str, pa.Array], types: Types) -> dict[str, pa.Array]:
+    """The columns in types that hold the earlier values of each column too; `types` is updated."""
+    result, wider = {}, {}
+    for name, values in columns.items():
+        before = types.get(name)
+        if before is None or before == values.type:
+            result[name] = values
+        else:
+            try:
+                result[name] = conform_array(values, merge_types(before, values.type, name), name)
+            except SinkError:
+                raise _wrong_type(op, name, before, values.type) from None
+        wider[name] = result[name].type
+    types.update(wider)
+    return result
+
+
+def _wrong_type(op: Operator, name: str, before: pa.DataType, now: pa.DataType) -> ColumnError:
+    return ColumnError(
+        f"`{op.name}` returned {now} for column `{name}`, which holds {before}",
+        hint="return values of one type for each column",
+    )
 
 
 def view(op: Operator, batch: Batch) -> Batch:
@@ -116,79 +146,153 @@ def _filter(op: Filter, batch: Batch) -> Applied:
     return dropped(batch, found.verdicts, found.scores)
 
 
-def _grown(op: Operator, batch: Batch, parents: np.ndarray, columns: Mapping[str, Any]) -> Applied:
-    """Each row replaced by its children; a row without any is dropped with a reason."""
-    children = np.bincount(parents.astype(np.int64), minlength=len(batch))
-    childless = children == 0
-    grown = batch.select(parents.astype(np.int64))
-    grown = Batch(grown.table, grown.origin).with_columns({name: as_array(values) for name, values in columns.items()})
+def _expand(op: Expand, batch: Batch, types: Types) -> Applied:
+    table, found = op.expand(view(op, batch))
+    parents = np.asarray(found, dtype=np.int64)
+    if len(parents) != table.num_rows:
+        raise OperatorError(f"`{op.name}` made {table.num_rows} rows but named the origin of {len(parents)}")
+    if (np.diff(parents) < 0).any():
+        raise OperatorError(f"`{op.name}` returned rows whose origins are not in ascending order")
+    columns = {name: as_array(table.column(name)) for name in table.column_names}
+    counts = np.bincount(parents, minlength=len(batch))
+    number = np.arange(len(parents)) - (np.cumsum(counts) - counts)[parents]
+    return _grown(op, batch, parents, number, reconciled(op, columns, types))
+
+
+def _grown(
+    op: Operator, batch: Batch, parents: np.ndarray, number: np.ndarray, columns: Mapping[str, pa.Array]
+) -> Applied:
+    """Each row replaced by its children, which are numbered; a row without any is dropped with a reason."""
+    counts = np.bincount(parents, minlength=len(batch))
+    childless = counts == 0
+    grown = Batch(batch.table.take(pa.array(parents)), batch.origin.expanded(parents, number)).with_columns(columns)
     verdicts = [(f"{op.name}: nothing left", childless)] if childless.any() else []
-    return Applied(grown, batch, verdicts, created=int((children[~childless] - 1).sum()))
+    return Applied(grown, batch, verdicts, created=int((counts[~childless] - 1).sum()))
 
 
-def _call_batch(op: Function, batch: Batch) -> Applied:
+def _call_batch(op: Function, batch: Batch, types: Types) -> Applied:
     result = op.function(batch)
     if isinstance(result, Batch):
         result = result.table
     if isinstance(result, pa.Table):
         result = {name: result.column(name) for name in result.column_names}
     if isinstance(result, Mapping):
-        return Applied(batch.with_columns(check_lengths(op, result, len(batch))), batch)
+        return Applied(batch.with_columns(reconciled(op, check_lengths(op, result, len(batch)), types)), batch)
     keep = as_array(result)
     if not pa.types.is_boolean(keep.type) or len(keep) != len(batch):
         raise OperatorError(
             f"`{op.name}` returned {type(result).__name__}",
-            hint="a batch-wise function returns a mapping of columns, or one boolean per row",
+            hint="a batch function returns a mapping of columns, or one boolean per row",
         )
     refused = ~np.asarray(keep.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
     return dropped(batch, [(_reason(op), refused)] if refused.any() else [])
 
 
-def _call_rows(op: Function, batch: Batch) -> Applied:
+def _call_rows(op: Function, batch: Batch, types: Types) -> Applied:
+    given = batch.rows()
     refused = np.zeros(len(batch), dtype=np.bool_)
     parents: list[int] = []
-    rows: list[dict[str, Any]] = []
-    changed = False
-    for number, row in enumerate(batch.rows()):
+    numbers: list[int] = []  # among the children of a row, -1 where the function returned no list
+    returned: list[Mapping[str, Any]] = []
+    for index, row in enumerate(given):
         result = op.function(dict(row))
-        if isinstance(result, bool):
-            refused[number] = not result
-            children = [row] if result else []
+        if isinstance(result, (bool, np.bool_)):
+            refused[index] = not result
+            children: list[Mapping[str, Any]] = [{}] if result else []
         elif isinstance(result, dict):
-            changed, children = True, [row | result]
+            children = [result]
         elif isinstance(result, list):
-            changed, children = True, [row | child for child in result]
+            children = result
         else:
             raise TypeError(
                 f"{op.name} returned {type(result).__name__}; "
-                "a row-wise function returns a dict, True, False or a list of dicts"
+                "a row function returns a dict, True, False or a list of dicts"
             )
-        parents += [number] * len(children)
-        rows += children
+        parents += [index] * len(children)
+        numbers += range(len(children)) if isinstance(result, list) else [-1] * len(children)
+        returned += children
+    columns = _changed_columns(op, batch, given, parents, returned)
+    columns |= {
+        name: pa.nulls(len(parents), kind) for name, kind in types.items() if name not in batch and name not in columns
+    }
+    schema = batch.table.schema
+    kept = {
+        name: contiguous(batch.table.column(name))
+        for name, kind in zip(schema.names, schema.types, strict=True)
+        if name not in columns and types.setdefault(name, kind) != kind
+    }
+    given_batch, batch = batch, batch.with_columns(reconciled(op, kept, types)) if kept else batch
+    columns = reconciled(op, columns, types)
     verdicts = [(_reason(op), refused)] if refused.any() else []
-    if not changed:
-        return dropped(batch, verdicts)
-    table = _like(table_from_rows(rows), batch.table.schema)
-    grown = _grown(op, batch, np.asarray(parents, dtype=np.int64), {n: table.column(n) for n in table.column_names})
+    if len(parents) == len(batch) and max(numbers, default=-1) < 0 and not refused.any():
+        return Applied(batch.with_columns(columns) if columns else batch, given_batch)
+    grown = _grown(op, batch, np.asarray(parents, np.int64), np.asarray(numbers, np.int64), columns)
     childless = [(reason, mask & ~refused) for reason, mask in grown.verdicts]
     verdicts += [(reason, mask) for reason, mask in childless if mask.any()]
-    return Applied(grown.batch, batch, verdicts, grown.created)
+    return Applied(grown.batch, given_batch, verdicts, grown.created)
+
+
+def _changed_columns(
+    op: Function,
+    batch: Batch,
+    given: Sequence[Mapping[str, Any]],
+    parents: Sequence[int],
+    returned: Sequence[Mapping[str, Any]],
+) -> dict[str, pa.Array]:
+    """The columns that a row function added or changed; all others stay as they are in the batch."""
+    nested = {spec.name for spec in batch.table.schema if pa.types.is_nested(spec.type)}  # can be changed in place
+    changed: dict[str, None] = {}
+    for parent, row in zip(parents, returned, strict=True):
+        before = given[parent]
+        for name, value in row.items():
+            if name not in changed and (name in nested or name not in before or value is not before[name]):
+                changed[name] = None
+    columns = {}
+    for name in changed:
+        values = [
+            row[name] if name in row else given[parent].get(name) for parent, row in zip(parents, returned, strict=True)
+        ]
+        known = batch.table.schema.field(name).type if name in batch else None
+        columns[name] = _as_before(_python_array(op, name, values), known)
+    return columns
+
+
+def _python_array(op: Function, name: str, values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        before: pa.DataType = pa.null()
+        for value in values:
+            try:
+                now = pa.array([value]).type
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as reason:
+                kind = type(value).__name__
+                raise ColumnError(f"`{op.name}` returned {kind} for column `{name}`: {reason}") from error
+            try:
+                before = merge_types(before, now, name)
+            except SinkError:
+                raise _wrong_type(op, name, before, now) from None
+        raise ColumnError(
+            f"`{op.name}` returned values for column `{name}` that have no common type: {error}"
+        ) from error
+
+
+def _as_before(array: pa.Array, known: pa.DataType | None) -> pa.Array:
+    """An array made of Python values, with the type of the column it replaces if that can hold all such values."""
+    if known is None or known == array.type:
+        return array
+    whole, real = pa.types.is_integer(array.type), pa.types.is_floating(array.type)
+    narrower = (whole and pa.types.is_integer(known)) or ((whole or real) and pa.types.is_floating(known))
+    try:
+        if narrower or plain_type(merge_types(known, array.type, "")) == plain_type(known):
+            return array.cast(known)
+    except (SinkError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass  # the function changed the type
+    return array
 
 
 def _reason(op: Function) -> str:
     return op.reason or f"not {op.name}"
-
-
-def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table`, made of Python rows, with the types its columns had before they became Python."""
-    for number, column in enumerate(table.schema):
-        known = schema.field(column.name).type if column.name in schema.names else None
-        if known is not None and known != column.type:
-            try:
-                table = table.set_column(number, column.name, table.column(column.name).cast(known))
-            except pa.ArrowInvalid:
-                continue  # the function changed the type on purpose
-    return table
 
 
 def bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:

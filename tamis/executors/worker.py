@@ -30,13 +30,24 @@ import pyarrow.compute as pc
 from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
 from tamis.executors.scores import ScoreKeeper, measured_operators
-from tamis.executors.steps import Applied, apply_step, bytes_read, dropped, facts_of, filter_rows, rewritten, view
+from tamis.executors.steps import (
+    Applied,
+    Types,
+    apply_step,
+    bytes_read,
+    dropped,
+    facts_of,
+    filter_rows,
+    rewritten,
+    view,
+)
 from tamis.mapped import SPILL
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
 from tamis.parameters import format_bytes
 from tamis.report import Account, ErrorCount, ErrorCounts, OperatorAccount
+from tamis.sinks.schemas import encode_schema
 from tamis.store import INTERNAL, LINES, TABLE, Store, checksum_of
 
 TRIM_EVERY_S = 10.0
@@ -198,6 +209,9 @@ class _PartitionRun:
         self.facts: spill.SpillWriter | None = None
         self.spilled: spill.SpillWriter | None = None
         self.step = 0
+        self.types: dict[int, Types] = {}
+        """By operator, the types of the columns it returned so far."""
+        self.source_schema: pa.Schema | None = None
 
     def __enter__(self) -> _PartitionRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
@@ -288,6 +302,7 @@ class _PartitionRun:
     def _run_batch(self, batch: Batch) -> None:
         first, size = self.ordinal, len(batch)
         self.ordinal += size
+        self.source_schema = batch.table.schema
         numbers = np.arange(first, first + size)
         batch, numbers = self._apply_fates(batch, numbers)
         if self.task.poison and len(batch):
@@ -320,7 +335,7 @@ class _PartitionRun:
                 batch, alive = self._filtered(op, batch, alive)
             else:
                 batch, alive = _cut(batch, alive), None
-                batch = self._timed(op, batch, partial(apply_step, op))
+                batch = self._timed(op, batch, partial(apply_step, op, types=self.types.setdefault(index, {})))
         batch = _cut(batch, alive)
         if len(batch):
             self.step = len(self.account.operators) - 1
@@ -377,6 +392,8 @@ class _PartitionRun:
             began = time.perf_counter()
             for shard in self.sink.close():
                 shards.append(self._publish(shard, shard.name))
+            if not shards:
+                extra["schema"] = encode_schema(self._final_schema())
             self.account.operators[-1].seconds += time.perf_counter() - began
         if self.keeper is not None:
             self.keeper.close()
@@ -390,6 +407,20 @@ class _PartitionRun:
             gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
             extra |= {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
         return Outcome(shards, self.account, extra)
+
+    def _final_schema(self) -> pa.Schema:
+        """The columns that rows of this partition have at the end, found without rows."""
+        stage = self.stage
+        schema = self.source_schema
+        if schema is None:
+            wanted = stage.columns if stage.columns is not None else stage.schema.names
+            schema = pa.schema([spec for spec in stage.schema if spec.name in wanted])
+        batch = Batch(schema.empty_table())
+        for index, op in enumerate(stage.operators):
+            if not isinstance(op, Filter) or op.score_only:
+                with suppress(Exception):  # not every operator can do without rows; its columns are then unknown
+                    batch = apply_step(op, batch, self.types.get(index)).batch
+        return pa.schema([spec for spec in batch.table.schema if not spec.name.startswith(HIDDEN)])
 
     def _side_stem(self) -> str:
         return f"{self.stem}-stage-{self.stage.index + 1}"
@@ -486,7 +517,8 @@ class _PartitionRun:
                 process.trim()
             if len(batch) == 1:
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                text = f"{type(error).__name__}: {error}".strip(": ")
+                message = error.message if isinstance(error, TamisError) else error
+                text = f"{type(error).__name__}: {message}".strip(": ")
                 if short:
                     text += f"; this row alone ({format_bytes(batch.num_bytes)}) is more than a worker can process"
                 self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
@@ -526,7 +558,7 @@ class _PartitionRun:
         marks = {
             "_reason": pa.array([reason] * rows),
             "_step": pa.array([step] * rows),
-            "_address": pa.array([batch.origin.address(row) for row in range(rows)]),
+            "_address": pa.array(batch.origin.addresses()),
             # As text, since each step has scores of its own and a file has one set of columns.
             "_scores": pa.array(
                 [json.dumps(row, default=str) for row in pa.table(scores).to_pylist()] if scores else [None] * rows,
@@ -554,7 +586,7 @@ class _PartitionRun:
         if self.stage.fates_of is None:
             return batch, numbers
         if self.task.gone:
-            known = np.array([batch.origin.address(row) in self.task.gone for row in range(len(batch))], dtype=np.bool_)
+            known = np.array([address in self.task.gone for address in batch.origin.addresses()], dtype=np.bool_)
             self.account.read -= int(np.count_nonzero(known))
             self.account.operators[0].rows_in -= int(np.count_nonzero(known))
             self.account.operators[0].rows_out -= int(np.count_nonzero(known))
@@ -587,7 +619,7 @@ class _PartitionRun:
         if self.keeper is not None and self.keeper.is_dropped(batch, row):
             return  # it was only measured
         mine.failed += 1
-        values = batch.select(slice(row, row + 1)).rows()[0]
+        values = batch.select(slice(row, row + 1)).shown_rows()[0]
         line = values.get(LINE)
         shown = {name: value for name, value in values.items() if not name.startswith(HIDDEN)}
         content = line.rstrip(b"\r\n") if line is not None else shown

@@ -22,7 +22,7 @@ from tamis.errors import OperatorError
 from tamis.mapped import SPILL
 from tamis.operators import Layout, Partition, Reading, Shard, Source
 
-_PLACE, _POSITION = "_tamis_place", "_tamis_position"
+_PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_children"
 
 
 def stem(partition: int) -> str:
@@ -63,7 +63,8 @@ def write_rows(writer: SpillWriter, batch: Batch) -> None:
     """Append rows together with where they came from."""
     places = pa.DictionaryArray.from_arrays(pa.array(batch.origin.place), pa.array(batch.origin.places, pa.string()))
     table = batch.table.append_column(_PLACE, places.cast(pa.string()))
-    writer.write(table.append_column(_POSITION, pa.array(batch.origin.position)))
+    table = table.append_column(_POSITION, pa.array(batch.origin.position))
+    writer.write(table.append_column(_CHILDREN, batch.origin.child_lists()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,9 @@ def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
             tuple(places.dictionary.to_pylist()),
             places.indices.to_numpy(zero_copy_only=False).astype(np.int32),
             contiguous(part.column(_POSITION)).to_numpy(zero_copy_only=False),
+            Origin.children_from(contiguous(part.column(_CHILDREN))),
         )
-        part = part.drop_columns([_PLACE, _POSITION])
+        part = part.drop_columns([_PLACE, _POSITION, _CHILDREN])
         yield Batch(part, origin)
 
 

@@ -20,7 +20,7 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.operators import ALL, Shard, ShardWriter, Sink, operator
 from tamis.parameters import parse_bytes
 from tamis.sinks.formats import ArrowFormat, ParquetFormat, TypedFormat, rewrite
-from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas
+from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas, plain
 from tamis.sinks.streams import COMPRESSIONS
 from tamis.sinks.writers import CsvShards, JsonlShards, Selection, TypedShards
 
@@ -98,6 +98,14 @@ class TypedSink(TableSink):
 
     def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return TypedShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self._format)
+
+    def empty_shard(self, folder: Path, stem: str, schema: pa.Schema) -> Shard | None:
+        chosen = plain(self._selection.table(schema.empty_table(), schema).schema)
+        if not len(chosen):
+            return None
+        name = f"{stem}{'' if self._target is None else '-0000'}{self.file_suffix}"
+        size = self._format.create(folder / name, chosen).close()
+        return Shard(name, 0, size, encode_schema(chosen))
 
     def widest(self, schemas: Sequence[str]) -> str:
         return encode_schema(merge_schemas(decode_schema(schema) for schema in schemas))

@@ -139,7 +139,7 @@ class FastTextQuality(Filter):
 def _random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A number from 0 to 1 for each row, the same wherever and whenever it is drawn."""
     salt = seed.to_bytes(8, "little", signed=True)
-    keys = (batch.origin.address(row).encode() for row in range(len(batch)))
+    keys = (address.encode() for address in batch.origin.addresses())
     drawn = b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys)
     return (np.frombuffer(drawn, "<u8") >> np.uint64(11)).astype(np.float64) / 2**53
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 
 import pyarrow as pa
 import pytest
 
+from tamis import ParquetWriter, Pipeline
 from tamis.errors import ParameterError, SourceError
 from tamis.registry import build_operator
+from tamis.report import load_manifest
 from tamis.sources.memory import Rows
 
 ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}, {"text": "c", "n": 3}]
@@ -82,3 +85,19 @@ def test_rows_that_are_not_dicts_or_do_not_agree_are_explained():
         Rows([{"a": 1}, "b"])
     with pytest.raises(SourceError, match="do not make a table"):
         Rows([{"a": 1}, {"a": "x"}])
+
+
+def test_the_manifest_of_rows_of_any_type_holds_a_digest(tmp_path):
+    rows = [
+        {
+            "data": b"\xff\x00",
+            "when": datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC),
+            "day": datetime.date(2024, 1, 2),
+        },
+        {"data": b"b", "when": None, "day": datetime.date(2024, 1, 3)},
+    ]
+    report = Pipeline(Rows(rows), ParquetWriter(tmp_path)).run(executor="inline")
+    assert report.kept == 2
+    recorded = load_manifest(tmp_path)["recipe"]["steps"][0]["rows"]["rows"]
+    assert recorded == Rows(rows).recorded_parameters()["rows"] != Rows(rows[:1]).recorded_parameters()["rows"]
+    assert Pipeline(Rows(rows), ParquetWriter(tmp_path)).run(executor="inline").state == "unchanged"
