@@ -6,6 +6,7 @@ The worker loop counts and isolates; this module only knows the kinds of operato
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -293,6 +294,21 @@ def _as_before(array: pa.Array, known: pa.DataType | None) -> pa.Array:
 
 def _reason(op: Function) -> str:
     return op.reason or f"not {op.name}"
+
+
+def schema_read(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The columns that a stage reads; None stands for all of them."""
+    return schema if columns is None else pa.schema([spec for spec in schema if spec.name in columns])
+
+
+def schema_after(operators: Sequence[Operator], schema: pa.Schema, types: Mapping[int, Types]) -> pa.Schema:
+    """The columns that rows have after the operators of a stage, found without rows."""
+    batch = Batch(schema.empty_table())
+    for index, op in enumerate(operators):
+        if not isinstance(op, Filter) or op.score_only:
+            with suppress(Exception):  # not every operator accepts a batch without rows; its columns are then unknown
+                batch = apply_step(op, batch, types.get(index)).batch
+    return pa.schema([spec for spec in batch.table.schema if not spec.name.startswith(HIDDEN)])
 
 
 def bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:

@@ -39,6 +39,8 @@ from tamis.executors.steps import (
     facts_of,
     filter_rows,
     rewritten,
+    schema_after,
+    schema_read,
     view,
 )
 from tamis.mapped import SPILL
@@ -393,7 +395,8 @@ class _PartitionRun:
             for shard in self.sink.close():
                 shards.append(self._publish(shard, shard.name))
             if not shards:
-                extra["schema"] = encode_schema(self._final_schema())
+                read = self.source_schema or schema_read(self.stage.schema, self.stage.columns)
+                extra["schema"] = encode_schema(schema_after(self.stage.operators, read, self.types))
             self.account.operators[-1].seconds += time.perf_counter() - began
         if self.keeper is not None:
             self.keeper.close()
@@ -407,20 +410,6 @@ class _PartitionRun:
             gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
             extra |= {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
         return Outcome(shards, self.account, extra)
-
-    def _final_schema(self) -> pa.Schema:
-        """The columns that rows of this partition have at the end, found without rows."""
-        stage = self.stage
-        schema = self.source_schema
-        if schema is None:
-            wanted = stage.columns if stage.columns is not None else stage.schema.names
-            schema = pa.schema([spec for spec in stage.schema if spec.name in wanted])
-        batch = Batch(schema.empty_table())
-        for index, op in enumerate(stage.operators):
-            if not isinstance(op, Filter) or op.score_only:
-                with suppress(Exception):  # not every operator can do without rows; its columns are then unknown
-                    batch = apply_step(op, batch, self.types.get(index)).batch
-        return pa.schema([spec for spec in batch.table.schema if not spec.name.startswith(HIDDEN)])
 
     def _side_stem(self) -> str:
         return f"{self.stem}-stage-{self.stage.index + 1}"

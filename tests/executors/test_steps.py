@@ -34,7 +34,7 @@ from tamis.text.clean import Slice
 
 
 @operator(reads="text", writes="text")
-class LettersForTests(Expand):
+class SpelledForTests(Expand):
     """One row per letter."""
 
     def expand(self, batch):
@@ -56,7 +56,7 @@ def failures(output):
 
 
 class TestAddressesOfChildren:
-    @pytest.mark.parametrize("expand", [LettersForTests(), split], ids=["operator", "function"])
+    @pytest.mark.parametrize("expand", [SpelledForTests(), split], ids=["operator", "function"])
     def test_children_append_their_number(self, expand):
         made = apply_step(as_operator(expand), Batch.from_rows([{"text": "ab"}, {"text": ""}, {"text": "c"}])).batch
         assert made.origin.addresses() == ["rows:0/0", "rows:0/1", "rows:2/0"]
@@ -64,7 +64,7 @@ class TestAddressesOfChildren:
     def test_children_of_children_append_another(self):
         batch = Batch.from_rows([{"text": "ab"}, {"text": "c"}])
         made = apply_step(as_operator(lambda row: [{"text": row["text"] * 2}]), batch).batch
-        again = apply_step(LettersForTests(), made).batch
+        again = apply_step(SpelledForTests(), made).batch
         assert again.origin.addresses() == [
             "rows:0/0/0",
             "rows:0/0/1",
@@ -92,7 +92,7 @@ class TestAddressesOfChildren:
 
     def test_a_sample_takes_children_one_by_one(self):
         rows = Rows([{"text": "abcdefghijklmnopqrstuvwxyz" * 4, "doc": doc} for doc in range(10)])
-        found = Pipeline(rows, LettersForTests(), Sample(rows=100)).collect(executor="inline")
+        found = Pipeline(rows, SpelledForTests(), Sample(rows=100)).collect(executor="inline")
         counts = np.bincount(found["doc"].to_numpy(), minlength=10)
         assert counts.sum() == 100
         assert counts.min() > 0  # whole parents would be 104 of one
@@ -109,7 +109,7 @@ class TestAddressesOfChildren:
                 raise ValueError("no")
             return row["text"] != "c"
 
-        steps = [LettersForTests(), lambda row: [row], ExactDedup(), refuse, AddId(overwrite=True)]
+        steps = [SpelledForTests(), lambda row: [row], ExactDedup(), refuse, AddId(overwrite=True)]
         job = Pipeline(Rows([{"text": "aba"}, {"text": "bcd"}]), *steps, JsonlWriter(tmp_path))
         report = job.run(executor="inline", on_error="isolate", rejects=True)
         assert (report.kept, report.failed) == (2, 1)
@@ -253,7 +253,7 @@ class TestEmptyResults:
         assert found.num_rows == 0
 
     def test_columns_of_maps_after_the_drop_are_known(self):
-        steps = [lambda row: False, AddId(), LettersForTests()]
+        steps = [lambda row: False, AddId(), SpelledForTests()]
         found = Pipeline(Rows([{"text": "a", "n": 1}]), *steps).collect(executor="inline")
         assert found.schema == pa.schema({"text": pa.string(), "n": pa.int64(), "id": pa.string()})
 
