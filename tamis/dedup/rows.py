@@ -26,7 +26,7 @@ FAULT_BYTES = 2**17
 
 
 def address_facts(batch: Batch) -> dict[str, Column]:
-    """The address of each row, for `observe`: its place, run-end encoded, its position and child numbers; and its id, if any."""
+    """The address of each row, for `observe`: its place, run-end encoded, its position and its child numbers; and its id."""
     places = pa.array(batch.origin.places, pa.string())
     facts = {"place": _runs(places, batch.origin.place), "position": pa.array(batch.origin.position)}
     if batch.origin.children:
