@@ -158,3 +158,26 @@ def is_shortage(error: BaseException) -> bool:
     if isinstance(error, (TamisError, ValueError)):
         return False  # a TamisError is explicit; a ValueError may quote data that contains any text
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGES)
+
+
+_REMOTE_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "adlfs", "azure")
+_CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
+
+
+def remote_failure(error: BaseException, what: str, kind: type[TamisError]) -> TamisError | None:
+    """The error for an object store that cannot be reached or refuses access; None if `error` is something else."""
+    names = {base.__name__ for base in type(error).__mro__}
+    package = type(error).__module__.partition(".")[0]
+    if names & set(_CREDENTIAL_ERRORS):
+        return kind(
+            f"no credentials for {what}: {error}",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, run `aws configure`, or pass storage_options",
+        )
+    if isinstance(error, PermissionError):
+        return kind(f"access to {what} is denied: {error}", hint="check your credentials and the rights they grant")
+    if package in _REMOTE_PACKAGES or isinstance(error, (ConnectionError, TimeoutError)):
+        return kind(
+            f"cannot reach {what}: {error}",
+            hint="check the network and the endpoint (endpoint_url in storage_options), then rerun the same command",
+        )
+    return None

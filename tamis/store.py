@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tamis.errors import SinkError, TamisError
+from tamis.errors import SinkError, TamisError, remote_failure
 from tamis.operators import digest
 
 INTERNAL = ".tamis"
@@ -26,6 +26,27 @@ TABLE, LINES = ".table", ".rows"
 
 
 CHUNK_BYTES = 2**20
+
+
+class GuardedFileSystem:
+    """An fsspec file system whose methods raise one clear error if the store cannot be reached or refuses access."""
+
+    def __init__(self, system: Any, what: str, kind: type[TamisError]) -> None:
+        self._system, self._what, self._kind = system, what, kind
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._system, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                return method(*arguments, **options)
+            except Exception as error:
+                known = remote_failure(error, self._what, self._kind)
+                if known is None:
+                    raise
+                raise known from error
+
+        return call
 
 
 class Store:
@@ -40,7 +61,8 @@ class Store:
         else:
             import fsspec
 
-            self._fs, self._prefix = fsspec.core.url_to_fs(root.rstrip("/"), **self.storage_options)
+            system, self._prefix = fsspec.core.url_to_fs(root.rstrip("/"), **self.storage_options)
+            self._fs: Any = GuardedFileSystem(system, root, SinkError)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Store, (self.root, self.storage_options))

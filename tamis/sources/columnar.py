@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Failure, Origin, bytes_of
-from tamis.errors import DamagedFile
+from tamis.errors import DamagedFile, SourceError, remote_failure
 from tamis.mapped import release_pages
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
@@ -52,6 +52,8 @@ class _Columnar(FileSource):
 
     def _fail_part(self, reading: Reading, path: str, row: int, rows: int, what: str, error: Exception) -> None:
         """Report a part of a file, `rows` rows from `row` on, that is damaged."""
+        if not is_local(path) and (away := remote_failure(error, path, SourceError)) is not None:
+            raise away from error
         lost = f"{rows:,} row{'s are' if rows != 1 else ' is'} lost" if rows else "its rows are lost"
         self.fail_file(reading, path, f"{what} is damaged, {lost}: {error}", row=row, rows=rows)
 

@@ -123,7 +123,8 @@ class CsvReader(ByteSource):
         limit = NEVER if piece.limit is None else piece.limit
         texts: dict[int, str] = {}
         given = row = 0  # rows handed out; number in the file of the next one
-        block = max(4096, min(reading.batch_bytes, _LONGEST_ROW))
+        longest = min(_LONGEST_ROW, reading.max_row_bytes or _LONGEST_ROW)
+        block = max(4096, min(reading.batch_bytes, longest))
 
         def malformed(found: pv.InvalidRow) -> str:
             number = (found.number or 2) - 2  # it counts from 1, and the header too
@@ -151,11 +152,11 @@ class CsvReader(ByteSource):
                             return
                 except pa.ArrowInvalid as error:
                     long = "straddl" in str(error)
-                    if long and block < _LONGEST_ROW:
-                        block = min(2 * block, _LONGEST_ROW)
+                    if long and block < longest:
+                        block = min(2 * block, longest)
                         continue
-                    what = "a row is too long: a quote that is never closed?" if long else str(error)
-                    reading.fail(Failure(f"{piece.path}:{row}", self.name, f"cannot be read from here on: {what}"))
+                    what = f"a row is longer than {longest:,} bytes; perhaps a quote is never closed" if long else error
+                    self.fail_file(reading, piece.path, f"cannot be read from here on: {what}", row=row, rows=1)
                 self._tell(reading, piece.path, bad, texts, limit)
                 if stream.damage is not None:
                     self.fail_file(reading, piece.path, stream.damage.error, row=row)

@@ -21,12 +21,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from tamis.errors import DamagedFile, SourceError, did_you_mean
-
-if TYPE_CHECKING:
-    import fsspec
+from tamis.store import GuardedFileSystem
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 Options: TypeAlias = Mapping[str, Any] | None
@@ -369,18 +367,19 @@ def _visible(name: str, root: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in inside.split("/") if part)
 
 
-def _remote_file(system: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> File:
+def _remote_file(system: Any, info: Mapping[str, Any]) -> File:
     stamp = next(
         (str(info[key]) for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), ""
     )
     return File(system.unstrip_protocol(info["name"]), int(info["size"] or 0), stamp)
 
 
-def _system(path: str, options: Options) -> tuple[fsspec.AbstractFileSystem, str]:
+def _system(path: str, options: Options) -> tuple[Any, str]:
     from fsspec.core import url_to_fs  # slow to import, and local files do not need it
 
     try:
-        return url_to_fs(path, **dict(options or {}))
+        system, name = url_to_fs(path, **dict(options or {}))
+        return GuardedFileSystem(system, path, SourceError), name
     except (ValueError, ImportError) as error:
         protocol = path.partition("://")[0]
         raise SourceError(

@@ -46,6 +46,7 @@ _KINDS = {
     "array": "a list",
 }
 _ONE_BY_ONE_AFTER = 64
+_STACK_BYTES = 65_536
 _SPACE = re.compile(r"[ \t\r]*")
 
 
@@ -256,6 +257,7 @@ class JsonlParser:
             return pa.schema(list(explicit.items())).empty_table()
         if self._as_json:
             return self._read_buffer(self._quoted(lines, keep, always=self._as_json), types)
+        _check_room(int((lines.ends[keep] - lines.starts[keep]).max()))
         try:
             return self._read_buffer(_buffer(lines, keep), types)
         except pa.ArrowInvalid as error:
@@ -355,6 +357,15 @@ class JsonlParser:
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _check_room(line_bytes: int) -> None:
+    """Raise a MemoryError if there is too little memory to parse a line of this length.
+
+    The parser copies strings to a stack that grows by half (RapidJSON), and crashes if that fails: a line of 50 MB
+    needs 2.5 times its length. Memory that is allocated but not touched costs nothing.
+    """
+    pa.allocate_buffer(3 * line_bytes + _STACK_BYTES, memory_pool=pa.system_memory_pool())
 
 
 def is_utf8(data: bytes, begin: int, end: int) -> bool:

@@ -73,7 +73,10 @@ class _LineSource(ByteSource):
 
     def _fail_unread(self, reading: Reading, found: Unread) -> None:
         error = found.error
-        if found.damaged_file is not None and found.rows > 1:
+        if found.damaged_file is None:
+            by_memory = reading.max_row_bytes is not None and reading.max_row_bytes < self._max_line
+            error += " that --memory allows; more memory allows longer rows" if by_memory else " set by max_line_bytes"
+        elif found.rows > 1:
             error += (
                 f'; {found.rows:,} rows cannot be verified and fail. on_damage="keep" keeps the rows before the damage'
             )
