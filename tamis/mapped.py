@@ -1,8 +1,8 @@
-"""Letting go of mapped files.
+"""Release the pages of mapped files.
 
-Of a mapped file, each page that was touched counts as held by the process until it is unmapped, or until the kernel is
-told otherwise. It is in the page cache all the same, and comes back from there at little cost. The same holds for the code of
-libraries, of which the kernel maps sixteen pages for each that is run: after a start that is most of what a process holds.
+Each page of a mapped file that was touched counts as memory of the process until it is unmapped or released with `madvise`. A
+released page stays in the page cache and is cheap to map again. The same applies to library code: the kernel maps sixteen pages
+around each one that is executed, which is most of the memory of a process after start-up.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 SPILL = ".spill"
-"""Suffix of Arrow files that pass between the steps of a run: not `.arrow`, which is that of data."""
+"""Suffix of Arrow files with intermediate results of a run. Not `.arrow`, so that they are not mistaken for data."""
 
 _DONTNEED = 4
-"""MADV_DONTNEED, see madvise(2): what was written to a shared mapping of a file is kept."""
+"""MADV_DONTNEED, see madvise(2). Changes written to a shared file mapping are kept."""
 
 
 def release_pages(*, code: bool = False) -> None:
-    """Hold no more of the files this process has mapped, all of which can be read as before; of code neither. Linux only."""
+    """Release all pages of the files that this process has mapped, with `code` also those of libraries. Linux only.
+
+    The mappings stay valid: pages that are read again are mapped again.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -33,9 +36,9 @@ def release_pages(*, code: bool = False) -> None:
 
 
 def _is_data(rights: str, path: str) -> bool:
-    """Whether a mapping is of a file that was written to be read this way, and not of a library or a device.
+    """Return whether a mapping is of a data file, not of a library or a device.
 
-    Arrow maps what it reads privately, as libraries are; NumPy shares, as devices and memory that is called a file do.
+    Arrow maps files privately, as libraries are; NumPy uses shared mappings, as devices and memfd files do.
     """
     if rights == "r--p":
         return any(suffix in path.rpartition("/")[2] for suffix in (SPILL, ".arrow", ".feather", ".ipc"))

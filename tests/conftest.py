@@ -1,4 +1,4 @@
-"""Fixtures that several suites share."""
+"""Fixtures shared by several test modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ settings.load_profile("tamis")
 
 @dataclass(frozen=True)
 class S3:
-    """A bucket on a server of our own, and what it takes to reach it."""
+    """A bucket on a local S3 server, and the options to access it."""
 
     url: str
     storage_options: dict[str, Any]

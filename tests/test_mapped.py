@@ -1,4 +1,4 @@
-"""Mapped files are not held longer than they are looked at."""
+"""Pages of mapped files can be released and read again."""
 
 import json
 import os
@@ -13,18 +13,18 @@ import pytest
 from tamis.mapped import release_pages
 from tamis.memory.monitor import held_bytes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="requires /proc/self/maps")
 
 
 def write_arrow(path, rows, batches):
-    """So many record batches of so many rows of a kilobyte."""
+    """Write record batches with rows of a kilobyte."""
     batch = pa.record_batch({"id": np.arange(rows), "text": ["x" * 1000] * rows})
     with pa.ipc.new_file(path, batch.schema) as writer:
         for _ in range(batches):
             writer.write_batch(batch)
 
 
-def test_what_was_read_of_an_arrow_file_is_let_go_of_and_can_be_read_again(tmp_path):
+def test_pages_of_an_arrow_file_are_released_and_can_be_read_again(tmp_path):
     write_arrow(tmp_path / "a.arrow", 1000, 60)
     table = pa.ipc.open_file(pa.memory_map(str(tmp_path / "a.arrow"))).read_all()
     before = held_bytes(os.getpid())
@@ -36,7 +36,7 @@ def test_what_was_read_of_an_arrow_file_is_let_go_of_and_can_be_read_again(tmp_p
     assert pa.compute.sum(pa.compute.count_substring(table["text"], "x")) == first
 
 
-def test_what_was_written_to_an_array_in_a_file_is_kept(tmp_path):
+def test_changes_to_a_mapped_array_are_kept(tmp_path):
     array = np.memmap(tmp_path / "array", np.int64, "w+", shape=(5_000_000,))
     array[:] = np.arange(len(array))
     held = held_bytes(os.getpid())
