@@ -26,7 +26,7 @@ from tamis.memory.budget import Budget, usable_cpus
 from tamis.memory.governor import Learned
 from tamis.memory.spill import SpilledRows
 from tamis.operators import ALL, Filter, Gather, Layout, Operator, Sink, Source, digest
-from tamis.parameters import as_text, format_bytes
+from tamis.parameters import as_text, format_bytes, plural
 from tamis.store import Store
 
 
@@ -389,8 +389,8 @@ class Explanation:
     def __str__(self) -> str:
         plan = self._plan
         lines = [
-            f"reads    {plan.layout.num_files:,} files, {format_bytes(plan.layout.num_bytes)}, "
-            f"in {len(plan.layout.partitions):,} partitions"
+            f"reads    {plural(plan.layout.num_files, 'file')}, {format_bytes(plan.layout.num_bytes)}, "
+            f"in {plural(len(plan.layout.partitions), 'partition')}"
         ]
         if plan.layout.schema.names:
             lines.append(f"columns  {_shorten(plan.layout.schema.names)}")

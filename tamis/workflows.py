@@ -1,8 +1,8 @@
-"""Whole jobs in one object: each builds a pipeline of a reader, a step and a writer, and runs it.
+"""Whole jobs as one object: each builds a pipeline of a reader, a step and a writer, and runs it.
 
     ExactDeduplicationWorkflow(input_path="in/", output_path="out/", text_field="text").run()
 
-The parameters are those that users of NeMo Curator know.
+The parameters have the names of NeMo Curator.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.keep import Keep
 from tamis.errors import ParameterError, SourceError, TamisError, did_you_mean
 from tamis.operators import Gather, Sink, Source
+from tamis.parameters import plural
 from tamis.pipeline import Pipeline
 from tamis.report import Report
 
@@ -32,7 +33,7 @@ FORMATS = ("jsonl", "parquet", "csv", "arrow")
 
 
 def format_of(paths: Paths) -> str:
-    """The format of the files at a path, told by their names."""
+    """The format of the files at a path, inferred from their names."""
     first = paths if isinstance(paths, (str, Path)) else next(iter(paths), "")
     path = Path(str(first))
     names = [path.name]
@@ -45,7 +46,7 @@ def format_of(paths: Paths) -> str:
             if suffix in ("parquet", "csv", "arrow"):
                 return suffix
     raise SourceError(
-        f"the format of {first} is not told by its name", hint=f"name it: input_filetype one of {', '.join(FORMATS)}"
+        f"cannot infer the format of {first} from its name", hint=f"set input_filetype to one of {', '.join(FORMATS)}"
     )
 
 
@@ -75,7 +76,7 @@ def reader_and_writer(
 
 @dataclass
 class _Deduplication:
-    """What the workflows of deduplication have in common."""
+    """The parameters and methods that deduplication workflows share."""
 
     input_path: Paths
     output_path: str | Path
@@ -96,7 +97,7 @@ class _Deduplication:
         raise NotImplementedError
 
     def pipeline(self) -> Pipeline:
-        """The steps that `run` runs: a reader, the deduplication, and a writer of the same format."""
+        """The pipeline that `run` runs: a reader, the deduplication, and a writer of the same format."""
         reader, writer = reader_and_writer(
             self.input_path,
             self.output_path,
@@ -194,9 +195,9 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
         )
 
     def rethreshold(self, threshold: float, output_path: str | Path, **options: Any) -> Report:
-        """Deduplicate again to another folder with another threshold, from the hashes of this workflow's output.
+        """Deduplicate with another threshold into another folder, with the hashes of this workflow's output.
 
-        The result is that of a run with this threshold from the start; the input is read again, nothing is hashed.
+        The result is the same as that of a run with this threshold. The input is read again, but not hashed.
         """
         return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)
 
@@ -234,7 +235,7 @@ def describe(
         sink = ArrowWriter(folder, fields=["statistics"])
         report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
         if report.failed:
-            notes.append(f"{report.failed:,} rows could not be read and are not in these numbers")
+            notes.append(f"{plural(report.failed, 'row')} could not be read and are not included")
         return fold(sorted(Path(folder).glob("*.arrow")), notes)
 
 

@@ -206,12 +206,12 @@ def test_an_interrupted_run_says_how_to_resume(here, tell, monkeypatch):
     from tamis.pipeline import Pipeline
 
     def stopped(self, **options):
-        raise Interrupted("stopped: 1 of 2 partitions are committed", hint="rerun the same command to resume")
+        raise Interrupted("stopped: 1 of 2 partitions committed", hint="rerun the same command to resume")
 
     monkeypatch.setattr(Pipeline, "run", stopped)
     code, _, err = tell(*RUN)
     assert code == 130
-    assert "1 of 2 partitions are committed" in err
+    assert "1 of 2 partitions committed" in err
     assert "rerun the same command to resume" in err
 
 
@@ -244,7 +244,7 @@ def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_resumes(here):
     first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert first.returncode == 128 + signal.SIGINT, first.stderr
     assert "finishing the shards in progress; press Ctrl-C again to abandon them" in first.stderr
-    assert "1 of 2 partitions are committed" in first.stderr
+    assert "1 of 2 partitions committed" in first.stderr
     assert "run the same command again" in first.stderr
     second = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, timeout=120, check=False, env=environment

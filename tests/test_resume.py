@@ -229,7 +229,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, times):
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match=r"stopped: [2345] of 6 partitions are committed"):
+    with pytest.raises(Interrupted, match=r"stopped: [2345] of 6 partitions committed"):
         pipeline(source, tmp_path / "out").run(on_event=interrupt, workers=2)
     assert not [path for path in (tmp_path / "out" / ".tamis" / "tmp").iterdir() if times == 1]
     assert json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["state"] == "interrupted"

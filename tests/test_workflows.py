@@ -32,7 +32,7 @@ def ids(folder):
     return [json.loads(line)["id"] for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
 
 
-def test_the_snippet_of_the_guide_runs(folder):
+def test_the_example_of_the_guide_runs(folder):
     dedup = ExactDeduplicationWorkflow(
         input_path=str(folder / "in"),
         output_path=str(folder / "out"),
@@ -75,10 +75,10 @@ def test_rethreshold(folder):
     assert ids(folder / "strict") == ["a", "c", "d"]
 
 
-def test_a_format_that_the_name_does_not_tell(tmp_path):
+def test_a_format_that_cannot_be_inferred_from_the_name(tmp_path):
     (tmp_path / "rows.jsonl.zst").touch()
     assert format_of(str(tmp_path)) == "jsonl"
-    with pytest.raises(SourceError, match="not told by its name"):
+    with pytest.raises(SourceError, match="cannot infer the format of something"):
         format_of("something")
 
 
@@ -102,7 +102,7 @@ def test_commands_deduplicate_and_explain(folder):
     assert data["group_sizes"] == {"3": 1}
 
 
-def test_commands_tell_mistakes(folder):
+def test_commands_report_mistakes(folder):
     runner = CliRunner()
     wrong = runner.invoke(app, ["exact", str(folder / "in"), str(folder / "out"), "--keep", "best"])
     assert wrong.exit_code == 2

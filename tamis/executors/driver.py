@@ -49,7 +49,7 @@ from tamis.memory import spill
 from tamis.memory.governor import Governor
 from tamis.memory.log import MemoryLog
 from tamis.operators import Gather, Partition, Sink, digest
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.sinks.schemas import decode_schema, merge_schemas
@@ -341,7 +341,7 @@ class Run:
         needs = stage.end.memory_bytes(sum(rows.values()))
         if needs > self.plan.budget.total_bytes - self.plan.budget.driver_bytes:
             raise BudgetError(
-                f"`{stage.end.name}` needs {format_bytes(needs)} to decide about {sum(rows.values()):,} rows",
+                f"`{stage.end.name}` needs {format_bytes(needs)} to decide about {plural(sum(rows.values()), 'row')}",
                 hint=f"give it --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
                 "or let it work on a sample with --on-overflow sample",
             )
@@ -440,7 +440,7 @@ class Run:
         last = len(self.plan.stages) - 1
         done = sum(len(self._commits(number)) for number in range(last + 1))
         raise Interrupted(
-            f"stopped: {done} of {len(self.partitions) * (last + 1)} partitions are committed",
+            f"stopped: {done} of {plural(len(self.partitions) * (last + 1), 'partition')} committed",
             hint="run the same command again to go on",
         )
 

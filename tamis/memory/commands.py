@@ -1,4 +1,4 @@
-"""`tamis memory [PID]`: what the machine, a process tree and the GPUs hold now, or again and again."""
+"""`tamis memory [PID]`: the memory of the machine, of its GPUs and of a process tree, once or at intervals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import ParameterError
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 
 if TYPE_CHECKING:
     from tamis.memory.tree import ProcessMemory, Snapshot
 
 LARGEST = 10
-"""Processes shown when none is named."""
+"""Processes shown if no PID is given."""
 
 
 def show_memory(
@@ -26,9 +26,9 @@ def show_memory(
     print_result: Callable[[str], None],
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Give the memory of the tree of `pid`, or of the largest processes, once or every `watch_s` until it ends.
+    """Print the memory of the tree of `pid`, or of the largest processes, once or every `watch_s` until it ends.
 
-    As JSON it is one object, and with `watch_s` one object per line.
+    As JSON, this is one object or, with `watch_s`, one object per line.
     """
     import psutil
 
@@ -38,7 +38,7 @@ def show_memory(
         raise ParameterError(f"`--watch` must be a positive number of seconds, got {watch_s:g}")
     if pid is not None and (pid <= 0 or not psutil.pid_exists(pid)):
         raise ParameterError(
-            f"there is no process {pid}", hint="`tamis memory` without a number lists the largest ones"
+            f"there is no process {pid}", hint="`tamis memory` without a PID lists the largest processes"
         )
     monitor = MemoryMonitor(pid, roles=None if pid is not None else dict, keep=8)
     while True:
@@ -48,7 +48,7 @@ def show_memory(
         else:
             processes = list(shot.processes)
             if not processes:
-                return  # it has ended
+                return  # the process has ended
         if as_json:
             print_result(
                 json.dumps(memory_dict(shot, processes), ensure_ascii=False, indent=2 if watch_s is None else None)
@@ -61,7 +61,7 @@ def show_memory(
 
 
 def largest_processes(count: int = LARGEST) -> list[ProcessMemory]:
-    """The processes of this machine that are resident with most, as far as we may look at them."""
+    """The processes with the most resident memory, as far as permissions allow."""
     import psutil
 
     from tamis.memory.tree import read_process
@@ -87,8 +87,8 @@ def memory_dict(shot: Snapshot, processes: list[ProcessMemory]) -> dict[str, Any
 
 
 def memory_text(shot: Snapshot, processes: list[ProcessMemory], *, tree: bool) -> str:
-    """A snapshot as a page."""
-    from tamis.console import table  # the console knows reports, and those need not know memory
+    """A snapshot as a table."""
+    from tamis.console import table  # not at the top: `tamis --help` imports this module
 
     system = shot.system
     lines = [
@@ -106,7 +106,7 @@ def memory_text(shot: Snapshot, processes: list[ProcessMemory], *, tree: bool) -
             f"{gpu.percent:.0f} % ({gpu.name})"
         )
     if tree:
-        lines.append(f"tree       {format_bytes(shot.held_bytes)} in {len(processes)} processes")
+        lines.append(f"tree       {format_bytes(shot.held_bytes)} in {plural(len(processes), 'process')}")
     header = ["pid", "role" if tree else "name", "held", "resident", "private", "peak", "swap", "gpu"]
     rows = [[str(each.pid), each.role, *map(_size, _figures(each, shot))] for each in processes]
     return "\n".join([*lines, "", table(header, rows, right=[0, *range(2, len(header))])])

@@ -28,7 +28,7 @@ from tamis.memory.budget import (
     Budget,
 )
 from tamis.operators import Gather, Operator
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 
 ROW_COPIES = 8
 """A row is held at most so many times while it is read, processed and written."""
@@ -157,7 +157,7 @@ class Governor:
         """Learn from a partition that went through: how much it held, and whether batches had to be halved."""
         self.learned.note(self._stage, peak_bytes, batch_bytes)
         if splits:
-            self._act("split", splits, f"{splits} batches were halved because an operator ran out of memory")
+            self._act("split", splits, f"halved {plural(splits, 'batch')} because an operator ran out of memory")
             self._batch_bytes = max(SMALLEST_BATCH_BYTES, self._batch_bytes // 2)
         self._fit(self.learned.copies.get(self._stage, BATCH_COPIES))
 
@@ -219,7 +219,7 @@ class Governor:
 
     def _fewer(self, why: str) -> None:
         self.workers -= 1
-        self._act("fewer_workers", 1, f"{why}; {self.workers} workers from now on")
+        self._act("fewer_workers", 1, f"{why}; {plural(self.workers, 'worker')} from now on")
 
     def _fit(self, copies: float) -> None:
         room = 0.8 * (self.worker_bytes - self.budget.fixed_bytes)

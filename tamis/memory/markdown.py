@@ -1,4 +1,4 @@
-"""The memory settings of a run, why they were chosen and what was measured, as a page to keep beside the recipe."""
+"""The memory settings of a run with their reasons, and its measurements, as a Markdown page to keep with the recipe."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 from tamis.report import Report
 
 ACTIONS = {
     "split": "batches halved because an operator ran out of memory",
-    "shrink": "times that smaller batches were taken",
-    "fewer_workers": "workers given up so that the others have more",
-    "isolate": "partitions read without rows too large to hold",
-    "restart": "workers that died and whose partition another one took over",
-    "recycle": "workers replaced so that what they held is given back",
-    "pause": "times no partition was begun because memory was short",
+    "shrink": "reductions of the batch size",
+    "fewer_workers": "workers stopped so that the others have more memory",
+    "isolate": "partitions read without rows that are too large",
+    "restart": "partitions retried after their worker died",
+    "recycle": "workers replaced to release their memory",
+    "pause": "times no partition was started because memory was short",
 }
 
 
 def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
-    """Markdown: settings with their reasons, measurements, thresholds, and how to repeat the run."""
+    """Settings with their reasons, measurements, alert thresholds, alerts, and the command to repeat the run."""
     settings, reasons, measured = manifest["memory"], manifest["reasons"], report.memory
     name = Path(report.output or "").name or "this run"
     chosen = [
         ("memory", settings["total_bytes"], "memory"),
-        ("driver and server", settings["driver_bytes"], "driver"),
+        ("driver and fork server", settings["driver_bytes"], "driver"),
         ("each worker", settings["worker_bytes"], "worker_bytes"),
         ("a worker before its first batch", settings["fixed_bytes"], "fixed_bytes"),
         ("batch", settings["batch_bytes"], "batch_bytes"),
@@ -41,12 +41,12 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
     rows.append(("partitions", f"{manifest['partitioning']['partitions']:,}", _why(reasons.get("partitions", ""))))
     if report.sample is not None:
         share, weight = report.sample["share"], report.sample["weight"]
-        rows.append(("sample", f"{share:.2%}", f"all rows did not fit; each that was taken stands for {weight:.0f}"))
+        rows.append(("sample", f"{share:.2%}", f"all rows did not fit; each sampled row stands for {weight:.0f}"))
     budget = settings["total_bytes"]
     found = [
         (
             "files",
-            f"{manifest['partitioning']['files']:,} of {format_bytes(manifest['partitioning']['bytes'])} together",
+            f"{manifest['partitioning']['files']:,}, {format_bytes(manifest['partitioning']['bytes'])} in total",
         ),
         ("rows", f"{report.read:,} read, {report.kept:,} kept, {report.failed:,} failed"),
         (
@@ -56,19 +56,19 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         ("time", f"{report.seconds:,.1f} s"),
         ("batch size at the end", format_bytes(measured["batch_bytes"])),
         ("workers at the end", str(measured["workers"])),
-        *((f"bytes held per byte of batch, {stage}", f"{copies:.1f}") for stage, copies in _copies(measured)),
-        *((f"taken by `{name}` before its first batch", format_bytes(size)) for name, size in _setup(measured)),
+        *((f"memory per byte of batch, {stage}", f"{copies:.1f} bytes") for stage, copies in _copies(measured)),
+        *((f"memory of `{name}` before its first batch", format_bytes(size)) for name, size in _setup(measured)),
         *((ACTIONS.get(kind, kind), f"{count:,}") for kind, count in measured["actions"].items()),
     ]
     alerts = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
     hardware, versions = manifest["hardware"], manifest["versions"]
     parts = [
         f"# Memory settings of {name}",
-        f"tamis {versions['tamis']}, Python {versions['python']}, {hardware['machine']} with {hardware['cpus']} cores and "
-        f"{format_bytes(hardware['memory_bytes'])} of memory.",
-        "## Chosen, and why",
+        f"tamis {versions['tamis']}, Python {versions['python']}, {hardware['machine']} with "
+        f"{plural(hardware['cpus'], 'core')} and {format_bytes(hardware['memory_bytes'])} of memory.",
+        "## Settings and their reasons",
         _table(("what", "value", "why"), rows),
-        "## Measured",
+        "## Measurements",
         _table(("what", "value"), found),
     ]
     if alerts:
@@ -77,12 +77,12 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         fields = ("time", "kind", "level", "text", "action")
         events = [[str(event[name] or "").replace("|", "/") for name in fields] for event in report.memory_events]
         parts += ["## Alerts and actions", _table(fields, events)]
-    parts += ["## To repeat it", f"```\n{_command(manifest['command'])}\n```"]
+    parts += ["## Command", f"```\n{_command(manifest['command'])}\n```"]
     return "\n\n".join(parts)
 
 
 def _why(reason: str) -> str:
-    """The manifest's reasons begin with the figure itself."""
+    """A reason without the value it starts with."""
     return reason.split(": ", 1)[-1]
 
 

@@ -13,7 +13,7 @@ from tamis.batch import Batch, Origin, bytes_of, table_from_rows
 from tamis.errors import ParameterError, SourceError
 from tamis.identity import content_hash
 from tamis.operators import Layout, Partition, Piece, Reading, Source, digest, operator
-from tamis.parameters import format_bytes
+from tamis.parameters import format_bytes, plural
 from tamis.sources.schemas import cheapest_column, plain
 
 
@@ -70,7 +70,9 @@ class Rows(Source):
             if self.rows_per_partition
             else f"blocksize {format_bytes(blocksize)} (default)"
         )
-        reason = f"{why}: {count:,} rows of {format_bytes(num_bytes)} become {len(partitions):,} partitions"
+        reason = (
+            f"{why}: {plural(count, 'row')} of {format_bytes(num_bytes)} become {plural(len(partitions), 'partition')}"
+        )
         return Layout(table.schema, tuple(partitions), {"partitions": reason}, num_files=0, num_bytes=num_bytes)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:

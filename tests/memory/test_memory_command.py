@@ -39,7 +39,7 @@ def test_without_a_process_the_largest_are_shown():
     assert 1 <= len(sizes) <= 3
 
 
-def test_as_json_it_is_one_object(child):
+def test_json_is_one_object(child):
     pages = []
     show_memory(child.pid, as_json=True, print_result=pages.append)
     (page,) = pages
@@ -50,7 +50,7 @@ def test_as_json_it_is_one_object(child):
     assert process["held_bytes"] == found["held_bytes"] > 40_000_000
 
 
-def test_watching_goes_on_until_the_process_ends(child):
+def test_watching_continues_until_the_process_ends(child):
     lines, waits = [], []
 
     def wait(seconds):
@@ -67,18 +67,18 @@ def test_watching_goes_on_until_the_process_ends(child):
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**22 + 5])
-def test_a_process_that_is_not_there_is_a_mistake(pid):
+def test_a_missing_process_is_an_error(pid):
     with pytest.raises(ParameterError, match=f"there is no process {pid}"):
         show_memory(pid, print_result=lambda text: None)
 
 
 @pytest.mark.parametrize("watch_s", [0, -1.0])
-def test_the_time_between_must_be_positive(watch_s):
+def test_the_interval_must_be_positive(watch_s):
     with pytest.raises(ParameterError, match="`--watch` must be a positive number"):
         show_memory(None, watch_s=watch_s, print_result=lambda text: None)
 
 
-def test_a_page_has_container_gpus_and_swap():
+def test_the_table_has_container_gpus_and_swap():
     gpus = (GpuMemory(0, "H200", 30_000_000_000, 150_000_000_000, (GpuShare(7, 20_000_000),)),)
     system = SystemMemory(16_000_000_000, 4_000_000_000, 75.0, 8_000_000_000, 2_000_000_000)
     process = ProcessMemory(7, "worker 0", 300_000_000, 200_000_000, 150_000_000, 400_000_000, 1_000_000)
@@ -87,14 +87,14 @@ def test_a_page_has_container_gpus_and_swap():
         "machine    16.0 GB, 4.0 GB available, 75 % in use",
         "container  8.0 GB, 2.0 GB counted, 25 %",
         "GPU 0      150 GB, 30.0 GB in use, 20 % (H200)",
-        "tree       200 MB in 1 processes",
+        "tree       200 MB in 1 process",
         "",
         "pid  role        held  resident  private    peak    swap      gpu",
         "  7  worker 0  200 MB    300 MB   150 MB  400 MB  1.0 MB  20.0 MB",
     ]
 
 
-def test_reading_this_module_loads_nothing_heavy():
+def test_importing_the_module_imports_nothing_heavy():
     code = "import sys, tamis.memory.commands; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "pyarrow", "psutil", "rich"} & set(loaded)
