@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import random
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,16 @@ SHOWN_EVENTS = 20
 def terminal_width() -> int:
     """Columns of the terminal, or 120 if the output goes elsewhere."""
     return shutil.get_terminal_size((120, 24)).columns
+
+
+def wrapped(text: str) -> str:
+    """Text wrapped to the terminal; lines of a report that start with a count continue below their text."""
+    width, lines = terminal_width(), []
+    for line in text.splitlines():
+        start = re.match(r" +[\d,]+(  +[\d.]+ %)?  ", line)
+        indent = " " * (min(len(start[0]), width // 2) if start else 2)
+        lines += textwrap.wrap(line, width, subsequent_indent=indent) or [""]
+    return "\n".join(lines)
 
 
 def error_text(message: str, hint: str | None) -> str:
@@ -133,7 +144,7 @@ def summary_text(report: Report) -> str:
     """What `tamis run` prints at the end."""
     if report.state == "unchanged":
         return f"nothing to do: {report.output} is complete and nothing has changed"
-    lines = [str(report)]
+    lines = [wrapped(str(report))]
     if report.failed and report.output:
         lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:
@@ -148,12 +159,12 @@ def failures_text(report: Report) -> str:
         where = f"; see {report.output.rstrip('/')}/.tamis/failed/" if report.output else ""
         lines.append(f"{plural(report.failed, 'row')} failed{where}")
         lines += [f"  {error['rows']:>12,}  {describe_error(error)}" for error in report.errors]
-    return "\n".join([*lines, *damaged_text(report.damaged_files)])
+    return wrapped("\n".join([*lines, *damaged_text(report.damaged_files)]))
 
 
 def report_text(report: Report) -> str:
     """What `tamis report` prints."""
-    lines = [str(report), ""]
+    lines = [wrapped(str(report)), ""]
     if report.operators:
         rows = [
             [
@@ -172,7 +183,7 @@ def report_text(report: Report) -> str:
         lines += [table(header, rows, right=range(1, len(header))), ""]
     if report.memory_events:
         lines += [memory_events_text(report.memory_events), ""]
-    lines += [*(f"note: {note}" for note in report.notes), f"state: {report.state}"]
+    lines += [*(wrapped(f"note: {note}") for note in report.notes), f"state: {report.state}"]
     if report.failed and report.output:
         lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:

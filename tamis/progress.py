@@ -46,7 +46,8 @@ LINE_EVERY_S = 10.0
 SHOW_AFTER_S = 2.0
 """In Python, progress is shown only for runs that take longer."""
 WIDE = 110
-"""From this many columns on, numbers are written in full."""
+"""From this many columns on, bars have full names and numbers."""
+NARROW_NAME = 16
 COMPILING = "compiling kernels (once, about 20 s)"
 FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
 ABANDONED = "abandoned"
@@ -97,6 +98,7 @@ class Tally:
     workers: int = 0
     budget_bytes: int = 0
     memory_bytes: int = 0
+    num_stages: int = 0
     partitions: int = 0
     committed: int = 0
     stages: dict[int, StageTally] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Tally:
             case RunStarted():
                 self.workers, self.budget_bytes = event.workers, event.budget_bytes
                 self.partitions, self.committed = event.partitions, event.committed
+                self.num_stages = len(event.stages)
             case StageStarted():
                 self.stages[event.stage] = StageTally(event.name, event.num_bytes, event.partitions, self.clock())
                 if event.partitions:
@@ -421,7 +424,9 @@ class Bars:
     def stage(self, number: int) -> None:
         stage = self._tally.stages[number]
         self._finish(but=number)
-        name = shortened(stage.name, self._rich.console.width // 4)
+        total = self._tally.num_stages
+        short = f"stage {number + 1} of {total}" if total > 1 else shortened(stage.name, NARROW_NAME)
+        name = shortened(stage.name, self._rich.console.width // 4) if self._wide else short
         self._tasks[number] = self._rich.add_task(name, total=stage.num_bytes or None, **self._texts(stage))
         self._rich.start()
 
@@ -456,7 +461,7 @@ class Bars:
             "rate": f"{format_bytes(stage.rate(now))}/s",
             "left": duration(left) if left is not None else "",
             "rows": f"rows: {stage.rows()}" if self._wide else stage.rows(abbreviated),
-            "memory": self._tally.memory() if self._wide else self._tally.memory().replace(" of ", "/"),
+            "memory": self._tally.memory() if self._wide else self._tally.memory().partition(" of ")[0],
         }
 
 

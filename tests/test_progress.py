@@ -249,7 +249,7 @@ def test_bars_fit_a_narrow_terminal(monkeypatch):
         progress(stage(name="jsonl_reader > language > word_count > jsonl_writer", partitions=1))
         progress(MemorySampled(936 * MB, 936 * MB, 8_000 * MB))
         progress(committed(0, 480_004, 362_020, 100 * MB))
-    for part in ("jsonl_reader ...", "100%", "362k kept of 480k", "936 MB/8.0 GB"):
+    for part in ("jsonl_reader", "100%", "362k kept of 480k", "936 MB"):
         assert part in stream.getvalue()
     assert "…" not in stream.getvalue()
 
@@ -336,3 +336,18 @@ def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):
     assert shown_in_python(None, io.StringIO()) == "line"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
     assert shown_in_python(None, io.StringIO()) == "compiling"
+
+
+def test_bars_of_a_narrow_terminal_have_room_for_failed_rows(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    error = ErrorCount("step", "KeyError: 'typo'", 1_234, "in:0", "KeyError")
+    with Progress(stream, shows="bars") as progress:
+        progress(RunStarted("out", ("read > observe", "read > write"), 2, 8_000 * MB, 2, 0))
+        progress(stage(name="jsonl_reader > language > exact_dedup", partitions=1))
+        progress(MemorySampled(936 * MB, 936 * MB, 19_100 * MB))
+        account = Account(read=480_004, kept=362_020, errors=[error]).as_dict()
+        progress(PartitionCommitted(0, 0, account, 100 * MB))
+    for part in ("stage 1 of 2", "100%", "362k kept of 480k, 1.2k failed", "936 MB"):
+        assert part in stream.getvalue()
+    assert "…" not in stream.getvalue()
