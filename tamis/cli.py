@@ -348,13 +348,15 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run would do: stages, partitions, memory and columns."""
+    from tamis.console import wrapped
+
     chosen = prepare(recipe, inputs, output, overrides)
     settings = resources_of(chosen, memory, workers)
     explanation = chosen.build().explain(**settings)
     if as_json:
         print_json(explanation.as_dict())
     else:
-        print_result(str(explanation))
+        print_result(wrapped(str(explanation), indent=13))
 
 
 @app.command()

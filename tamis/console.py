@@ -33,13 +33,13 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def wrapped(text: str) -> str:
+def wrapped(text: str, indent: int = 2) -> str:
     """Text wrapped to the terminal; lines of a report that start with a count continue below their text."""
     width, lines = terminal_width(), []
     for line in text.splitlines():
         start = re.match(r" +[\d,]+(  +[\d.]+ %)?  ", line)
-        indent = " " * (min(len(start[0]), width // 2) if start else 2)
-        lines += textwrap.wrap(line, width, subsequent_indent=indent) or [""]
+        following = " " * (min(len(start[0]), width // 2) if start else indent)
+        lines += textwrap.wrap(line, width, subsequent_indent=following) or [""]
     return "\n".join(lines)
 
 
@@ -231,11 +231,13 @@ def sample_rows(output: str, kind: str, count: int) -> list[dict[str, Any]]:
 def sample_text(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """Sampled rows as a table that fits the terminal: the reason or the error first, the content last."""
     first = "reason" if rows and "_reason" in rows[0] else "error"
+    columns = (first, "step", "address") if width >= 100 else (first, "address")
     lines = []
     for row in rows:
-        why, step, address = (row.get(f"_{name}", row.get(name)) for name in (first, "step", "address"))
-        lines.append([_clip(why, width // 3), _clip(step, 24), _clip_start(address, width // 4), _content(row)])
-    return shortened_table([first, "step", "address", "row"], lines, width)
+        cells = {name: row.get(f"_{name}", row.get(name)) for name in columns}
+        address = _clip_start(cells.pop("address"), width // 4)
+        lines.append([*(_clip(value, width // 3) for value in cells.values()), address, _content(row)])
+    return shortened_table([*columns, "row"], lines, width)
 
 
 def shortened_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
@@ -246,7 +248,7 @@ def shortened_table(header: Sequence[str], rows: Sequence[Sequence[str]], width:
 
 def _content(row: Mapping[str, Any]) -> str:
     """The values of a sampled row on one line, its text first."""
-    values = row.get("row") or "" if "error" in row else row.get("_line")
+    values = row.get("row") or "" if "error" in row else row.get("_line") if "text" not in row else None
     if values is None:
         values = {name: value for name, value in row.items() if not name.startswith("_")}
     if isinstance(values, Mapping):
