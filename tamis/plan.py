@@ -20,7 +20,7 @@ import tamis
 from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
 from tamis.executors.scores import measured_operators, measuring_identity
-from tamis.executors.worker import Stage
+from tamis.executors.tasks import Stage
 from tamis.functions import Function
 from tamis.memory.budget import Budget, usable_cpus
 from tamis.memory.governor import Learned

@@ -42,8 +42,9 @@ from tamis.events import (
 from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.failures import FailureWatch
 from tamis.executors.local import Stop
+from tamis.executors.segments import Outcome
+from tamis.executors.tasks import Stage, Task
 from tamis.executors.watch import Watch
-from tamis.executors.worker import Outcome, Stage, Task
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.governor import Governor
@@ -461,7 +462,7 @@ class Run:
             output=self.plan.store.root if self.plan.sink else None,
         )
         report.state = state
-        report.notes = self.notes
+        report.notes = [*self.notes, *self.watch.notes()]
         report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
         report.memory = self.governor.as_dict()
         report.memory_events = self.memory_log.entries

@@ -16,7 +16,7 @@ from typing import Any
 from tamis.batch import LINE, Batch, Failure
 from tamis.events import Events
 from tamis.executors.steps import facts_of, view
-from tamis.executors.worker import Stage
+from tamis.executors.tasks import Stage
 from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
 from tamis.memory.governor import Governor, Learned
 from tamis.operators import Gather, Layout, Reading, Sink

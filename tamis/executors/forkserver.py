@@ -162,7 +162,7 @@ def serve(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
-    _import_all(["tamis.executors.local"])
+    _import_all(["tamis.executors.worker_process"])
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -254,7 +254,7 @@ def _report_ended(control: socket.socket, children: set[int]) -> None:
 
 def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket, int, int]) -> None:
     """Run the worker loop in the forked child, then exit; never returns."""
-    from tamis.executors.local import worker_loop
+    from tamis.executors.worker_process import worker_loop
 
     _die_with_parent()
     _prefer_as_oom_victim()

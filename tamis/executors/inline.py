@@ -10,7 +10,9 @@ from typing import Any
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.local import Stop
-from tamis.executors.worker import Outcome, Stage, StageRunner, Task
+from tamis.executors.segments import Outcome
+from tamis.executors.tasks import Stage, Task
+from tamis.executors.worker import StageRunner
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
@@ -34,6 +36,12 @@ class InlineExecutor:
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}
 
+    def limits(self) -> dict[int, int]:
+        return {}
+
+    def on_overuse(self, pid: int, held_bytes: int) -> None:
+        """Never called: this process has no limit."""
+
     def pause(self, *, paused: bool) -> bool:
         """Partitions come one at a time as it is."""
         return False
@@ -53,9 +61,12 @@ class InlineExecutor:
             for given in tasks:
                 if self.stop.level:
                     return
-                task = replace(given, allowance=given.allowance or self.governor.allowance())
+                allowance = given.allowance or self.governor.allowance()
+                task = replace(given, allowance=allowance, last_attempt=True)  # there is no other worker to try
                 self.emit(PartitionStarted(stage.index, task.partition.index, 0))
-                done(task, runner.run(task, partial(self._progress, stage, task)))
+                outcome = runner.run(task, partial(self._progress, stage, task))
+                assert isinstance(outcome, Outcome)
+                done(task, outcome)
         finally:
             runner.close()
 

@@ -1,57 +1,52 @@
-"""Worker processes on this machine. Only descriptions of work and accounts of it pass between processes, never rows.
+"""Worker processes on this machine. Tasks and accounts pass between processes, never rows.
 
 driver                                worker
   stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
   progress, outcome   <-------------
-  reads the marker file of a worker that died: which rows, which step
+  after a death, reads the worker's mark: which rows, which step
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
+import queue
 import signal
-import struct
 import tempfile
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
+from tamis.errors import WorkerError
 from tamis.events import Events, KernelsCompiling, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
-from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.forkserver import take_server
-from tamis.executors.worker import Outcome, Progress, Stage, StageRunner, Task
-from tamis.memory import process
-from tamis.memory.governor import Governor, cap_this_process
-from tamis.memory.gpu import GpuShare, own_shares
+from tamis.executors.schedule import Progress, Trouble, after_death, after_overflow
+from tamis.executors.segments import Outcome, Segment, publish
+from tamis.executors.tasks import Stage, Task
+from tamis.executors.worker_process import MARK, dumps
+from tamis.memory.governor import OVERUSE_BYTES, Governor
+from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak, LeakDetector
 from tamis.memory.monitor import private_bytes
+from tamis.memory.tree import descendants
 from tamis.parameters import format_bytes
-from tamis.report import ErrorCount
 
-MAX_DEATHS = 40
-"""Deaths over one partition before the run gives up: two or more per row that kills, so that a good row is not blamed."""
+MAX_BLAMED = 10
+"""Rows of one partition that may fail because workers died over them; with more, the rows are not the cause."""
 
 MAX_KILLS = 10
-"""Deaths by SIGKILL before any row before the run gives up: each time less memory is taken."""
+"""Deaths by a signal before any row of a partition; each time less memory is used."""
 
 MAX_CALL_DEATHS = 3
-"""Deaths over one call of `map`, or before any row of a partition, before the run gives up."""
+"""Deaths over one call of `map`, or by an exit before any row of a partition."""
 
 MAX_COMPILED = 200
-"""Times one partition or call may be handed out again because kernels were compiled; there are fewer kernels than that."""
-
-PROGRESS_EVERY_S = 0.25
-
-_MARK = struct.Struct("<qqq")
+"""Times one partition or call may be repeated because kernels were compiled; there are fewer kernels than that."""
 
 
 class Stop:
@@ -67,35 +62,34 @@ class _Worker:
     pid: int
     connection: Connection
     marker: Path
+    share_bytes: int
     task: Task | None = None
     calling: bool = False
     """Whether it is in the middle of a call of `map`."""
+    compiling: bool = False
+    """Its memory is not limited, and it exits when the kernel is on disk."""
     stage: int = -1
     shards: int = 0
-    used: bool = False
-    """Whether it has worked before: then it may hold what a new one would not."""
+    given: int = 0
+    """Tasks and calls so far."""
 
     @property
     def busy(self) -> bool:
         return self.task is not None or self.calling
 
+    @property
+    def used(self) -> bool:
+        """Whether it may hold memory from before its current task."""
+        return self.given > 1
+
     def send(self, *message: Any) -> None:
-        """Tell it something; one that is gone is noticed when its answer is awaited."""
+        """Send a message; that the worker is gone shows when its answer is awaited."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pickle.dumps(message))
 
     def last_mark(self) -> tuple[int, int, int]:
-        """(first row, rows, step) the worker was at, as it noted before each step."""
-        return _MARK.unpack(self.marker.read_bytes()[: _MARK.size])
-
-
-@dataclass
-class _History:
-    """What happened to a partition so far."""
-
-    deaths: int = 0
-    last: tuple[int, int, int] | None = None
-    task: Task | None = field(default=None)
+        """(first row, rows, step) the worker noted last."""
+        return MARK.unpack(self.marker.read_bytes()[: MARK.size])
 
 
 class LocalExecutor:
@@ -110,18 +104,22 @@ class LocalExecutor:
         self._paused = False
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
-        """Told what a worker, by its process id, says of its GPU memory; nothing when it is gone."""
+        """Called with a worker's process id and what it reports about its GPU memory; with nothing once it is gone."""
         self.on_leak: Callable[[Leak], bool] = lambda leak: True
-        """Asked whether to replace the worker that leaks."""
+        """Called with a leak; returns whether to replace the worker."""
         self._workers: list[_Worker] = []
         self._leaving: list[int] = []
-        """Process ids of workers that were let go and may not be gone yet."""
+        """Process ids of workers that were asked to exit and may still be running."""
         self._numbers = iter(range(1_000_000))
-        self._told_of_compiling = False
+        self._compiling_announced = False
+        self._overuse: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
     def __enter__(self) -> LocalExecutor:
         self._stack = ExitStack()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
+        self._wake_read, self._wake_write = os.pipe()
+        self._stack.callback(os.close, self._wake_read)
+        self._stack.callback(os.close, self._wake_write)
         self._server = self._stack.enter_context(take_server())
         self._server.preload(self.preload)
         return self
@@ -136,13 +134,26 @@ class LocalExecutor:
         workers = {worker.pid: f"worker {worker.number}" for worker in list(self._workers)}
         return {os.getpid(): "driver", self._server.pid: "server", **workers}
 
+    def limits(self) -> dict[int, int]:
+        """How much memory each busy worker may hold, by process id; called from the monitor's thread."""
+        return {
+            worker.pid: worker.share_bytes + OVERUSE_BYTES
+            for worker in list(self._workers)
+            if worker.busy and not worker.compiling
+        }
+
+    def on_overuse(self, pid: int, held_bytes: int) -> None:
+        """Stop a worker that holds more than its limit; called from the monitor's thread."""
+        self._overuse.put((pid, held_bytes))
+        os.write(self._wake_write, b".")
+
     def pause(self, *, paused: bool) -> bool:
-        """Hand out no new partition while others are in progress, or do again; whether that changes anything."""
+        """Start no partition while another is in progress, or resume; returns whether that changes anything."""
         changed, self._paused = paused != self._paused, paused
         return changed
 
     def recycle(self) -> None:
-        """End idle workers, so that what they hold is given back; others take their place when needed."""
+        """Stop idle workers to release their memory; others are started when needed."""
         while (idle := self._idle()) is not None:
             self._end(idle, "memory is short")
 
@@ -156,62 +167,24 @@ class LocalExecutor:
         worker.connection.close()
         self.on_gpus(worker.pid, {})
 
-    def _tell_of_compiling(self) -> None:
-        if not self._told_of_compiling:
-            self._told_of_compiling = True
+    def _kill(self, worker: _Worker) -> None:
+        """End a worker, and the processes it started, now."""
+        for pid in [worker.pid, *descendants(worker.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._stop_worker(worker)
+
+    def _announce_compiling(self, worker: _Worker) -> None:
+        worker.compiling = True
+        if not self._compiling_announced:
+            self._compiling_announced = True
             self.emit(KernelsCompiling())
 
     # ------------------------------------------------------------------------------------------------------- partitions
 
     def run_stage(self, stage: Stage, tasks: Iterable[Task], done: Callable[[Task, Outcome], None]) -> None:
-        """Run every task, calling `done` in the driver as each one ends; returns early if asked to stop."""
-        payload = dumps(stage)
-        pending = deque(tasks)
-        history: dict[int, _History] = {}
-        compiled: Counter[int] = Counter()
-        leaks = LeakDetector(stage.name)
-        while pending or self._busy():
-            if self.stop.level == 2 or (self.stop.level == 1 and not self._busy()):
-                return
-            if self.stop.level == 0:
-                self._hand_out(stage, payload, pending)
-            for worker, message in self._messages():
-                if message is None:
-                    self._on_worker_death(worker, stage, pending, history)
-                elif message[0] == "progress":
-                    assert worker.task is not None
-                    index = worker.task.partition.index
-                    self.emit(PartitionProgress(stage.index, index, worker.number, *message[1:]))
-                elif message[0] == "outcome":
-                    task, worker.task = worker.task, None
-                    assert task is not None
-                    done(task, message[1])
-                    self._look_for_leak(worker, leaks)
-                elif message[0] == "compiling":
-                    self._tell_of_compiling()
-                elif message[0] == "compiled":
-                    assert worker.task is not None
-                    pending.appendleft(worker.task)
-                    self._stop_worker(worker)
-                    _count_compiled(compiled, worker.task.partition.index, worker.task.partition.pieces[0].path)
-                elif message[0] == "overflow":
-                    task, worker.task = worker.task, None
-                    assert task is not None
-                    assert task.allowance is not None
-                    what = f"{task.partition.pieces[0].path} in `{_step_name(stage, worker.last_mark()[2])}`"
-                    pending.appendleft(replace(task, allowance=self.governor.overflowed(task.allowance, what)))
-                    self._fit_workers()
-                elif message[0] == "too large":
-                    assert worker.task is not None
-                    pending.appendleft(worker.task)
-                    self._stop_worker(worker)
-                    error, share = message[1]
-                    # One that had worked before is replaced; and maybe another one that failed has made room already.
-                    if not worker.used and share >= self.governor.worker_bytes:
-                        self.governor.too_large_to_set_up(error)
-                        self._fit_workers()
-                else:
-                    raise message[1]
+        """Run every task and call `done` in the driver as each one ends; returns early if asked to stop."""
+        _StageRun(self, stage, deque(tasks), done).run()
 
     def map(
         self,
@@ -223,7 +196,7 @@ class LocalExecutor:
     ) -> None:
         """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends.
 
-        With `new_workers`, in workers that hold nothing yet: what one has been through leaves its heap in pieces.
+        With `new_workers`, in workers that hold nothing yet: the heap of one that has worked is fragmented.
         """
         for worker in list(self._workers) if new_workers else []:
             self._stop_worker(worker)
@@ -231,11 +204,9 @@ class LocalExecutor:
         try:
             self._map(function, items, done, running)
         finally:
-            # After an error or when asked to stop: what is still being done must not be taken for an answer to the next call.
+            # After an error or a stop, an answer to this call must not be taken for an answer to the next one.
             for worker in [worker for worker in self._workers if worker.number in running]:
-                with suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGKILL)
-                self._stop_worker(worker)
+                self._kill(worker)
 
     def _map(
         self,
@@ -245,33 +216,37 @@ class LocalExecutor:
         running: dict[int, int],
     ) -> None:
         pending = deque(range(len(items)))
-        deaths: dict[int, int] = {}
+        deaths: Counter[int] = Counter()
         compiled: Counter[int] = Counter()
         while pending or running:
             if self.stop.level == 2 or (self.stop.level == 1 and not running):
                 return
             while pending and self.stop.level == 0 and len(running) < self.governor.workers:
                 idle = self._idle() or self._start()
-                idle.calling = idle.used = True
+                idle.calling = True
+                idle.given += 1
                 running[idle.number] = pending.popleft()
                 idle.send("call", dumps((function, items[running[idle.number]])))
             for worker, message in self._messages():
                 if message is not None and message[0] == "compiling":
-                    self._tell_of_compiling()
+                    self._announce_compiling(worker)
                     continue
                 worker.calling = False
                 number = running.pop(worker.number, None)
-                if message is None:
-                    how = self._server.ending(worker.pid)
-                    self._stop_worker(worker)
+                if message is None or message[0] == "overuse":
+                    if message is None:
+                        how = self._server.ending(worker.pid)
+                        self._stop_worker(worker)
+                    else:
+                        how = self._stop_overuse(worker, message[1], function.__name__)
                     if number is None:
                         continue
                     self.emit(WorkerDied(worker.number, how, None, function.__name__))
-                    deaths[number] = deaths.get(number, 0) + 1
+                    deaths[number] += 1
                     if deaths[number] > MAX_CALL_DEATHS:
                         raise WorkerError(
                             f"workers died {deaths[number]} times in {function.__name__} ({how})",
-                            hint="run the same command again with more --memory or fewer --workers",
+                            hint="rerun the same command with more --memory or fewer --workers",
                         )
                     pending.appendleft(number)
                 elif message[0] == "error":
@@ -280,92 +255,61 @@ class LocalExecutor:
                     assert number is not None
                     pending.appendleft(number)
                     self._stop_worker(worker)
-                    _count_compiled(compiled, number, function.__name__)
+                    count_compiled(compiled, number, function.__name__)
                 else:
                     assert number is not None
                     done(number, message[1])
 
-    def _look_for_leak(self, worker: _Worker, leaks: LeakDetector) -> None:
-        """After each shard, when a worker has given back what it can: if what it holds keeps rising, replace it."""
-        worker.shards += 1
-        held, limit = private_bytes(worker.pid), self.governor.worker_bytes
-        leak = leaks.add(worker.number, worker.shards, held, time.monotonic(), limit)
-        if leak is not None:
-            self.emit(
-                LeakFound(leak.stage, leak.worker, leak.bytes_per_shard, leak.bytes_per_s, leak.since, leak.confidence)
-            )
-            leaks.forget(worker.number)
-            if self.on_leak(leak):
-                self._end(worker, f"what it holds rises by {format_bytes(leak.bytes_per_shard)} per shard")
-
-    def _hand_out(self, stage: Stage, payload: bytes, pending: deque[Task]) -> None:
-        while pending and not (self._paused and self._busy()):
-            worker = self._idle()
-            if worker is None:
-                if len(self._workers) >= self.governor.workers:
-                    return
-                worker = self._start()
-            task = pending.popleft()
-            if task.allowance is None:
-                task = replace(task, allowance=self.governor.allowance())
-            if worker.stage != stage.index:
-                worker.used = worker.stage >= 0 or worker.used
-                worker.send("stage", payload)
-                worker.stage = stage.index
-            worker.send("task", task)
-            worker.task = task
-            self.emit(PartitionStarted(stage.index, task.partition.index, worker.number))
-
-    def _on_worker_death(
-        self, worker: _Worker, stage: Stage, pending: deque[Task], history: dict[int, _History]
-    ) -> None:
-        """Replace a dead worker and decide how to try its partition again."""
-        how = self._server.ending(worker.pid)
-        self._stop_worker(worker)
-        task = worker.task
-        if task is None:
-            return
-        first, rows, step = worker.last_mark()
-        index = task.partition.index
-        past = history.setdefault(index, _History())
-        past.deaths += 1
-        name = _step_name(stage, step)
-        self.emit(WorkerDied(worker.number, how, index, name))
-        killed = "SIGKILL" in how
-        if past.deaths > MAX_DEATHS or (rows == 0 and past.deaths > (MAX_KILLS if killed else MAX_CALL_DEATHS)):
-            raise WorkerError(
-                f"workers died {past.deaths} times over {task.partition.pieces[0].path} in `{name}` ({how})",
-                hint="look for lack of memory (smaller --memory or blocksize), or run with --executor inline to see it happen",
-            )
-        assert task.allowance is not None
-        what = f"{task.partition.pieces[0].path} in `{name}`"
-        self.governor.restarted(what, how)
-        if killed and past.deaths > 1 and task.careful is None:  # maybe by the kernel, for want of memory
-            task = replace(task, allowance=self.governor.overflowed(task.allowance, what))
-            self._fit_workers()
-        pending.appendleft(next_attempt(task, past.last, (first, rows, step), f"the worker was {how} in `{name}`"))
-        past.last = (first, rows, step)
+    def _stop_overuse(self, worker: _Worker, held_bytes: int, step: str) -> str:
+        """Kill a worker that holds more than it may; returns why, for messages."""
+        self._kill(worker)
+        self._server.ending(worker.pid)
+        why = (
+            f"it held {format_bytes(held_bytes)} in `{step}`, more than the "
+            f"{format_bytes(worker.share_bytes + OVERUSE_BYTES)} a worker may hold"
+        )
+        self.governor.stopped(worker.number, why)
+        return f"stopped because {why}"
 
     # ---------------------------------------------------------------------------------------------------------- workers
 
-    def _start(self) -> _Worker:
-        while self._leaving:  # what one that goes still holds cannot be promised to another
+    def _start(self, share_bytes: int | None = None) -> _Worker:
+        while self._leaving:  # their memory cannot be promised to another worker before they are gone
             self._server.ending(self._leaving.pop())
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
-        marker.write_bytes(b"\0" * _MARK.size)
+        marker.write_bytes(b"\0" * MARK.size)
         pid, connection = self._server.start(str(marker))
-        worker = _Worker(number, pid, connection, marker)
+        worker = _Worker(number, pid, connection, marker, share_bytes or self.governor.worker_bytes)
         self._workers.append(worker)
-        worker.send("cap", self.governor.worker_bytes)
+        worker.send("cap", worker.share_bytes)
         return worker
 
+    def _worker_for(self, task: Task) -> _Worker | None:
+        """An idle or new worker for a task; None if it has to wait."""
+        if task.last_attempt:  # with the whole budget, and so without other workers
+            if self._busy():
+                return None
+            for worker in list(self._workers):
+                self._stop_worker(worker)
+            return self._start(self.governor.single_worker_bytes)
+        idle = [worker for worker in self._workers if not worker.busy]
+        if task.new_worker:
+            unused = [worker for worker in idle if not worker.given]
+            if idle and not unused:
+                self._stop_worker(idle[0])
+            idle = unused
+        if idle:
+            return idle[0]
+        return self._start() if len(self._workers) < self.governor.workers else None
+
     def _fit_workers(self) -> None:
-        """After the governor took a worker away: end idle ones, and let the others have its share."""
+        """After the governor took a worker away: stop idle ones, and give the others its share."""
         while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
             self._stop_worker(idle)
         for worker in self._workers:
-            worker.send("cap", self.governor.worker_bytes)
+            worker.share_bytes = max(worker.share_bytes, self.governor.worker_bytes)
+            worker.send("cap", worker.share_bytes)
 
     def _busy(self) -> bool:
         return any(worker.busy for worker in self._workers)
@@ -374,12 +318,15 @@ class LocalExecutor:
         return next((worker for worker in self._workers if not worker.busy), None)
 
     def _messages(self) -> Iterator[tuple[_Worker, Any]]:
-        """What workers say; None for one whose connection is closed because it is gone."""
+        """What workers report; None for one that is gone, ("overuse", bytes) for one that holds too much."""
         by_connection = {worker.connection: worker for worker in self._workers}
-        for ready in wait(list(by_connection), timeout=0.2):
+        for ready in wait([*by_connection, self._wake_read], timeout=0.2):
+            if ready == self._wake_read:
+                os.read(self._wake_read, 4096)
+                continue
             worker = by_connection[ready]  # type: ignore[index]
             if worker not in self._workers:
-                continue  # let go because of what another one said
+                continue  # stopped because of another worker's message
             try:
                 message = pickle.loads(worker.connection.recv_bytes())
             except (EOFError, ConnectionResetError):
@@ -388,145 +335,219 @@ class LocalExecutor:
                 self.on_gpus(worker.pid, message[1])
             else:
                 yield worker, message
+        while not self._overuse.empty():
+            pid, held = self._overuse.get()
+            worker_or_none = next((worker for worker in self._workers if worker.pid == pid), None)
+            if worker_or_none is not None and not worker_or_none.compiling:
+                yield worker_or_none, ("overuse", held)
         self.on_tick()
 
 
-def next_attempt(task: Task, last: tuple[int, int, int] | None, now: tuple[int, int, int], how: str) -> Task:
-    """How to try a partition again after a death at (first row, rows, step).
+class _StageRun:
+    """One stage on the workers of an executor."""
 
-    Once may be chance (killed from outside): simply again. Twice at the same rows: these rows one by one. Twice at the
-    same single row: that row is to blame, and is not tried again.
-    """
-    first, rows, _ = now
-    if last is None or last[:2] != (first, rows) or not rows:
-        return task
-    if rows == 1:
-        return replace(task, poison={**task.poison, first: how})
-    return replace(task, careful=(first, first + rows))
+    def __init__(
+        self, executor: LocalExecutor, stage: Stage, pending: deque[Task], done: Callable[[Task, Outcome], None]
+    ) -> None:
+        self.executor, self.stage, self.pending, self.done = executor, stage, pending, done
+        self.governor, self.emit = executor.governor, executor.emit
+        self.payload = dumps(stage)
+        self.progress: dict[int, Progress] = {}
+        self.compiled: Counter[int] = Counter()
+        self.leaks = LeakDetector(stage.name)
+
+    def run(self) -> None:
+        executor = self.executor
+        while self.pending or executor._busy():
+            level = executor.stop.level
+            if level == 2 or (level == 1 and not executor._busy()):
+                return
+            if level == 0:
+                self._hand_out()
+            for worker, message in executor._messages():
+                if message is None:
+                    self._on_worker_death(worker)
+                else:
+                    self._on_message(worker, *message)
+
+    def _hand_out(self) -> None:
+        executor = self.executor
+        while self.pending and not (executor._paused and executor._busy()):
+            worker = executor._worker_for(self.pending[0])
+            if worker is None:
+                return
+            task = self.pending.popleft()
+            if task.allowance is None:
+                task = replace(task, allowance=self.governor.allowance())
+            if worker.stage != self.stage.index:
+                worker.send("stage", self.payload)
+                worker.stage = self.stage.index
+            worker.send("task", task)
+            worker.task = task
+            worker.given += 1
+            self.emit(PartitionStarted(self.stage.index, task.partition.index, worker.number))
+
+    def _on_message(self, worker: _Worker, kind: str, *content: Any) -> None:
+        executor, task = self.executor, worker.task
+        if kind == "overuse":
+            self._on_overuse(worker, content[0])
+            return
+        assert task is not None
+        if kind == "progress":
+            self.emit(PartitionProgress(self.stage.index, task.partition.index, worker.number, *content))
+        elif kind == "outcome":
+            worker.task = None
+            self._on_outcome(task, content[0])
+            if task.last_attempt:  # its share is that of all workers
+                executor._stop_worker(worker)
+            else:
+                self._look_for_leak(worker)
+        elif kind == "compiling":
+            executor._announce_compiling(worker)
+        elif kind == "compiled":
+            self.pending.appendleft(task)
+            executor._stop_worker(worker)
+            count_compiled(self.compiled, task.partition.index, task.partition.pieces[0].path)
+        elif kind == "overflow":
+            executor._stop_worker(worker)
+            self._on_overflow(worker, task, *content[0])
+        elif kind == "too large":
+            self.pending.appendleft(task)
+            executor._stop_worker(worker)
+            error, share = content[0]
+            # A used worker is simply replaced; and another failure may have made room already.
+            if not worker.used and share >= self.governor.worker_bytes:
+                self.governor.too_large_to_set_up(error)
+                executor._fit_workers()
+        else:
+            raise content[0]
+
+    def _on_outcome(self, task: Task, outcome: Outcome | Segment) -> None:
+        index = task.partition.index
+        if isinstance(outcome, Outcome):
+            self.progress.pop(index, None)
+            self.done(task, outcome)
+            return
+        segments = self.progress[index].add(task, outcome)
+        if outcome.next_row is not None:
+            self.pending.appendleft(replace(task, start=outcome.next_row))
+        if segments is not None:
+            whole = publish(self.stage, task.partition, segments)
+            self.progress.pop(index).restart()
+            self.done(task, whole)
+
+    def _look_for_leak(self, worker: _Worker) -> None:
+        """After a shard, when a worker has released what it can: if what it holds keeps rising, replace it."""
+        worker.shards += 1
+        held, limit = private_bytes(worker.pid), self.governor.worker_bytes
+        leak = self.leaks.add(worker.number, worker.shards, held, time.monotonic(), limit)
+        if leak is not None:
+            self.emit(
+                LeakFound(leak.stage, leak.worker, leak.bytes_per_shard, leak.bytes_per_s, leak.since, leak.confidence)
+            )
+            self.leaks.forget(worker.number)
+            if self.executor.on_leak(leak):
+                why = f"the memory it holds rises by {format_bytes(leak.bytes_per_shard)} per shard"
+                self.executor._end(worker, why)
+
+    # ---------------------------------------------------------------------------------------------------- trying again
+
+    def _on_overuse(self, worker: _Worker, held_bytes: int) -> None:
+        first, rows, step = worker.last_mark()
+        how = self.executor._stop_overuse(worker, held_bytes, self._step_name(step))
+        if worker.task is not None:
+            self._on_overflow(worker, worker.task, first, rows, f"the worker was {how}")
+
+    def _on_overflow(self, worker: _Worker, task: Task, first: int, rows: int, error: str, full: bool = False) -> None:
+        """Decide how to try the rows of a task again that ran out of memory."""
+        assert task.allowance is not None
+        what = f"{task.partition.pieces[0].path} in `{self._step_name(worker.last_mark()[2])}`"
+        if task.last_attempt and self.stage.on_error == "raise":
+            raise WorkerError(f"{what}: {error}", hint="give it more --memory")
+        tasks = after_overflow(task, Trouble(first, rows, error, worker.used, full=full))
+        allowance = task.allowance
+        if tasks is None:
+            allowance = self.governor.overflowed(allowance, what)
+            tasks = [replace(task, new_worker=True)]
+            if allowance.max_row_bytes != task.allowance.max_row_bytes:
+                tasks = [self._restarted(task)]
+        elif rows != 1:
+            allowance = self.governor.shrunk(allowance, what)
+        if len(tasks) > 1:
+            self.governor.divided(what)
+        self._try(task, [replace(each, allowance=allowance) for each in tasks])
+        self.executor._fit_workers()
+
+    def _on_worker_death(self, worker: _Worker) -> None:
+        """Replace a dead worker and decide how to try its rows again."""
+        how = self.executor._server.ending(worker.pid)
+        self.executor._stop_worker(worker)
+        task = worker.task
+        if task is None:
+            return
+        first, rows, step = worker.last_mark()
+        index, name = task.partition.index, self._step_name(step)
+        path = task.partition.pieces[0].path
+        self.emit(WorkerDied(worker.number, how, index, name))
+        progress = self.progress.setdefault(index, Progress())
+        progress.deaths += 1
+        progress.deaths_while_reading += not rows
+        by_signal = "signal" in how
+        most = MAX_KILLS if by_signal else MAX_CALL_DEATHS
+        if progress.deaths_while_reading > most or progress.blamed >= MAX_BLAMED:
+            raise WorkerError(
+                f"workers died {progress.deaths} times over {path} in `{name}` ({how})",
+                hint="give the run more --memory or the reader a smaller blocksize; --executor inline shows where it happens",
+            )
+        assert task.allowance is not None
+        what = f"{path} in `{name}`"
+        self.governor.restarted(what, how)
+        one_worker = worker.share_bytes >= self.governor.single_worker_bytes
+        tasks = after_death(task, Trouble(first, rows, f"the worker was {how} in `{name}`", one_worker=one_worker))
+        allowance = task.allowance
+        if by_signal and task.deaths and not rows:  # perhaps a library that ran out of memory
+            allowance = self.governor.overflowed(allowance, what)
+            if allowance.max_row_bytes != task.allowance.max_row_bytes:
+                tasks = [self._restarted(task)]
+        elif "SIGKILL" in how and task.deaths and rows > 1:  # perhaps by the kernel, because memory ran out
+            allowance = self.governor.shrunk(allowance, what)
+        progress.blamed += sum(len(each.poison) for each in tasks)
+        self._try(task, [replace(each, allowance=allowance) for each in tasks])
+        self.executor._fit_workers()
+
+    def _try(self, task: Task, tasks: list[Task]) -> None:
+        """Put tasks into the queue in place of one: those that need all workers to wait last, the others first."""
+        self.progress.setdefault(task.partition.index, Progress()).replaced(tasks)
+        self.pending.extendleft(each for each in reversed(tasks) if not each.last_attempt)
+        self.pending.extend(each for each in tasks if each.last_attempt)
+
+    def _restarted(self, task: Task) -> Task:
+        """The whole partition from its beginning: with another limit for rows, their numbers are no longer the same."""
+        index = task.partition.index
+        for worker in [w for w in self.executor._workers if w.task is not None and w.task.partition.index == index]:
+            self.executor._kill(worker)
+        kept = [each for each in self.pending if each.partition.index != index]
+        self.pending.clear()
+        self.pending.extend(kept)
+        self.progress.setdefault(index, Progress()).restart()
+        return Task(task.partition, gone=task.gone, new_worker=True, deaths=task.deaths + 1)
+
+    def _step_name(self, step: int) -> str:
+        stage = self.stage
+        names = [stage.source.name]
+        if stage.fates_of is not None:
+            names.append(stage.fates_of.name)
+        names += [op.name for op in stage.operators]
+        if stage.end is not None:
+            names.append(stage.end.name)
+        return names[step] if step < len(names) else names[-1]
 
 
-def _count_compiled(times: Counter[int], number: int, what: str) -> None:
-    """Note that work was handed back because kernels were compiled for it, and give up if that does not come to an end."""
+def count_compiled(times: Counter[int], number: int, what: str) -> None:
+    """Count how often work was handed back because kernels were compiled for it, and give up if that does not end."""
     times[number] += 1
     if times[number] > MAX_COMPILED:
         raise WorkerError(
-            f"kernels were compiled {times[number]} times for {what}, and each time not found on disk afterwards",
-            hint="can the folder of compiled kernels be written, and is there room? NUMBA_CACHE_DIR names another one",
+            f"kernels were compiled {times[number]} times for {what}, and were not found on disk afterwards",
+            hint="check that the folder of compiled kernels can be written and has room; NUMBA_CACHE_DIR names another",
         )
-
-
-def _step_name(stage: Stage, step: int) -> str:
-    names = [stage.source.name]
-    if stage.fates_of is not None:
-        names.append(stage.fates_of.name)
-    names += [op.name for op in stage.operators]
-    if stage.end is not None:
-        names.append(stage.end.name)
-    return names[step] if step < len(names) else names[-1]
-
-
-# ----------------------------------------------------------------------------------------------------- inside a worker
-
-
-def worker_loop(connection: Connection, marker_path: str) -> None:
-    """Serve the driver until it closes the connection."""
-    with Path(marker_path).open("r+b") as file:
-        marks = mmap.mmap(file.fileno(), _MARK.size)
-    process.start_threads(Path(f"{marker_path}.arrow"))
-    runner: StageRunner | None = None
-    share = 0
-
-    def say(*answer: Any) -> None:
-        with suppress(BrokenPipeError):
-            connection.send_bytes(pickle.dumps(answer))
-
-    told: dict[int, GpuShare] = {}
-
-    def tell_gpus() -> None:
-        """What this process holds of GPUs, and for what: nobody outside can see that."""
-        nonlocal told
-        shares = own_shares()
-        if shares != told:
-            told = shares
-            say("gpus", shares)
-
-    compiling = Compiling(lambda: say("compiling"))
-
-    def marker(first_row: int, rows: int, step: int) -> None:
-        compiling.look()
-        _MARK.pack_into(marks, 0, first_row, rows, step)
-
-    while True:
-        try:
-            kind, content = pickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            if kind == "stage":
-                if runner is not None:
-                    runner.close()
-                    runner = None
-                    process.trim()
-                runner = StageRunner(loads(content), marker)
-                continue
-            if kind == "cap":
-                share = content
-                cap_this_process(share)
-                continue
-            if kind == "call":
-                function, arguments = loads(content)
-                compiling.look()
-                answer: tuple[str, Any] = ("outcome", function(*arguments))
-            else:
-                assert runner is not None
-                compiling.look()
-                answer = ("outcome", runner.run(content, _progress_over(connection, tell_gpus)))
-        except KernelsCompiled:
-            say("compiled", None)
-            return
-        except Exception as error:  # noqa: BLE001 - it is raised again in the driver
-            if kind == "stage" and is_shortage(error):
-                known = error if isinstance(error, SetupTooLarge) else SetupTooLarge("a step", error)
-                say("too large", (str(known), share))
-                return
-            overflow = kind == "task" and is_shortage(error)
-            answer = ("overflow", None) if overflow else ("error", _portable(error))
-            error.__traceback__ = None  # what held the memory hangs on it
-        compiling.release()
-        if kind == "task":
-            process.trim()
-        tell_gpus()
-        say(*answer)
-
-
-def _progress_over(connection: Connection, tell_gpus: Callable[[], None]) -> Progress:
-    last = time.monotonic()
-
-    def progress(rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_EVERY_S:
-            last = time.monotonic()
-            tell_gpus()
-            connection.send_bytes(pickle.dumps(("progress", rows, num_bytes, tuple(errors))))
-
-    return progress
-
-
-def _portable(error: Exception) -> Exception:
-    """The error as the driver raises it; our own as they are, others with the worker's traceback."""
-    if isinstance(error, TamisError):
-        return error
-    text = "".join(traceback.format_exception(error))
-    return WorkerError(f"a worker failed: {type(error).__name__}: {error}\n\n{text}")
-
-
-def dumps(value: object) -> bytes:
-    """Pickle, functions of the user's main script by value."""
-    import cloudpickle
-
-    return cloudpickle.dumps(value)
-
-
-def loads(data: bytes) -> Any:
-    """What `dumps` made; only ever bytes that our own driver wrote to our own socket."""
-    return pickle.loads(data)

@@ -19,6 +19,7 @@ from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
 from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
+from tamis.parameters import format_bytes
 from tamis.store import INTERNAL, TABLE, Store
 
 
@@ -29,6 +30,10 @@ class Watched(Protocol):
     on_leak: Callable[[Leak], bool]
 
     def roles(self) -> dict[int, str]: ...
+
+    def limits(self) -> dict[int, int]: ...
+
+    def on_overuse(self, pid: int, held_bytes: int) -> None: ...
 
     def pause(self, *, paused: bool) -> bool: ...
 
@@ -57,7 +62,14 @@ class Watch:
         )
         self._found: queue.SimpleQueue[Snapshot | Alert | Note] = queue.SimpleQueue()
         before = governor.budget.before_bytes
-        self.monitor = MemoryMonitor(os.getpid(), roles=executor.roles, on_snapshot=self._hear, before_bytes=before)
+        self.monitor = MemoryMonitor(
+            os.getpid(),
+            roles=executor.roles,
+            on_snapshot=self._hear,
+            before_bytes=before,
+            limits=executor.limits,
+            on_overuse=executor.on_overuse,
+        )
         executor.on_gpus = self.monitor.hear
         executor.on_leak = self._leaks
         self._stack = ExitStack()
@@ -65,6 +77,14 @@ class Watch:
     @property
     def peak_bytes(self) -> int:
         return self.monitor.peak.held_bytes if self.monitor.peak is not None else 0
+
+    def notes(self) -> list[str]:
+        """For the report: that the budget was exceeded, if it was."""
+        if self.peak_bytes <= self._budget:
+            return []
+        return [
+            f"the run held up to {format_bytes(self.peak_bytes)}, more than its budget of {format_bytes(self._budget)}"
+        ]
 
     def __enter__(self) -> Watch:
         self._stack.enter_context(self._desk)

@@ -11,14 +11,12 @@ its address and its error, and its neighbours go on.
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import time
 import traceback
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,9 +25,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.batch import HIDDEN, LINE, Batch, Failure, Origin
 from tamis.errors import DiskFull, MissingExtra, OperatorError, SetupTooLarge, TamisError, is_full_disk, is_shortage
+from tamis.executors.regroup import Growth, joined, regroup
 from tamis.executors.scores import ScoreKeeper, measured_operators
+from tamis.executors.segments import Outcome, Segment, publish
+from tamis.executors.side_outputs import failure_record, rejected_rows
 from tamis.executors.steps import (
     Applied,
     Types,
@@ -43,14 +44,15 @@ from tamis.executors.steps import (
     schema_read,
     view,
 )
+from tamis.executors.tasks import RowOverflow, Stage, Task
+from tamis.functions import Function
 from tamis.mapped import SPILL
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
-from tamis.operators import Filter, Gather, Operator, Partition, Reading, Shard, ShardWriter, Sink, Source
+from tamis.operators import Expand, Filter, Gather, Operator, Reading, ShardWriter, Sink
 from tamis.parameters import format_bytes
 from tamis.report import Account, ErrorCount, ErrorCounts, OperatorAccount
 from tamis.sinks.schemas import encode_schema
-from tamis.store import INTERNAL, LINES, TABLE, Store, checksum_of
 
 TRIM_EVERY_S = 10.0
 """What is free is given back to the system after each partition, and so often within one."""
@@ -62,64 +64,6 @@ MOSTLY_ALIVE = 0.75
 
 DEAR = 2.0
 """Filters of this cost look at no row in vain."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Operators fused in one worker, from a source to a sink, or to a Gather that observes."""
-
-    index: int
-    name: str
-    source: Source
-    operators: tuple[Operator, ...]
-    end: Sink | Gather | None
-    columns: tuple[str, ...] | None
-    schema: pa.Schema
-    batch_bytes: int
-    fingerprint: str
-    work: str
-    """Local folder for what passes between stages."""
-    store: Store
-    fates_of: Gather | None = None
-    """The Gather whose decision this stage applies first."""
-    reads_again: bool = False
-    """The source was read by the stage before already: bad rows are accounted for there."""
-    spills_rows: bool = False
-    """The next stage reads the rows from disk and not from the source."""
-    sink_schema: pa.Schema | None = None
-    """What the sink may expect of the columns of the source: those that no step removed."""
-    rejects: Sink | None = None
-    on_error: str = "isolate"
-    keep_lines: bool = False
-    """Rows are written as the lines they were read from."""
-    scores: str | None = None
-    """Keep what filters measure under this identity, and use what an earlier run kept under it."""
-    profile: bool = False
-    """Measure the peak of each operator, which takes time."""
-
-
-@dataclass
-class Task:
-    """A partition to run, and what earlier attempts taught: rows that kill, and where to go one by one."""
-
-    partition: Partition
-    poison: dict[int, str] = field(default_factory=dict)
-    """Row number in the partition -> how the worker died on it."""
-    careful: tuple[int, int] | None = None
-    """Rows to process one at a time, to find the one that kills."""
-    allowance: Allowance | None = None
-    """How much memory to use; the stage's batch size if not told."""
-    gone: frozenset[str] = frozenset()
-    """Addresses of rows that the stage before failed, met again because the source is read again."""
-
-
-@dataclass
-class Outcome:
-    """What became of a partition."""
-
-    shards: list[Shard]
-    account: Account
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Marker(Protocol):
@@ -166,8 +110,8 @@ class StageRunner:
         for step in self._steps():
             step.close()
 
-    def run(self, task: Task, progress: Progress) -> Outcome:
-        """Process one partition; its files are complete and in place when this returns."""
+    def run(self, task: Task, progress: Progress) -> Outcome | Segment:
+        """Process a partition, or some of its rows. The files of a whole partition are in place when this returns."""
         with _PartitionRun(self.stage, task, self.marker, progress) as run:
             source, *others = self.setup_bytes
             run.account.operators[0].setup_bytes = source
@@ -199,12 +143,19 @@ class _PartitionRun:
         self.account.operators += [OperatorAccount(op.name, op.kind) for op in stage.operators]
         if stage.end is not None:
             self.account.operators.append(OperatorAccount(stage.end.name, stage.end.kind))
+        self.allowance = task.allowance or Allowance(stage.batch_bytes)
+        self.batch_bytes = self.allowance.batch_bytes
+        self.usage = process.Usage()
+        self.growth = Growth()
         self.ordinal = 0  # rows read so far
+        self.in_progress = (np.empty(0, np.int64), Origin.of("", []))  # numbers and origins of the rows being processed
         self.fated = 0  # rows whose fate was looked up so far
         self.fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
         self.observed = 0  # rows handed to the Gather at the end so far
         self.failures: list[dict[str, Any]] = []
         self.errors = ErrorCounts()
+        self.exhausted = False  # whether all rows of the partition were read
+        self.bad_rows: list[Failure] = []
         self.keeper: ScoreKeeper | None = None
         self.rejects: ShardWriter | None = None
         self.sink: ShardWriter | None = None
@@ -217,7 +168,7 @@ class _PartitionRun:
 
     def __enter__(self) -> _PartitionRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
-        if self.stage.scores is not None:
+        if self.stage.scores is not None and self.task.is_whole:
             head = self.stage.operators[: measured_operators(self.stage.operators)]
             self.keeper = ScoreKeeper(self.stage.store, self.stage.scores, self.partition, head, self.scratch)
         return self
@@ -225,24 +176,22 @@ class _PartitionRun:
     def __exit__(self, kind: object, *exc: object) -> None:
         if kind is not None:
             for writer in (self.sink, self.rejects, self.facts, self.spilled):
-                with suppress(Exception):  # files that are removed below; the error that led here is what counts
+                with suppress(Exception):  # the files are removed below, and another error is on its way
                     if writer is not None:
                         writer.close()
-        for file in sorted(self.scratch.iterdir()):
-            file.unlink()
-        self.scratch.rmdir()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     # ---------------------------------------------------------------------------------------------- from read to commit
 
-    def all(self) -> Outcome:
+    def all(self) -> Outcome | Segment:
         began = time.perf_counter()
         before = process.reset_peak()
         self._open_end()
         trimmed = began
-        for batch in self._read():
-            self._run_batch(batch)
+        for first, batch in self._read():
+            self._run_batch(first, batch)
             self.progress(self.account.read, self.account.num_bytes, self.errors.entries)
-            if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be entered in the middle takes long
+            if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be split takes long
                 process.trim()
                 trimmed = time.perf_counter()
         outcome = self._finish()
@@ -264,35 +213,52 @@ class _PartitionRun:
             if self.stage.spills_rows:
                 self.spilled = spill.SpillWriter(self.scratch / f"{self.stem}.rows{SPILL}")
 
-    def _read(self) -> Iterator[Batch]:
+    def _read(self) -> Iterator[tuple[int, Batch]]:
+        """The rows of the task, in batches, each with the number of its first row."""
         stage, mine = self.stage, self.account.operators[0]
-        allowance = self.task.allowance or Allowance(stage.batch_bytes)
         reading = Reading(
             columns=stage.columns,
             schema=stage.schema,
-            batch_bytes=allowance.batch_bytes,
+            batch_bytes=self.batch_bytes,
             fail=self._bad_row,
             keep_lines=stage.keep_lines,
-            max_row_bytes=allowance.max_row_bytes,
+            max_row_bytes=self.allowance.max_row_bytes,
         )
         batches = iter(stage.source.read(self.partition, reading))
-        while True:
+        start, stop = self.task.start, self.task.end
+        while stop is None or self.ordinal < stop:
             self.marker(self.ordinal, 0, 0)
             with self._measured(mine):
                 batch = next(batches, None)
             if batch is None:
+                self.exhausted = True
                 return
+            first = self.ordinal
+            self.ordinal += len(batch)
+            if first < start:
+                self._skip(batch.select(slice(0, start - first)))
+            if first < start or (stop is not None and self.ordinal > stop):
+                end = None if stop is None else max(0, stop - first)
+                batch, first = batch.select(slice(max(0, start - first), end)), max(start, first)
+            if not len(batch):
+                continue
             mine.rows_in += len(batch)
             mine.rows_out += len(batch)
             size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
             mine.num_bytes += size
             self.account.read += len(batch)
             self.account.num_bytes += size
-            yield batch
+            yield first, batch
 
     def _bad_row(self, failure: Failure) -> None:
-        if self.stage.reads_again:
-            return
+        if self.stage.reads_again or self.task.stop is not None:
+            return  # counted by the stage before, or with the last rows of the partition
+        if self.task.max_rows is not None:
+            self.bad_rows.append(failure)  # counted if this task turns out to read the last rows
+        else:
+            self._count_bad_row(failure)
+
+    def _count_bad_row(self, failure: Failure) -> None:
         if failure.damaged_file is not None:
             self.account.damaged_files.setdefault(failure.damaged_file, failure.error)
         self.account.read += failure.rows
@@ -301,9 +267,8 @@ class _PartitionRun:
         source.failed += failure.rows
         self._note_failure(failure)
 
-    def _run_batch(self, batch: Batch) -> None:
-        first, size = self.ordinal, len(batch)
-        self.ordinal += size
+    def _run_batch(self, first: int, batch: Batch) -> None:
+        size = len(batch)
         self.source_schema = batch.table.schema
         numbers = np.arange(first, first + size)
         batch, numbers = self._apply_fates(batch, numbers)
@@ -314,8 +279,7 @@ class _PartitionRun:
                     batch, int(row), min(1, len(self.account.operators) - 1), self.task.poison[int(numbers[row])]
                 )
             batch, numbers = batch.select(~sick), numbers[~sick]
-        careful = self.task.careful
-        if careful and first < careful[1] and first + size > careful[0]:
+        if self.task.careful:
             for number in range(len(batch)):
                 one = slice(number, number + 1)
                 self._run_rows(batch.select(one), numbers[one], int(numbers[number]), 1)
@@ -324,9 +288,17 @@ class _PartitionRun:
 
     def _run_rows(self, batch: Batch, numbers: np.ndarray, first: int, size: int) -> None:
         begin = 0
+        self.in_progress = (numbers, batch.origin)
         if self.keeper is not None and len(batch):
             batch = self._measure(self.keeper, batch, numbers, first, size)
             begin = len(self.keeper.operators)
+        self._run_steps(batch, begin, first, size)
+
+    def _run_steps(self, batch: Batch, begin: int, first: int, size: int) -> None:
+        """Run the operators from number `begin` on, and the end of the stage.
+
+        What a step makes more of than a batch may hold continues in pieces, one after the other.
+        """
         alive: np.ndarray | None = None
         for index, op in enumerate(self.stage.operators[begin:], start=begin):
             if not len(batch):
@@ -335,14 +307,33 @@ class _PartitionRun:
             self.marker(first, size, self.step)
             if isinstance(op, Filter) and not op.score_only:
                 batch, alive = self._filtered(op, batch, alive)
-            else:
-                batch, alive = _cut(batch, alive), None
-                batch = self._timed(op, batch, partial(apply_step, op, types=self.types.setdefault(index, {})))
+                continue
+            pieces = regroup(self._made(op, _cut(batch, alive)), self.batch_bytes)
+            alive = None
+            batch = next(pieces, batch.select(slice(0, 0)))
+            following = next(pieces, None)
+            while following is not None:
+                self._run_steps(batch, index + 1, first, size)
+                self.step = self.first_operator + index
+                batch, following = following, next(pieces, None)
         batch = _cut(batch, alive)
         if len(batch):
             self.step = len(self.account.operators) - 1
             self.marker(first, size, self.step)
             self._hand_on(batch)
+
+    def _made(self, op: Operator, batch: Batch) -> Iterator[Batch]:
+        """What a step makes of a batch, computed for as many rows at a time as give about one batch."""
+        step = self.step
+        creates_rows = isinstance(op, Expand) or (isinstance(op, Function) and not op.batch_wise)
+        while len(batch):
+            rows = self.growth.rows(step, batch, self.batch_bytes, creates_rows=creates_rows)
+            part = batch if rows >= len(batch) else batch.select(slice(0, rows))
+            self.step = step
+            made = self._timed(op, part, partial(apply_step, op, types=self.types.setdefault(step, {})))
+            self.growth.note(step, part.num_bytes, sum(piece.num_bytes for piece in made))
+            yield from made
+            batch = batch.select(slice(len(part), None))
 
     def _measure(self, keeper: ScoreKeeper, batch: Batch, numbers: np.ndarray, first: int, size: int) -> Batch:
         """Run the operators whose scores are kept. Rows that are dropped but still measured are not counted."""
@@ -356,7 +347,7 @@ class _PartitionRun:
             self.marker(first, size, self.step)
             account = self.account.operators[self.step]
             account.rows_in -= keeper.num_dropped(batch)
-            batch = self._timed(op, batch, partial(keeper.apply, index))
+            batch = joined(self._timed(op, batch, partial(keeper.apply, index)))
             account.rows_out -= keeper.num_dropped(batch)
         return keeper.end(batch)
 
@@ -375,8 +366,8 @@ class _PartitionRun:
 
     def _hand_on(self, batch: Batch) -> None:
         if self.facts is not None:
-            batch = self._timed(self.stage.end, batch, self._observe)
-            self.account.kept += len(batch)
+            assert self.stage.end is not None
+            self.account.kept += sum(map(len, self._timed(self.stage.end, batch, self._observe)))
             return
         if self.sink is not None:
             mine = self.account.operators[self.step]
@@ -387,66 +378,48 @@ class _PartitionRun:
             mine.num_bytes += batch.num_bytes
         self.account.kept += len(batch)
 
-    def _finish(self) -> Outcome:
-        shards: list[Shard] = []
-        extra: dict[str, Any] = {"rejects": self.stage.rejects is not None}
+    def _finish(self) -> Outcome | Segment:
+        if self.exhausted:
+            for failure in self.bad_rows:
+                self._count_bad_row(failure)
+        segment = Segment(self.scratch, self.account, failures=self.failures, observed=self.observed)
         if self.sink is not None:
             began = time.perf_counter()
-            for shard in self.sink.close():
-                shards.append(self._publish(shard, shard.name))
-            if not shards:
+            segment.shards = self.sink.close()
+            if not segment.shards:
                 read = self.source_schema or schema_read(self.stage.schema, self.stage.columns)
-                extra["schema"] = encode_schema(schema_after(self.stage.operators, read, self.types))
+                types = {step - self.first_operator: known for step, known in self.types.items()}
+                segment.schema = encode_schema(schema_after(self.stage.operators, read, types))
             self.account.operators[-1].seconds += time.perf_counter() - began
         if self.keeper is not None:
             self.keeper.close()
         if self.rejects is not None:
-            for shard in self.rejects.close():
-                shards.append(self._publish_side(shard, "rejects", TABLE))
-        if self.failures:
-            shard = spill.write_failures(self.scratch / f"{self._side_stem()}{LINES}", self.failures)
-            shards.append(self._publish_side(shard, "failed", LINES))
+            segment.rejects = self.rejects.close()
         if self.facts is not None:
-            gone = [failure["address"] for failure in self.failures if failure["step"] != self.stage.source.name]
-            extra |= {"observed": self.observed, "files": self._publish_spill(), "gone": gone}
-        return Outcome(shards, self.account, extra)
+            segment.facts = self.facts.close()
+        if self.spilled is not None:
+            segment.rows = self.spilled.close()
+        if self.task.is_whole:
+            return publish(self.stage, self.partition, [segment])
+        if self.task.end != self.task.stop and not self.exhausted:
+            segment.next_row = self.task.end
+        return segment.moved(self.scratch.with_name(f"{self.stage.index}-{self.stem}-{self.task.start}"))
 
     def _side_stem(self) -> str:
         return f"{self.stem}-stage-{self.stage.index + 1}"
 
-    def _publish_side(self, shard: Shard, folder: str, suffix: str) -> Shard:
-        name = f"{INTERNAL}/{folder}/{shard.name.partition('.')[0]}{suffix}"
-        return self._publish(shard, name)
-
-    def _publish(self, shard: Shard, name: str) -> Shard:
-        file = self.scratch / shard.name
-        checksum = checksum_of(file)  # read from the page cache: the file was just written
-        self.stage.store.publish(file, name)
-        return replace(shard, name=name, checksum=checksum)
-
-    def _publish_spill(self) -> list[str]:
-        names = []
-        work = Path(self.stage.work)
-        work.mkdir(parents=True, exist_ok=True)
-        for writer in (self.facts, self.spilled):
-            for file in writer.close() if writer is not None else []:
-                file.replace(work / file.name)
-                names.append(file.name)
-        return names
-
     # -------------------------------------------------------------------------------------------- one operator, one batch
 
-    def _timed(self, op: Operator | None, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
-        assert op is not None
+    def _timed(self, op: Operator, batch: Batch, apply: Callable[[Batch], Applied]) -> list[Batch]:
         mine = self.account.operators[self.step]
         if self.stage.profile and not mine.rows_in:
-            apply(batch)  # kernels are loaded on first use, which is not what is measured
+            apply(batch)  # kernels are loaded on first use, which is not to be measured
         with self._measured(mine):
-            result = self._isolating(self.step, batch, apply)
+            made = self._isolating(self.step, batch, apply)
         mine.rows_in += len(batch)
-        mine.rows_out += len(result)
+        mine.rows_out += sum(map(len, made))
         mine.num_bytes += bytes_read(op, batch)
-        return result
+        return made
 
     def _filtered(self, op: Filter, batch: Batch, alive: np.ndarray | None) -> tuple[Batch, np.ndarray | None]:
         """A filter's verdict, and which rows are alive after it.
@@ -466,7 +439,7 @@ class _PartitionRun:
             with suppress(Exception):  # found again below, where it is dealt with row by row
                 found = filter_rows(op, batch, before)
             if found is None:
-                batch = self._isolating(self.step, _cut(batch, alive), partial(apply_step, op))
+                batch = joined(self._isolating(self.step, _cut(batch, alive), partial(apply_step, op)))
                 after = np.ones(len(batch), dtype=np.bool_)
             else:
                 self._settle(self.step, found)
@@ -491,36 +464,51 @@ class _PartitionRun:
         if self.stage.profile:
             account.peak_bytes = max(account.peak_bytes, process.peak_bytes() - before)
 
-    def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> Batch:
-        """`apply(batch)`; if that fails, each half apart, down to the single row that is to blame."""
+    def _isolating(self, step: int, batch: Batch, apply: Callable[[Batch], Applied]) -> list[Batch]:
+        """Apply a step; if that fails, apply it to each half, down to the single row that causes the error."""
         try:
             applied = apply(batch)
         except (OperatorError, MissingExtra):
-            raise  # it is no row's fault
+            raise  # not caused by a row
         except Exception as error:
             if self.stage.on_error == "raise" or is_full_disk(error):
                 raise
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f" ({Path(where.filename).name}:{where.lineno})"
             short = is_shortage(error)
             if short:
                 self.account.splits += 1
+                traceback.clear_frames(error.__traceback__)  # they hold what was made of the batch
                 process.trim()
+                if self.usage.is_full(batch.num_bytes) and not self.task.last_attempt:
+                    raise
             if len(batch) == 1:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                message = error.message if isinstance(error, TamisError) else error
-                text = f"{type(error).__name__}: {message}".strip(": ")
-                if short:
-                    text += f"; this row alone ({format_bytes(batch.num_bytes)}) is more than a worker can process"
-                self._fail_row(batch, 0, step, f"{text} ({Path(where.filename).name}:{where.lineno})")
-                return batch.select(slice(0, 0))
+                self._fail_or_hand_back(batch, step, error, place, short=short)
+                return [batch.select(slice(0, 0))]
         else:
-            return self._settle(step, applied)
+            return [self._settle(step, applied)]
         middle = len(batch) // 2
-        halves = [
-            self._isolating(step, batch.select(slice(0, middle)), apply),
-            self._isolating(step, batch.select(slice(middle, None)), apply),
-        ]
-        halves = [half for half in halves if len(half)] or halves[:1]
-        return halves[0] if len(halves) == 1 else Batch.concat(halves)
+        first = self._isolating(step, batch.select(slice(0, middle)), apply)
+        second = self._isolating(step, batch.select(slice(middle, None)), apply)
+        return first + second
+
+    def _fail_or_hand_back(self, batch: Batch, step: int, error: Exception, place: str, *, short: bool) -> None:
+        """Fail a row; for lack of memory only in the last attempt, in which it is alone in a new worker."""
+        message = error.message if isinstance(error, TamisError) else error
+        text = f"{type(error).__name__}: {message}".strip(": ")
+        if short:
+            text += f"; this row alone ({format_bytes(batch.num_bytes)}) needs more memory than a worker may hold"
+            if not self.task.last_attempt:
+                raise RowOverflow(*self._numbers_of(batch.origin, 0), text)
+        self._fail_row(batch, 0, step, text + place)
+
+    def _numbers_of(self, origin: Origin, row: int) -> tuple[int, int]:
+        """(first, count) of the rows read that a row on its way may come from: those with its address."""
+        numbers, read = self.in_progress
+        place, position = origin.places[origin.place[row]], origin.position[row]
+        same = np.array([name == place for name in read.places], dtype=np.bool_)[read.place]
+        found = numbers[same & (read.position == position)]
+        return int(found[0]), int(found[-1] - found[0] + 1)
 
     def _settle(self, step: int, applied: Applied) -> Batch:
         """Enter into the account what a step did, and keep the rejected rows if that was asked for."""
@@ -538,25 +526,7 @@ class _PartitionRun:
         if self.rejects is None:
             assert self.stage.rejects is not None
             self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
-        rows = len(batch)
-        table = batch.table
-        if LINE in batch:
-            line = pc.utf8_rtrim(batch[LINE].cast(pa.string()), "\r\n")
-            table = table.append_column("_line", line)
-        table = table.drop_columns([name for name in table.column_names if name.startswith(HIDDEN)])
-        marks = {
-            "_reason": pa.array([reason] * rows),
-            "_step": pa.array([step] * rows),
-            "_address": pa.array(batch.origin.addresses()),
-            # As text, since each step has scores of its own and a file has one set of columns.
-            "_scores": pa.array(
-                [json.dumps(row, default=str) for row in pa.table(scores).to_pylist()] if scores else [None] * rows,
-                pa.string(),
-            ),
-        }
-        for name, values in marks.items():
-            table = table.append_column(name, values)
-        self.rejects.write(table)
+        self.rejects.write(rejected_rows(batch, step, reason, scores))
 
     # ------------------------------------------------------------------------------------------------------- gathering
 
@@ -574,8 +544,8 @@ class _PartitionRun:
         """Drop what the Gather before this stage decided against; rows that failed there are known already."""
         if self.stage.fates_of is None:
             return batch, numbers
-        if self.task.gone:
-            known = np.array([address in self.task.gone for address in batch.origin.addresses()], dtype=np.bool_)
+        known = self._known_to_have_failed(batch)
+        if known is not None:
             self.account.read -= int(np.count_nonzero(known))
             self.account.operators[0].rows_in -= int(np.count_nonzero(known))
             self.account.operators[0].rows_out -= int(np.count_nonzero(known))
@@ -601,6 +571,17 @@ class _PartitionRun:
         mine.seconds += time.perf_counter() - began
         return batch, numbers
 
+    def _known_to_have_failed(self, batch: Batch) -> np.ndarray | None:
+        if not self.task.gone:
+            return None
+        return np.array([address in self.task.gone for address in batch.origin.addresses()], dtype=np.bool_)
+
+    def _skip(self, batch: Batch) -> None:
+        """Pass over rows that another task processes."""
+        if self.stage.fates_of is not None:
+            known = self._known_to_have_failed(batch)
+            self.fated += len(batch) - (0 if known is None else int(np.count_nonzero(known)))
+
     # ---------------------------------------------------------------------------------------------------------- failures
 
     def _fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
@@ -615,16 +596,7 @@ class _PartitionRun:
         self._note_failure(Failure(batch.origin.address(row), mine.name, error, content))
 
     def _note_failure(self, failure: Failure) -> None:
-        row: object = failure.row
-        if isinstance(failure.row, bytes):
-            try:
-                row = failure.row.decode()
-            except UnicodeDecodeError:
-                row = {"base64": b64encode(failure.row).decode()}
-        entry = {"address": failure.address, "step": failure.step, "error": failure.error, "row": row}
-        if failure.rows != 1:
-            entry["rows"] = failure.rows
-        self.failures.append(entry)
+        self.failures.append(failure_record(failure))
         if failure.rows:  # of a damaged file nobody may know the number of rows
             self.errors.add(failure.step, failure.error, failure.address, failure.rows)
             self.account.errors = self.errors.entries

@@ -33,6 +33,12 @@ WORKER_BYTES = 150_000_000
 BATCH_COPIES = 6
 """A batch is held as raw bytes, parsed, filtered and encoded; at the worst moment this many times over."""
 
+ROW_COPIES = 8
+"""How many times over a single row is held, at most, while it is read, processed and written."""
+
+SMALLEST_ROW_LIMIT = 1_000_000
+"""Rows up to this size never fail for lack of memory; a budget that cannot hold them is refused."""
+
 DEFAULT_BATCH_BYTES = 16_000_000
 SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
@@ -58,7 +64,10 @@ class Budget:
     fixed_bytes: int = WORKER_BYTES
     """What a worker holds before its first batch: its code and what the operators declare, or were seen to take."""
     usable_bytes: int = 0
-    """What the process may really use, whatever was asked for."""
+    """What the process may really use, whatever was requested."""
+    max_row_bytes: int = SMALLEST_ROW_LIMIT
+    """Rows larger than this fail with their size instead of being read. Follows from the budget and from what operators
+    declare alone, so that it is the same for any number of workers and in any calling program."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -130,12 +139,18 @@ def make_budget(
     reasons["blocksize"] = (
         f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
     )
+    alone = total - CALLER_BYTES - SERVER_BYTES - WORKER_BYTES - operator_bytes
+    max_row = max(SMALLEST_ROW_LIMIT, alone // ROW_COPIES)
+    reasons["max_row_bytes"] = (
+        f"{format_bytes(max_row)}: larger rows fail; a single worker has at least {format_bytes(max(0, alone))} for rows, and "
+        f"holds one up to {ROW_COPIES} times"
+    )
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
     reasons["caches"] = (
         "none: nothing is kept that grows with the data; models and kernels are there before the first batch"
     )
     usable += min(caller_bytes, CALLER_BYTES)  # the caller's part of the budget is in use already
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, reasons)
+    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, max_row, reasons)
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:

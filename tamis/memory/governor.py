@@ -25,16 +25,14 @@ from tamis.memory.budget import (
     BATCH_COPIES,
     DEFAULT_BATCH_BYTES,
     SMALLEST_BATCH_BYTES,
+    SMALLEST_ROW_LIMIT,
     Budget,
 )
 from tamis.operators import Gather, Operator
 from tamis.parameters import format_bytes, plural
 
-ROW_COPIES = 8
-"""A row is held at most so many times while it is read, processed and written."""
-
-SMALLEST_ROW_LIMIT = 1_000_000
-"""Rows up to this size are never given up for lack of memory; the budget is."""
+OVERUSE_BYTES = 32_000_000
+"""How much more than its share a worker may hold before it is stopped: its cap counts mapped and not resident memory."""
 
 MOST_COPIES = 200.0
 
@@ -142,6 +140,11 @@ class Governor:
         """What each worker may hold, code included."""
         return max(0, self.budget.total_bytes - self.budget.driver_bytes) // self.workers
 
+    @property
+    def single_worker_bytes(self) -> int:
+        """What one worker may hold while no other runs."""
+        return max(0, self.budget.total_bytes - self.budget.driver_bytes)
+
     def begin(self, stage: str) -> None:
         """A new stage: its operators may hold more or less per byte than those before."""
         self._stage = stage
@@ -151,7 +154,7 @@ class Governor:
             self._fit(copies)
 
     def allowance(self) -> Allowance:
-        return Allowance(self._batch_bytes)
+        return Allowance(self._batch_bytes, self.budget.max_row_bytes)
 
     def finished(self, peak_bytes: int, batch_bytes: int, splits: int) -> None:
         """Learn from a partition that went through: how much it held, and whether batches had to be halved."""
@@ -200,9 +203,7 @@ class Governor:
         if self.workers > 1:
             self._fewer(f"{what} ran out of memory")
             return allowance
-        limit = (self.worker_bytes - self.budget.fixed_bytes) // ROW_COPIES
-        if allowance.max_row_bytes is not None:
-            limit = min(limit, allowance.max_row_bytes // 2)
+        limit = (allowance.max_row_bytes or self.budget.max_row_bytes) // 2
         if limit >= SMALLEST_ROW_LIMIT:
             self._act("isolate", 1, f"{what} ran out of memory; rows over {format_bytes(limit)} are failed")
             return replace(allowance, max_row_bytes=limit)
@@ -210,6 +211,20 @@ class Governor:
             f"{what} does not fit into {format_bytes(self.budget.total_bytes)} of memory, even in the smallest batches",
             hint=f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
         )
+
+    def shrunk(self, allowance: Allowance, what: str) -> Allowance:
+        """Smaller batches for rows that ran out of memory, as long as there are any."""
+        if allowance.batch_bytes <= SMALLEST_BATCH_BYTES:
+            return allowance
+        return self._smaller(allowance, f"{what} ran out of memory")
+
+    def divided(self, what: str) -> None:
+        """Record that the rows of a partition are divided among several workers, one after the other."""
+        self._act("divide", 1, f"{what} ran out of memory; its rows are divided, and each part gets a new worker")
+
+    def stopped(self, worker: int, why: str) -> None:
+        """Record that a worker was stopped because it held more than its share."""
+        self._act("stop", 1, f"worker {worker} was stopped: {why}")
 
     def _smaller(self, allowance: Allowance, why: str) -> Allowance:
         smaller = max(SMALLEST_BATCH_BYTES, allowance.batch_bytes // 2)

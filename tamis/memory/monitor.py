@@ -23,6 +23,7 @@ import psutil
 
 from tamis.memory.gpu import GpuMemory, GpuReader, GpuShare, find_reader, own_shares, with_shares
 from tamis.memory.leaks import Thinned, Trend, fit_trend
+from tamis.memory.overuse import OveruseWatch
 from tamis.memory.tree import Snapshot, TreeReader, read_system, walk
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class MemoryMonitor:
     `roles` names processes by their number (and may add some outside the tree); `on_snapshot` is called in the thread
     and must be quick. What either raises ends the monitor and is raised at the end of the block. With `path`, snapshots
     are written there as Parquet every `flush_every_s` and at the end, one row per snapshot and process; a write that
-    fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds.
+    fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds. `limits` says how
+    much some processes may hold, with those they start; `on_overuse` is called in the thread, once for a process that
+    holds more.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class MemoryMonitor:
         flush_every_s: float = 30.0,
         gpus: GpuReader | None = None,
         before_bytes: int = 0,
+        limits: Callable[[], Mapping[int, int]] | None = None,
+        on_overuse: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pid = os.getpid() if pid is None else pid
@@ -96,6 +101,9 @@ class MemoryMonitor:
         self._on_snapshot = on_snapshot
         self._gpus = gpus
         self._before_bytes = before_bytes
+        self._limits, self._on_overuse = limits or (lambda: {}), on_overuse or (lambda pid, held: None)
+        self._overuse = OveruseWatch()
+        self._stopped: set[int] = set()
         self._clock = clock
         self._began = self._flushed = clock()
         self._tree = TreeReader(self.pid, clock=clock)
@@ -177,12 +185,24 @@ class MemoryMonitor:
 
     def _watch(self) -> None:
         try:
-            while not self._stop.wait(self.every_s):
+            due = time.monotonic() + self.every_s
+            while not self._stop.wait(max(0.0, min(due - time.monotonic(), self._overuse.wait_s))):
+                self._look_for_overuse()
+                if time.monotonic() < due:
+                    continue
+                due = time.monotonic() + self.every_s
                 self.sample()
                 if self.path is not None and self._clock() - self._flushed >= self.flush_every_s:
                     self.flush()
         except BaseException as error:  # noqa: BLE001 - kept, and raised where somebody sees it
             self._error = error
+
+    def _look_for_overuse(self) -> None:
+        limits = {pid: limit for pid, limit in self._limits().items() if pid not in self._stopped}
+        for pid, held in self._overuse.look(limits).items():
+            self.sample()  # so that the peak includes it
+            self._stopped.add(pid)
+            self._on_overuse(pid, held)
 
     # ------------------------------------------------------------------------------------------------------------- file
 

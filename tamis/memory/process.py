@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tamis.mapped import release_pages
+from tamis.memory.budget import BATCH_COPIES
 
 
 def status() -> dict[str, int]:
@@ -39,6 +40,26 @@ def own_bytes() -> int:
     """Resident memory that belongs to this process: private and shared anonymous pages, without pages of mapped files."""
     found = status()
     return found.get("RssAnon", found.get("VmRSS", 0)) + found.get("RssShmem", 0)
+
+
+class Usage:
+    """How much of the memory that was free at the start this process holds since."""
+
+    def __init__(self) -> None:
+        self.free_bytes = _free_bytes()
+        self.start_bytes = own_bytes()
+
+    def is_full(self, expected_bytes: int = 0) -> bool:
+        """Whether it holds more than half of it, beside some copies of data of a known size."""
+        if self.free_bytes is None:
+            return False
+        return own_bytes() - self.start_bytes - BATCH_COPIES * expected_bytes > self.free_bytes // 2
+
+
+def _free_bytes() -> int | None:
+    """How much more this process may allocate; None without a cap."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - data_bytes())
 
 
 def reset_peak() -> int:

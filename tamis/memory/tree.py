@@ -203,7 +203,7 @@ def _children(pid: int) -> list[int] | None:
     found: list[int] = []
     for thread in threads:
         path = f"/proc/{pid}/task/{thread}/children"
-        data = _read(path)
+        data = read_file(path)
         if data is None and thread == str(pid) and Path(f"/proc/{pid}/task/{thread}").exists():
             return None
         found += map(int, (data or b"").split())
@@ -217,10 +217,13 @@ def _descendants_by_psutil(pid: int) -> list[int]:
         return []
 
 
-def _read(path: str) -> bytes | None:
+def read_file(path: str, most_bytes: int | None = 65536) -> bytes | None:
+    """The content of a small file of /proc, or all of it with None; None where it cannot be read."""
     try:
+        if most_bytes is None:
+            return Path(path).read_bytes()
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the cost of pathlib, called often
-            return file.read(65536)
+            return file.read(most_bytes)
     except OSError:
         return None
 
@@ -229,14 +232,14 @@ def _status(pid: int) -> _Status | None:
     """Size, peak and swap of a process; None when it is gone, or a zombie, which holds nothing."""
     if sys.platform != "linux":
         return _status_by_psutil(pid)
-    data = _read(f"/proc/{pid}/status")
+    data = read_file(f"/proc/{pid}/status")
     if data is None:
         return None
     fields = dict(line.split(b":", 1) for line in data.splitlines() if b":" in line)
     if b"VmRSS" not in fields:
         return None
     name = fields[b"Name"].strip().decode(errors="replace")
-    return _Status(name, *(_kilobytes(fields.get(key)) for key in (b"VmRSS", b"VmHWM", b"VmSwap")))
+    return _Status(name, *(kilobytes(fields.get(key)) for key in (b"VmRSS", b"VmHWM", b"VmSwap")))
 
 
 def _status_by_psutil(pid: int) -> _Status | None:
@@ -250,15 +253,15 @@ def _status_by_psutil(pid: int) -> _Status | None:
 
 def walk(pid: int) -> Walked | None:
     """Walk the page tables of a process; None when it is gone, not ours, or the kernel cannot."""
-    data = _read(f"/proc/{pid}/smaps_rollup")
+    data = read_file(f"/proc/{pid}/smaps_rollup")
     if not data:
         return None
     fields = dict(line.split(b":", 1) for line in data.splitlines()[1:] if b":" in line)
     if b"Pss" not in fields:
         return None
-    own = _kilobytes(fields.get(b"Private_Clean")) + _kilobytes(fields.get(b"Private_Dirty"))
-    return Walked(_kilobytes(fields[b"Pss"]), own)
+    own = kilobytes(fields.get(b"Private_Clean")) + kilobytes(fields.get(b"Private_Dirty"))
+    return Walked(kilobytes(fields[b"Pss"]), own)
 
 
-def _kilobytes(value: bytes | None) -> int:
+def kilobytes(value: bytes | None) -> int:
     return int(value.split()[0]) * 1024 if value else 0

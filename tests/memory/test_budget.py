@@ -23,6 +23,7 @@ def test_a_budget_is_divided_among_the_workers_and_says_why():
         "fixed_bytes",
         "batch_bytes",
         "blocksize",
+        "max_row_bytes",
         "queue",
         "caches",
     }

@@ -1,0 +1,115 @@
+"""The files of a partition, from a worker's scratch folder to their places in the output.
+
+A partition is usually written by one worker. If workers run out of memory over it, its rows are divided: each range of rows is
+written by a worker of its own into a folder that is kept, and the driver puts the files of all ranges in place together.
+
+    rows 0..999     part-000000.jsonl          ->   part-000000-0000.jsonl
+    rows 1000..     part-000000.jsonl          ->   part-000000-0001.jsonl
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tamis.executors.tasks import Stage
+from tamis.memory import spill
+from tamis.operators import Partition, Shard
+from tamis.report import Account
+from tamis.store import INTERNAL, LINES, TABLE, checksum_of
+
+_NUMBER = re.compile(r"^-\d{4}(?=\.)")
+
+
+@dataclass
+class Outcome:
+    """The result of a partition: its shards, its account, and what later stages need to know."""
+
+    shards: list[Shard]
+    account: Account
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Segment:
+    """The result for a range of rows of a partition: files that are complete but not in place yet."""
+
+    folder: Path
+    account: Account
+    shards: list[Shard] = field(default_factory=list)
+    rejects: list[Shard] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    observed: int = 0
+    """Rows handed to the Gather at the end of the stage."""
+    facts: list[Path] = field(default_factory=list)
+    rows: list[Path] = field(default_factory=list)
+    schema: str | None = None
+    """The columns that rows would have, if none were written."""
+    next_row: int | None = None
+    """The row to continue with, if the task was not processed to its end."""
+
+    def moved(self, folder: Path) -> Segment:
+        """The segment with its files in a folder that outlives the worker."""
+        shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
+        self.folder.rename(folder)
+        facts, rows = ([folder / file.name for file in files] for files in (self.facts, self.rows))
+        return replace(self, folder=folder, facts=facts, rows=rows)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def publish(stage: Stage, partition: Partition, segments: Sequence[Segment]) -> Outcome:
+    """Put the files of a partition, given by its segments in source order, in place."""
+    stem = spill.stem(partition.index)
+    side = f"{stem}-stage-{stage.index + 1}"
+    account = segments[0].account
+    for segment in segments[1:]:
+        account.add(segment.account)
+    shards = [_published(stage, *each) for each in _named(segments, "shards", stem)]
+    for segment, shard, name in _named(segments, "rejects", side):
+        shards.append(_published(stage, segment, shard, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
+    failures = [failure for segment in segments for failure in segment.failures]
+    if failures:
+        shard = spill.write_failures(segments[0].folder / f"{side}{LINES}", failures)
+        shards.append(_published(stage, segments[0], shard, f"{INTERNAL}/failed/{shard.name}"))
+    extra: dict[str, Any] = {"rejects": stage.rejects is not None}
+    if not any(segment.shards for segment in segments) and segments[0].schema is not None:
+        extra["schema"] = segments[0].schema
+    if stage.gathers:
+        gone = [failure["address"] for failure in failures if failure["step"] != stage.source.name]
+        files = [*_place(stage, segments, "facts"), *_place(stage, segments, "rows")]
+        extra |= {"observed": sum(segment.observed for segment in segments), "files": files, "gone": gone}
+    return Outcome(shards, account, extra)
+
+
+def _published(stage: Stage, segment: Segment, shard: Shard, name: str) -> Shard:
+    file = segment.folder / shard.name
+    checksum = checksum_of(file)  # read from the page cache: the file was just written
+    stage.store.publish(file, name)
+    return replace(shard, name=name, checksum=checksum)
+
+
+def _named(segments: Sequence[Segment], kind: str, stem: str) -> list[tuple[Segment, Shard, str]]:
+    """The shards of all segments, each with its name; numbered if there are several segments."""
+    found = [(segment, shard) for segment in segments for shard in getattr(segment, kind)]
+    if len(segments) == 1:
+        return [(segment, shard, shard.name) for segment, shard in found]
+    suffixes = [_NUMBER.sub("", shard.name.removeprefix(stem)) for _, shard in found]
+    return [(*pair, f"{stem}-{number:04d}{suffixes[number]}") for number, pair in enumerate(found)]
+
+
+def _place(stage: Stage, segments: Sequence[Segment], kind: str) -> list[str]:
+    """Move the files between stages to the work folder, numbered as `spill.spilled_files` expects them."""
+    work = Path(stage.work)
+    work.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+    for file in (file for segment in segments for file in getattr(segment, kind)):
+        first = names[0] if names else file.name
+        names.append(f"{first}.{len(names)}" if names else first)
+        file.replace(work / names[-1])
+    return names

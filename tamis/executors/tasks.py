@@ -1,0 +1,95 @@
+"""What the driver hands to a worker: a stage, once, and tasks, each a partition or some rows of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tamis.memory.governor import Allowance
+from tamis.operators import Gather, Operator, Partition, Sink, Source
+from tamis.store import Store
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operators fused in one worker, from a source to a sink, or to a Gather that observes."""
+
+    index: int
+    name: str
+    source: Source
+    operators: tuple[Operator, ...]
+    end: Sink | Gather | None
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    batch_bytes: int
+    fingerprint: str
+    work: str
+    """Local folder for what passes between stages."""
+    store: Store
+    fates_of: Gather | None = None
+    """The Gather whose decision this stage applies first."""
+    reads_again: bool = False
+    """The source was read by the stage before already: bad rows are accounted for there."""
+    spills_rows: bool = False
+    """The next stage reads the rows from disk and not from the source."""
+    sink_schema: pa.Schema | None = None
+    """What the sink may expect of the columns of the source: those that no step removed."""
+    rejects: Sink | None = None
+    on_error: str = "isolate"
+    keep_lines: bool = False
+    """Rows are written as the lines they were read from."""
+    scores: str | None = None
+    """Keep what filters measure under this identity, and use what an earlier run kept under it."""
+    profile: bool = False
+    """Measure the peak of each operator, which takes time."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the stage ends with a Gather that observes its rows."""
+        return isinstance(self.end, Gather)
+
+
+@dataclass(frozen=True)
+class Task:
+    """An attempt at a partition, or at some of its rows."""
+
+    partition: Partition
+    start: int = 0
+    stop: int | None = None
+    """The rows to process, by their number in the partition; None means to the end."""
+    max_rows: int | None = None
+    """Process at most so many rows, and leave the others to the next worker."""
+    allowance: Allowance | None = None
+    """How much memory to use; if not given, the stage's batch size."""
+    gone: frozenset[str] = frozenset()
+    """Addresses of rows that failed in the stage before, which reads the same source."""
+    poison: Mapping[int, str] = field(default_factory=dict)
+    """Rows to fail without processing them, by number, and why."""
+    careful: bool = False
+    """Process one row at a time, to find the one that kills the worker."""
+    new_worker: bool = False
+    """Run in a worker that has processed nothing before."""
+    last_attempt: bool = False
+    """Nothing more can be tried: a row that does not fit fails."""
+    deaths: int = 0
+    """How many workers died over these rows."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop is None and self.max_rows is None
+
+    @property
+    def end(self) -> int | None:
+        """The first row not to process."""
+        most = None if self.max_rows is None else self.start + self.max_rows
+        return most if self.stop is None or (most is not None and most < self.stop) else self.stop
+
+
+class RowOverflow(MemoryError):
+    """A single row does not fit beside what the worker holds."""
+
+    def __init__(self, first: int, rows: int, text: str) -> None:
+        super().__init__(text)
+        self.first, self.rows = first, rows

@@ -1,0 +1,147 @@
+"""The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
+
+driver -> worker    cap, stage, task, call
+worker -> driver    progress, outcome, error; overflow (a task ran out of memory), too large (a stage did),
+                    compiling, compiled (a kernel; the worker then exits), gpus (what it holds there)
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import struct
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
+from tamis.executors.compiling import Compiling, KernelsCompiled
+from tamis.executors.tasks import RowOverflow
+from tamis.executors.worker import Progress, StageRunner
+from tamis.memory import process
+from tamis.memory.governor import cap_this_process
+from tamis.memory.gpu import GpuShare, own_shares
+from tamis.report import ErrorCount
+
+PROGRESS_EVERY_S = 0.25
+
+MARK = struct.Struct("<qqq")
+"""What a worker is doing: first row, number of rows (0 while it reads), step. Kept in a file that survives the worker."""
+
+
+def worker_loop(connection: Connection, marker_path: str) -> None:
+    """Serve the driver until it closes the connection."""
+    with Path(marker_path).open("r+b") as file:
+        marks = mmap.mmap(file.fileno(), MARK.size)
+    process.start_threads(Path(f"{marker_path}.arrow"))
+    runner: StageRunner | None = None
+    share = 0
+
+    def send(*answer: Any) -> None:
+        with suppress(BrokenPipeError):
+            connection.send_bytes(pickle.dumps(answer))
+
+    reported: dict[int, GpuShare] = {}
+
+    def report_gpus() -> None:
+        """Report what this process holds on GPUs and for what, which only the process itself can know."""
+        nonlocal reported
+        shares = own_shares()
+        if shares != reported:
+            reported = shares
+            send("gpus", shares)
+
+    compiling = Compiling(lambda: send("compiling"))
+
+    def marker(first_row: int, rows: int, step: int) -> None:
+        compiling.look()
+        MARK.pack_into(marks, 0, first_row, rows, step)
+
+    while True:
+        try:
+            kind, content = pickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return
+        overflow: tuple[int, int, str] | None = None
+        usage = process.Usage()
+        try:
+            if kind == "stage":
+                if runner is not None:
+                    runner.close()
+                    runner = None
+                    process.trim()
+                runner = StageRunner(loads(content), marker)
+                continue
+            if kind == "cap":
+                share = content
+                cap_this_process(share)
+                continue
+            if kind == "call":
+                function, arguments = loads(content)
+                compiling.look()
+                answer: tuple[str, Any] = ("outcome", function(*arguments))
+            else:
+                assert runner is not None
+                compiling.look()
+                answer = ("outcome", runner.run(content, _progress_over(connection, report_gpus)))
+        except KernelsCompiled:
+            send("compiled", None)
+            return
+        except Exception as error:  # noqa: BLE001 - raised again in the driver
+            if kind == "stage" and is_shortage(error):
+                known = error if isinstance(error, SetupTooLarge) else SetupTooLarge("a step", error)
+                send("too large", (str(known), share))
+                return
+            if kind == "task" and is_shortage(error):
+                first, rows, _ = MARK.unpack_from(marks, 0)
+                text = f"{type(error).__name__}: {error}".strip(": ")
+                if isinstance(error, RowOverflow):
+                    first, rows, text = error.first, error.rows, str(error)
+                overflow = (first, rows, text)
+            else:
+                answer = ("error", _portable(error))
+            error.__traceback__ = None  # its frames hold the memory
+        compiling.release()
+        if kind == "task":
+            process.trim()
+        if overflow is not None:
+            answer = ("overflow", (*overflow, usage.is_full()))
+        report_gpus()
+        send(*answer)
+
+
+def _progress_over(connection: Connection, report_gpus: Callable[[], None]) -> Progress:
+    last = time.monotonic()
+
+    def progress(rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_EVERY_S:
+            last = time.monotonic()
+            report_gpus()
+            connection.send_bytes(pickle.dumps(("progress", rows, num_bytes, tuple(errors))))
+
+    return progress
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as the driver raises it: a TamisError unchanged, any other with the worker's traceback."""
+    if isinstance(error, TamisError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return WorkerError(f"a worker failed: {type(error).__name__}: {error}\n\n{text}")
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value; functions of the user's main script by value."""
+    import cloudpickle
+
+    return cloudpickle.dumps(value)
+
+
+def loads(data: bytes) -> Any:
+    """Unpickle what `dumps` made. Only ever called with bytes that the driver wrote to the worker's socket."""
+    return pickle.loads(data)
