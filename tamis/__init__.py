@@ -1,6 +1,6 @@
-"""Tamis curates training data for foundation models; see README.md for a tour.
+"""Tamis curates training data for foundation models; README.md is an introduction.
 
-Names are imported on first use, so that `import tamis` costs next to nothing.
+Names are imported on first use, which keeps `import tamis` fast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The entry of the command `tamis`, and of `python -m tamis`."""
+"""The entry point of the command `tamis` and of `python -m tamis`."""
 
 import sys
 
 
 def main() -> int:
-    """Run the command line and return its exit code; whoever interrupts the imports sees no traceback either."""
+    """Run the command line and return its exit code; Ctrl-C during the imports prints no traceback."""
     try:
         from tamis.cli import main as command
 

@@ -102,12 +102,13 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        from tamis.console import error_text
+        from tamis.console import error_text, wrapped
 
         try:
             command(*args, **kwargs)
         except TamisError as error:
-            print_status(error_text(error.message, error.hint))
+            text = error_text(error.message, error.hint)
+            print_status(wrapped(text, indent=0) if sys.stderr.isatty() else text)
             raise typer.Exit(TOO_MANY_FAILED if isinstance(error, TooManyFailed) else BAD_USE) from None
         except BrokenPipeError as error:  # typer takes it for a closed stdout and exits silently
             raise RuntimeError("a pipe inside the run broke") from error

@@ -113,13 +113,16 @@ class Pipeline:
         the report has the share of the rows and the weight of each.
 
         `progress` shows a bar in a terminal and a line in a notebook once a run takes more than two seconds; False turns
-        this off, and True prints lines where there is neither. `on_event` receives all events.
+        this off, and True prints lines where there is neither. The inline executor shows none by default. `on_event`
+        receives all events.
         """
         parse_alerts(alerts)  # raise before anything is written
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
         limit = parse_max_failed(max_failed)
         placed = Pipeline(*_placed(self.steps, device))
+        if progress is None and executor == "inline":
+            progress = False  # bars would overwrite the prompt of a debugger
         shown = Progress(shows=shown_in_python(progress, sys.stderr), after_s=0.0 if progress else SHOW_AFTER_S)
         subscribers: list[Subscriber] = [on_event] if callable(on_event) else list(on_event)
         emit = Events([shown, *subscribers])
@@ -174,7 +177,7 @@ class Pipeline:
     def collect(self, *, max_failed: float | str = 0, **options: Any) -> pa.Table:
         """Run the pipeline and return its rows as one Arrow table; for results that fit in memory.
 
-        Takes the options of `run`. Raises `TooManyFailed` if any row fails: `max_failed="100%"` returns the others.
+        Takes the options of `run`. Raises `TooManyFailed` if any row fails; with `max_failed="100%"`, failed rows are left out.
         """
         from tamis.sinks.tables import ArrowWriter
 

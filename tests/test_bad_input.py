@@ -1,4 +1,4 @@
-"""What users get wrong and what disks get wrong: a clear error or a failed row, never a lost one, never a traceback."""
+"""Mistakes of users and faults of disks give a clear error or a failed row, never a lost row or a traceback."""
 
 import gzip
 import json
@@ -80,7 +80,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, TamisError
 folder = Path(sys.argv[1])
 def job():
     return Pipeline(JsonlReader(folder / "in"), JsonlWriter(folder / "out")).run(executor="inline")
-Pipeline(JsonlReader(folder / "in"), JsonlWriter(folder / "warm")).run(executor="inline")  # imports, while they are allowed
+Pipeline(JsonlReader(folder / "in"), JsonlWriter(folder / "warm")).run(executor="inline")  # import modules while permitted
 if os.geteuid() == 0:
     os.seteuid(65534)
 try:
@@ -205,7 +205,7 @@ def test_nothing_in_a_recipe_is_evaluated(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_an_output_that_climbs_out_is_refused(tmp_path):
+def test_a_shard_outside_the_output_folder_is_refused(tmp_path):
     from tamis.errors import TamisError
     from tamis.store import Store
 
@@ -278,7 +278,7 @@ def test_an_output_of_another_format_may_lie_in_the_input(tmp_path):
         assert report.read == 1
 
 
-def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(tmp_path):
+def test_a_full_disk_stops_the_run_and_the_next_run_resumes(tmp_path):
     """A real small file system, filled by the run."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -296,7 +296,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(tmp_path):
         done = run(tmp_path, recipe=recipe, preexec_fn=limited)
         if mounted.returncode == 0:
             assert done.returncode == 2, done.stderr
-            assert "the disk may not do: about 510 kB are needed and" in done.stderr  # told before
+            assert "the disk may not do: about 510 kB are needed and" in done.stderr  # before the run
             assert "the disk is full" in done.stderr
             assert "run the same command again" in done.stderr
             subprocess.run(["mount", "-o", "remount,size=50M", str(disk)], check=True)

@@ -20,7 +20,7 @@ LONG, SHORT = "one two three four five", "one two"
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with some input to stand in."""
+    """A folder with input, as the current directory."""
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
     for name in ("a", "b"):
@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def tell(capsys):
+def invoke(capsys):
     """Run a command line; exit code, stdout, stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -94,12 +94,12 @@ def test_the_command_line_starts_without_heavy_packages():
     assert "Usage: tamis" in result.stdout
 
 
-def test_version(tell):
-    assert tell("--version") == (0, f"tamis {tamis.__version__}\n", "")
+def test_version(invoke):
+    assert invoke("--version") == (0, f"tamis {tamis.__version__}\n", "")
 
 
-def test_no_command_shows_the_help(tell):
-    code, out, _ = tell()
+def test_no_command_shows_the_help(invoke):
+    code, out, _ = invoke()
     assert code == 0
     assert "Usage: tamis" in out
 
@@ -117,8 +117,8 @@ def test_python_m_tamis_is_the_same_command():
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def test_a_run_prints_its_report_and_where_the_results_are(here, tell):
-    code, out, err = tell(*RUN)
+def test_a_run_prints_its_report_and_where_the_results_are(here, invoke):
+    code, out, err = invoke(*RUN)
     assert code == 0
     assert out == ""
     assert "words < 3" in err
@@ -136,60 +136,60 @@ def test_a_run_in_worker_processes(here):
     assert "2 workers" in result.stderr or "1 worker" in result.stderr
 
 
-def test_json_is_the_report_and_nothing_else(here, tell):
-    code, out, err = tell(*RUN, "--json")
+def test_json_is_the_report_and_nothing_else(here, invoke):
+    code, out, err = invoke(*RUN, "--json")
     assert code == 0
     report = json.loads(out)
     assert (report["read"], report["kept"], report["dropped"], report["failed"]) == (8, 6, {"words < 3": 2}, 0)
     assert "results are in" not in err
 
 
-def test_quiet_says_nothing(here, tell):
-    assert tell(*RUN, "--quiet") == (0, "", "")
+def test_quiet_prints_nothing(here, invoke):
+    assert invoke(*RUN, "--quiet") == (0, "", "")
 
 
-def test_a_finished_output_is_left_alone(here, tell):
-    tell(*RUN)
+def test_a_finished_output_is_left_alone(here, invoke):
+    invoke(*RUN)
     before = {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")}
-    code, _, err = tell(*RUN)
+    code, _, err = invoke(*RUN)
     assert code == 0
     assert "nothing to do: out is complete" in err
     assert {file: file.stat().st_mtime_ns for file in Path("out").glob("*.jsonl")} == before
 
 
-def test_fresh_begins_again(here, tell):
-    tell(*RUN)
-    code, out, _ = tell(*RUN, "--fresh", "--json")
+def test_fresh_starts_over(here, invoke):
+    invoke(*RUN)
+    code, out, _ = invoke(*RUN, "--fresh", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "finished"
 
 
-def test_a_recipe_file_with_both_ends_needs_no_options(here, tell):
+def test_a_recipe_with_reader_and_writer_needs_no_options(here, invoke):
     Path("r.yaml").write_text(
         "rejects: true\nsteps:\n- jsonl_reader: {file_paths: in}\n"
         "- word_count: {min_words: 3}\n- parquet_writer: {path: out}\n"
     )
-    code, _, err = tell("run", "r.yaml", "--executor", "inline")
+    code, _, err = invoke("run", "r.yaml", "--executor", "inline")
     assert code == 0, err
     assert list(Path("out").glob("*.parquet"))
-    assert tell("report", "out", "--rejects", "1")[1].count("words < 3") == 2  # in the report and in the sample
+    assert invoke("report", "out", "--rejects", "1")[1].count("words < 3") == 2  # in the report and in the sample
 
 
-def test_failed_rows_are_shown_with_every_kind_of_error(here, tell):
+def test_failed_rows_are_shown_with_every_kind_of_error(here, invoke):
     with Path("in/a.jsonl").open("a") as file:
         file.write('{"text": broken\n{"text": broken\n{"text": [1]}\n')
-    code, _, err = tell(*RUN, "--on-error", "isolate")
+    code, _, err = invoke(*RUN, "--on-error", "isolate")
     assert code == 0
     assert "failed rows are in out/.tamis/failed/" in err
     errors = [line for line in err.splitlines() if "`jsonl_reader`: " in line]
     assert sum(int(line.split()[0]) for line in errors) == 3
     assert all("first at in/a.jsonl:" in line for line in errors)
-    quiet = tell(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2]
+    quiet = invoke(*RUN, "--on-error", "isolate", "--fresh", "--quiet")[2]
     assert quiet.startswith("3 rows failed; see out/.tamis/failed/\n")
     assert quiet.count("`jsonl_reader`: ") == len(errors)
 
 
-def test_who_interrupts_the_imports_sees_no_traceback(tmp_path):
+def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path):
     """The entry that pyproject.toml names, with a parser whose import is interrupted."""
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
     root = Path(__file__).parent.parent
@@ -201,7 +201,7 @@ def test_who_interrupts_the_imports_sees_no_traceback(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_an_interrupted_run_says_how_to_resume(here, tell, monkeypatch):
+def test_an_interrupted_run_says_how_to_resume(here, invoke, monkeypatch):
     from tamis.errors import Interrupted
     from tamis.pipeline import Pipeline
 
@@ -209,7 +209,7 @@ def test_an_interrupted_run_says_how_to_resume(here, tell, monkeypatch):
         raise Interrupted("stopped: 1 of 2 partitions committed", hint="rerun the same command to resume")
 
     monkeypatch.setattr(Pipeline, "run", stopped)
-    code, _, err = tell(*RUN)
+    code, _, err = invoke(*RUN)
     assert code == 130
     assert "1 of 2 partitions committed" in err
     assert "rerun the same command to resume" in err
@@ -284,8 +284,8 @@ def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_resumes(here):
         (("report", "in/a.jsonl"), "there is no report in in/a.jsonl", "output folder"),
     ],
 )
-def test_a_mistake_is_a_sentence_and_exit_code_2(here, tell, arguments, says, hint):
-    code, out, err = tell(*arguments)
+def test_a_mistake_is_a_sentence_and_exit_code_2(here, invoke, arguments, says, hint):
+    code, out, err = invoke(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert says in err
@@ -305,9 +305,9 @@ def test_a_bug_keeps_its_traceback(here, monkeypatch):
         main(list(RUN))
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly():
-    nobody, pipe = os.pipe()
-    os.close(nobody)
+def test_a_closed_stdout_ends_the_command_silently():
+    reader, pipe = os.pipe()
+    os.close(reader)
     command = [sys.executable, "-m", "tamis", "recipes", "--json"]
     result = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(pipe)
@@ -328,77 +328,77 @@ def test_a_broken_pipe_inside_a_run_is_not_taken_for_a_closed_stdout(here, monke
 # ------------------------------------------------------------------------------------------ check, explain and listings
 
 
-def test_check_counts_the_steps_and_writes_nothing(here, tell):
-    code, out, err = tell("check", "length", "--input", "in", "--output", "out")
+def test_check_counts_the_steps_and_writes_nothing(here, invoke):
+    code, out, err = invoke("check", "length", "--input", "in", "--output", "out")
     assert (code, err) == (0, "")
     assert out == "ok: 3 steps: 1 jsonl_reader, 2 word_count, 3 jsonl_writer\n"
     assert not Path("out").exists()
 
 
-def test_check_finds_a_column_that_is_not_there(here, tell):
-    code, _, err = tell("check", "length", "--input", "in", "--output", "out", "--set", "word_count.column=body")
+def test_check_finds_a_missing_column(here, invoke):
+    code, _, err = invoke("check", "length", "--input", "in", "--output", "out", "--set", "word_count.column=body")
     assert code == 2
     assert "`body`" in err
 
 
-def test_explain_is_words_or_data(here, tell):
+def test_explain_prints_text_or_json(here, invoke):
     arguments = ("explain", "length", "--input", "in", "--output", "out", "--memory", "2GB", "--workers", "1")
-    code, out, err = tell(*arguments)
+    code, out, err = invoke(*arguments)
     assert (code, err) == (0, "")
     assert "word_count" in out
-    data = json.loads(tell(*arguments, "--json")[1])
+    data = json.loads(invoke(*arguments, "--json")[1])
     assert data["memory_bytes"] == 2 * 10**9
     assert data["workers"] == 1
 
 
-def test_settings_of_the_recipe_hold_unless_the_command_line_says_otherwise(here, tell):
+def test_the_command_line_overrides_settings_of_the_recipe(here, invoke):
     Path("r.yaml").write_text("memory: 3GB\nworkers: 1\nsteps: [word_count]")
     arguments = ("explain", "r.yaml", "--input", "in", "--output", "out", "--json")
-    assert json.loads(tell(*arguments)[1])["memory_bytes"] == 3 * 10**9
-    assert json.loads(tell(*arguments, "--memory", "2GB")[1])["memory_bytes"] == 2 * 10**9
+    assert json.loads(invoke(*arguments)[1])["memory_bytes"] == 3 * 10**9
+    assert json.loads(invoke(*arguments, "--memory", "2GB")[1])["memory_bytes"] == 2 * 10**9
 
 
-def test_ops_lists_operators(tell):
-    code, out, _ = tell("ops")
+def test_ops_lists_operators(invoke):
+    code, out, _ = invoke("ops")
     assert code == 0
     line = next(line for line in out.splitlines() if line.startswith("word_count "))
     assert line.split()[1] == "filter"
-    listed = json.loads(tell("ops", "--json")[1])
+    listed = json.loads(invoke("ops", "--json")[1])
     assert "word_count" in [each["name"] for each in listed]
 
 
-def test_ops_shows_one_operator_in_full(tell):
-    _, out, _ = tell("ops", "word_count")
+def test_ops_shows_one_operator_in_full(invoke):
+    _, out, _ = invoke("ops", "word_count")
     assert out.startswith("word_count (filter)")
     assert "reads: text" in out
     assert any(line.split() == ["min_words", "int", "or", "None", "50"] for line in out.splitlines())
-    assert json.loads(tell("ops", "word_count", "--json")[1])["parameters"]
+    assert json.loads(invoke("ops", "word_count", "--json")[1])["parameters"]
 
 
-def test_recipes_lists_and_prints(tell):
-    assert "length" in tell("recipes")[1]
-    _, out, _ = tell("recipes", "length")
+def test_recipes_lists_and_prints(invoke):
+    assert "length" in invoke("recipes")[1]
+    _, out, _ = invoke("recipes", "length")
     assert "steps:\n  - word_count" in out
-    assert json.loads(tell("recipes", "--json")[1])[0].keys() == {"name", "description", "steps"}
-    assert json.loads(tell("recipes", "length", "--json")[1])["steps"] == [{"word_count": {}}]
+    assert json.loads(invoke("recipes", "--json")[1])[0].keys() == {"name", "description", "steps"}
+    assert json.loads(invoke("recipes", "length", "--json")[1])["steps"] == [{"word_count": {}}]
 
 
-def test_report_shows_the_account_by_step(here, tell):
-    tell(*RUN, "--rejects")
-    code, out, err = tell("report", "out")
+def test_report_shows_rows_by_step(here, invoke):
+    invoke(*RUN, "--rejects")
+    code, out, err = invoke("report", "out")
     assert (code, err) == (0, "")
     header = next(line for line in out.splitlines() if line.startswith("step "))
     assert header.split() == ["step", "rows", "in", "rows", "out", "dropped", "failed", "seconds", "share", "MB/s"]
     assert next(line for line in out.splitlines() if line.startswith("word_count ")).split()[1:4] == ["8", "6", "2"]
-    data = json.loads(tell("report", "out", "--json", "--rejects", "5", "--failed", "5")[1])
+    data = json.loads(invoke("report", "out", "--json", "--rejects", "5", "--failed", "5")[1])
     assert data["kept"] == 6
     assert [row["text"] for row in data["rows"]["rejects"]] == [SHORT, SHORT]
     assert data["rows"]["failed"] == []
 
 
-def test_the_memory_of_a_run_is_a_page_to_commit(here, tell):
-    assert tell(*RUN, "--memory", "3GB")[0] == 0
-    code, out, _ = tell("report", "out", "--memory")
+def test_the_memory_page_of_a_run(here, invoke):
+    assert invoke(*RUN, "--memory", "3GB")[0] == 0
+    code, out, _ = invoke("report", "out", "--memory")
     assert code == 0
     assert out.startswith("# Memory settings of out\n")
     assert "| memory | 3.0 GB | as asked |" in out
@@ -408,10 +408,10 @@ def test_the_memory_of_a_run_is_a_page_to_commit(here, tell):
     assert widths == {3, 4}
 
 
-def test_report_shows_failed_rows_with_their_addresses(here, tell):
+def test_report_shows_failed_rows_with_their_addresses(here, invoke):
     Path("in/c.jsonl").write_text('{"text": "good enough for this"}\n{"text": broken\n')
-    tell(*RUN, "--on-error", "isolate")
-    _, out, _ = tell("report", "out", "--failed", "1", "--rejects", "1")
+    invoke(*RUN, "--on-error", "isolate")
+    _, out, _ = invoke("report", "out", "--failed", "1", "--rejects", "1")
     line = out.partition("failed rows, sampled:\n")[2].splitlines()[1]
     assert "jsonl_reader" in line
     assert "c.jsonl:" in line
@@ -419,23 +419,23 @@ def test_report_shows_failed_rows_with_their_addresses(here, tell):
     assert "no dropped rows are stored (dropped rows are kept by runs with --rejects)" in out
 
 
-def test_dropped_rows_are_a_table_by_reason_that_fits_the_terminal(here, tell, monkeypatch):
+def test_dropped_rows_are_a_table_by_reason_that_fits_the_terminal(here, invoke, monkeypatch):
     rows = [{"text": "word " * (number % 2 + 5000 * (number % 3 == 0)), "n": number} for number in range(60)]
     Path("in/c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tell(*RUN, "--rejects", "--set", "word_count.max_words=4000")
+    invoke(*RUN, "--rejects", "--set", "word_count.max_words=4000")
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = tell("report", "out", "--rejects", "2")
+    _, out, _ = invoke("report", "out", "--rejects", "2")
     lines = out.partition("dropped rows, sampled:\n")[2].splitlines()
     assert lines[0].split() == ["reason", "address", "row"]
     assert [line.split("  ")[0] for line in lines[1:]] == ["words < 3"] * 2 + ["words > 4000"] * 2
     assert all(len(line) <= 80 for line in lines)
-    assert out == tell("report", "out", "--rejects", "2")[1]
-    sampled = json.loads(tell("report", "out", "--json", "--rejects", "2")[1])["rows"]["rejects"]
+    assert out == invoke("report", "out", "--rejects", "2")[1]
+    sampled = json.loads(invoke("report", "out", "--json", "--rejects", "2")[1])["rows"]["rejects"]
     assert [len(row["text"]) for row in sampled if row["_reason"] == "words > 4000"] >= [25_000] * 2
 
 
-def test_report_shows_alerts_and_actions(here, tell):
-    tell(*RUN)
+def test_report_shows_alerts_and_actions(here, invoke):
+    invoke(*RUN)
     path = Path("out/.tamis/report.json")
     events = [
         {
@@ -448,16 +448,16 @@ def test_report_shows_alerts_and_actions(here, tell):
         {"time": "2026-01-02T03:04:06+00:00", "kind": "recycle", "level": "action", "text": "replaced", "action": None},
     ]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"memory_events": events}))
-    _, out, _ = tell("report", "out")
+    _, out, _ = invoke("report", "out")
     assert "2 memory events:" in out
     assert "03:04:05  leak     warning  it grows -> recycle" in out
     assert "03:04:06  recycle  action   replaced" in out
-    page = tell("report", "out", "--memory")[1]
+    page = invoke("report", "out", "--memory")[1]
     assert "| 2026-01-02T03:04:05+00:00 | leak | warning | it grows | recycle |" in page
 
 
-def test_commands_are_listed_with_their_whole_description(tell):
+def test_commands_are_listed_with_their_whole_description(invoke):
     for group in ((), ("dedup",)):
-        _, out, _ = tell(*group, "--help")
+        _, out, _ = invoke(*group, "--help")
         assert "..." not in out.partition("Commands:")[2]
         assert out.rstrip().endswith(".")

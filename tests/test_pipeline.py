@@ -163,7 +163,7 @@ class TestFunctions:
 
 
 class TestColumns:
-    def test_an_unknown_column_is_told_before_data_moves(self, tmp_path):
+    def test_an_unknown_column_is_an_error_before_data_is_processed(self, tmp_path):
         write_jsonl(tmp_path / "a.jsonl", [{"content": "x", "url": "u"}])
         with pytest.raises(ColumnError) as caught:
             Pipeline(JsonlReader(tmp_path / "a.jsonl"), WordCount(), JsonlWriter(tmp_path / "out")).run()
@@ -192,7 +192,7 @@ class TestColumns:
         ).explain()
         assert plan.as_dict()["columns"] == ["id", "text"]
 
-    def test_scores_become_columns_when_asked_for(self):
+    def test_scores_become_columns_on_request(self):
         table = Pipeline(Rows([{"text": "a b"}, {"text": ""}]), WordCount(score_only=True)).collect()
         assert table.column("words").to_pylist() == [2, 0]
 
@@ -211,7 +211,7 @@ class TestExpand:
 
 class TestFates:
     @pytest.mark.parametrize("executor", EXECUTORS)
-    def test_a_row_that_breaks_a_step_stands_alone_in_failed(self, tmp_path, executor):
+    def test_only_the_row_that_raises_an_error_fails(self, tmp_path, executor):
         rows = [{"text": f"text {n}"} for n in range(100)]
         rows[37]["text"] = "bad"
         report = Pipeline(Rows(rows), BreaksOnForTests(), ShoutForTests(), JsonlWriter(tmp_path)).run(
@@ -224,7 +224,7 @@ class TestFates:
         assert failed["error"].startswith("ValueError: cannot score bad")
         assert failed["row"] == {"text": "bad"}
 
-    def test_inline_raises_where_it_happens(self):
+    def test_the_inline_executor_raises_the_error_itself(self):
         with pytest.raises(ValueError, match="cannot score bad"):
             Pipeline(Rows([{"text": "bad"}]), BreaksOnForTests()).run(executor="inline")
 
@@ -266,9 +266,9 @@ class TestFates:
         assert "killed by signal 9 (SIGKILL) in `kill_on_13`" in failed["error"]
         assert [row["id"] for row in read_jsonl(tmp_path)] == [n for n in range(40) if n != 13]
         assert len(deaths) == 4  # twice the batch, twice the row
-        assert report.memory["actions"] == {"restart": 4, "shrink": 1}  # once, before rows are taken one by one
+        assert report.memory["actions"] == {"restart": 4, "shrink": 1}  # once, before rows are processed one by one
 
-    def test_a_worker_killed_once_is_replaced_and_nothing_is_blamed(self, tmp_path):
+    def test_a_worker_killed_once_is_replaced_and_no_row_fails(self, tmp_path):
         def kill_once(row):
             flag = tmp_path / "killed"
             if row["id"] == 5 and not flag.exists():
@@ -452,22 +452,22 @@ class TestShape:
         with pytest.raises(ParameterError, match=message):
             Pipeline(*steps).check()
 
-    def test_no_rows_is_fine(self, tmp_path):
+    def test_a_source_without_rows_gives_an_empty_report(self, tmp_path):
         report = Pipeline(Rows([]), WordCount(), JsonlWriter(tmp_path / "out")).run()
         assert (report.read, report.kept) == (0, 0)
 
-    def test_a_cheap_filter_behind_a_dear_one_gets_a_hint(self):
-        @operator(reads="text", writes="dear")
+    def test_a_cheap_filter_after_an_expensive_one_gets_a_hint(self):
+        @operator(reads="text", writes="expensive")
         class DearForTests(Filter):
             """Slow."""
 
             cost = 100.0
 
             def score(self, batch):
-                return {"dear": np.ones(len(batch))}
+                return {"expensive": np.ones(len(batch))}
 
             def rules(self):
-                return [at_least("dear", 0)]
+                return [at_least("expensive", 0)]
 
         hints = Pipeline(Rows(numbered(3)), DearForTests(), WordCount()).explain().as_dict()["hints"]
         assert hints == ["`word_count` is cheap: before `dear_for_tests` it would spare that step the rows it drops"]
@@ -490,14 +490,44 @@ class TestShape:
     def test_unknown_executors_and_devices_are_refused(self):
         with pytest.raises(ParameterError, match="there is no executor 'spark'"):
             Pipeline(Rows([])).run(executor="spark")
-        with pytest.raises(ParameterError, match="none of these steps runs on a GPU"):
+        with pytest.raises(ParameterError, match="none of these steps can run on a GPU"):
             Pipeline(Rows([])).run(device="gpu")
 
 
-def test_events_tell_the_story_in_order():
+def test_events_come_in_order():
     seen = []
     Pipeline(Rows(numbered(30), rows_per_partition=10)).run(on_event=seen.append)
     kinds = [type(event) for event in seen]
     assert kinds[0] is RunStarted
     assert kinds[-1] is RunFinished
     assert kinds.count(PartitionCommitted) == 3
+
+
+def test_the_rate_of_a_resumed_run_counts_only_what_it_read(tmp_path):
+    write_jsonl(tmp_path / "in" / "a.jsonl", numbered(50))
+    steps = [JsonlReader(tmp_path / "in", files_per_partition=1), WordCount(min_words=1), JsonlWriter(tmp_path / "out")]
+    first = Pipeline(*steps).run(executor="inline")
+    assert (first.new_rows, first.new_bytes) == (50, first.num_bytes)
+    write_jsonl(tmp_path / "in" / "b.jsonl", numbered(3))
+    second = Pipeline(*steps).run(executor="inline")
+    assert (second.read, second.new_rows) == (53, 3)
+    assert second.new_bytes == second.num_bytes - first.num_bytes
+    assert "/s for 3 rows read in this run)" in str(second)
+
+
+def test_stages_count_from_one_in_an_explanation():
+    plan = Pipeline(Rows(numbered(3)), Sample(rows=1)).explain()
+    assert [line for line in str(plan).splitlines() if line.startswith("stage ")] == ["stage 1", "stage 2"]
+    assert [stage["stage"] for stage in plan.as_dict()["stages"]] == [1, 2]
+
+
+def test_alerts_and_the_actions_taken_are_in_the_report(tmp_path):
+    steps = [Rows(numbered(3)), JsonlWriter(tmp_path)]
+    alerts = {"budget_percent": [0.1, 0.2], "remedy": {"budget": "shrink"}}
+    Pipeline(*steps).run(executor="inline", memory="2GB", alerts=alerts)
+    events = Report.load(tmp_path).memory_events
+    (alert,) = [event for event in events if event["kind"] == "budget"]
+    assert (alert["level"], alert["action"]) == ("critical", "shrink")
+    assert "budget of 2.0 GB" in alert["text"]
+    assert alert["time"].startswith("20")
+    assert [event["level"] for event in events if event["kind"] == "shrink"] == ["action"]

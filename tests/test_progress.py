@@ -31,7 +31,7 @@ MB = 10**6
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -211,7 +211,7 @@ def test_a_partition_that_is_tried_again_is_not_counted_twice():
     assert (tally.stages[0].seen_bytes, tally.stages[0].read, tally.stages[0].kept) == (10 * MB, 10, 9)
 
 
-def test_a_signal_handler_may_speak_while_a_line_is_written():
+def test_a_signal_handler_may_emit_events_while_a_line_is_written():
     class Interrupting(io.StringIO):
         told = False
 

@@ -1,4 +1,4 @@
-"""Workflows and commands: one object or one line, the same pipelines."""
+"""Workflows in Python and the commands that run them."""
 
 import json
 

@@ -13,7 +13,7 @@ from tamis.report import Report
 ACTIONS = {
     "split": "batches halved because an operator ran out of memory",
     "shrink": "reductions of the batch size",
-    "fewer_workers": "workers stopped so that the others have more memory",
+    "fewer_workers": "workers stopped to leave more memory for each",
     "isolate": "partitions read without rows that are too large",
     "restart": "partitions retried after their worker died",
     "recycle": "workers replaced to release their memory",
