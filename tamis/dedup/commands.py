@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app: typer.Typer = typer.Typer(
     name="dedup",
-    help="Remove duplicates, exact or nearly so, and say why each row went.",
+    help="Remove exact or near duplicates, and explain why each row was dropped.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -81,40 +81,42 @@ class Format(StrEnum):
 Input: TypeAlias = Annotated[str, typer.Argument(metavar="IN", help="A file, a folder or a pattern.")]
 Output: TypeAlias = Annotated[str, typer.Argument(metavar="OUT", help="The output folder.")]
 ColumnOption: TypeAlias = Annotated[str, typer.Option("--column", help="The column to compare.")]
-KeepOption: TypeAlias = Annotated[Keep, typer.Option("--keep", help="Which of the copies stays.")]
-ByOption: TypeAlias = Annotated[str | None, typer.Option("--by", help="The column that says newest or best.")]
+KeepOption: TypeAlias = Annotated[Keep, typer.Option("--keep", help="Which row of each group of duplicates to keep.")]
+ByOption: TypeAlias = Annotated[str | None, typer.Option("--by", help="The column to rank by, for newest and best.")]
 PreferOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--prefer", help="Sources to keep from, best first: parts of paths, or values; may be repeated."),
+    typer.Option(
+        "--prefer", help="A source to keep rows from: part of a path, or a value. Repeat the option, best source first."
+    ),
 ]
 PreferColumnOption: TypeAlias = Annotated[
     str | None, typer.Option("--prefer-column", help="The column whose values --prefer lists.")
 ]
 AcrossOption: TypeAlias = Annotated[
-    bool, typer.Option("--across-sources", help="Drop only what a better source of --prefer has.")
+    bool, typer.Option("--across-sources", help="Drop a row only if a better source of --prefer has it too.")
 ]
 AgainstOption: TypeAlias = Annotated[
-    str | None, typer.Option("--against", metavar="INDEX", help="Also drop what this index has seen.")
+    str | None, typer.Option("--against", metavar="INDEX", help="Also drop rows that this index contains.")
 ]
-UpdateOption: TypeAlias = Annotated[bool, typer.Option("--update", help="Add what is kept to the index.")]
+UpdateOption: TypeAlias = Annotated[bool, typer.Option("--update", help="Add the kept rows to the index.")]
 FormatOption: TypeAlias = Annotated[
-    Format | None, typer.Option("--format", help="Of the input, if its names do not tell.")
+    Format | None, typer.Option("--format", help="Input format, if it cannot be inferred from file names.")
 ]
 BlocksizeOption: TypeAlias = Annotated[str | None, typer.Option("--blocksize", help="Bytes of input per partition.")]
 ExecutorOption: TypeAlias = Annotated[
-    str, typer.Option("--executor", metavar="NAME", help="local, or inline to debug.")
+    str, typer.Option("--executor", metavar="NAME", help="local, or inline for debugging.")
 ]
-FreshOption: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Forget what is committed and begin again.")]
+FreshOption: TypeAlias = Annotated[bool, typer.Option("--fresh", help="Discard earlier results and start over.")]
 RejectsOption: TypeAlias = Annotated[bool, typer.Option("--rejects", help="Keep dropped rows with their reasons.")]
 OnlyFindOption: TypeAlias = Annotated[
-    bool, typer.Option("--only-find", help="Write the groups of duplicates and no rows.")
+    bool, typer.Option("--only-find", help="Write the groups of duplicates, but no rows.")
 ]
-QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")]
+QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor summary.")]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The options that every kind of deduplication has, and what is done with them."""
+    """The options that all kinds of deduplication share."""
 
     keep: KeepOption = Keep.first
     by: ByOption = None
@@ -137,7 +139,7 @@ class Shared:
     quiet: QuietOption = False
 
     def run(self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow) -> None:
-        """Run a workflow to which all else was given."""
+        """Run a workflow with these options."""
         from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
 
@@ -184,7 +186,7 @@ class Shared:
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that has the options of `Shared` behind its own, and is handed them as `shared`."""
+    """Add the options of `Shared` to a command, which receives them as `shared`."""
     own = [each for name, each in inspect.signature(command, eval_str=True).parameters.items() if name != "shared"]
     more = inspect.signature(Shared, eval_str=True).parameters
 
@@ -206,15 +208,19 @@ def exact(
     input_path: Input,
     output_path: Output,
     column: ColumnOption = "text",
-    unit: Annotated[Unit, typer.Option(help="Compare documents, or cut repeated paragraphs or lines.")] = Unit.document,
-    ignore_case: Annotated[bool, typer.Option("--ignore-case", help="A and a are the same.")] = False,
-    ignore_whitespace: Annotated[bool, typer.Option("--ignore-whitespace", help="So are one space and two.")] = False,
+    unit: Annotated[Unit, typer.Option(help="Drop documents, or cut repeated paragraphs or lines.")] = Unit.document,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", help="Ignore letter case.")] = False,
+    ignore_whitespace: Annotated[
+        bool, typer.Option("--ignore-whitespace", help="Ignore the amount of white space.")
+    ] = False,
     unicode: Annotated[Unicode | None, typer.Option(help="Compare in this Unicode normal form.")] = None,
-    max_removed: Annotated[float, typer.Option(help="Drop documents that would lose more than this share.")] = 0.5,
+    max_removed: Annotated[
+        float, typer.Option(help="With --unit: drop documents that would lose more than this share of their text.")
+    ] = 0.5,
     *,
     shared: Shared,
 ) -> None:
-    """Remove rows whose text, or other column, is the same."""
+    """Remove rows with the same text, or the same value in another column."""
     with launched(shared.executor == "local"):
         from tamis.workflows import ExactDeduplicationWorkflow
 
@@ -238,21 +244,25 @@ def fuzzy(
     input_path: Input,
     output_path: Output,
     column: ColumnOption = "text",
-    settings: Annotated[Settings, typer.Option(help="n-grams, bands and hashes by name.")] = Settings.fineweb,
-    threshold: Annotated[float, typer.Option(help="Similarity that a document must reach to go.")] = 0.8,
-    verify: Annotated[Verify, typer.Option(help="How that is verified.")] = Verify.jaccard,
-    num_bands: Annotated[int | None, typer.Option(help="Bands, other than in the settings.")] = None,
-    num_rows: Annotated[int | None, typer.Option(help="Hashes per band, other than in the settings.")] = None,
-    num_hashes: Annotated[int | None, typer.Option(help="Hashes in all, divided as suits the threshold best.")] = None,
-    word_ngrams: Annotated[int | None, typer.Option(help="Words per n-gram.")] = None,
+    settings: Annotated[Settings, typer.Option(help="A preset of n-grams, bands and hashes.")] = Settings.fineweb,
+    threshold: Annotated[float, typer.Option(help="Drop documents of at least this similarity to one kept.")] = 0.8,
+    verify: Annotated[
+        Verify, typer.Option(help="Compare the full n-gram sets, packed ones, or not at all.")
+    ] = Verify.jaccard,
+    num_bands: Annotated[int | None, typer.Option(help="Number of bands, instead of the preset's.")] = None,
+    hashes_per_band: Annotated[int | None, typer.Option(help="Hashes per band, instead of the preset's.")] = None,
+    num_hashes: Annotated[
+        int | None, typer.Option(help="Total number of hashes, split into the bands that suit the threshold best.")
+    ] = None,
+    word_ngrams: Annotated[int | None, typer.Option(help="Words per n-gram, instead of the preset's.")] = None,
     char_ngrams: Annotated[int | None, typer.Option(help="Characters per n-gram, instead of words.")] = None,
     reuse: Annotated[
-        str | None, typer.Option(metavar="OUT", help="Use the hashes of this earlier output of the same input.")
+        str | None, typer.Option(metavar="OUT", help="Reuse the hashes of an earlier output for the same input.")
     ] = None,
     *,
     shared: Shared,
 ) -> None:
-    """Remove documents that are nearly the same as one that stays."""
+    """Remove documents that are similar to one already kept."""
     with launched(shared.executor == "local"):
         from tamis.workflows import FuzzyDeduplicationWorkflow
 
@@ -266,7 +276,7 @@ def fuzzy(
             char_ngrams=char_ngrams,
             word_ngrams=word_ngrams,
             num_bands=num_bands,
-            minhashes_per_band=num_rows,
+            minhashes_per_band=hashes_per_band,
             num_hashes=num_hashes,
             reuse=reuse,
         )
@@ -277,36 +287,57 @@ def fuzzy(
 @explains_errors
 def explain(
     output_path: Output,
-    name: Annotated[str | None, typer.Argument(metavar="ID", help="An id, or an address as in a report.")] = None,
-    closest: Annotated[int, typer.Option(min=0, help="Show so many of the closest calls.")] = 5,
-    largest: Annotated[int, typer.Option(min=0, help="Show so many of the largest groups.")] = 5,
+    name: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A row's id, or its address (FILE:POSITION) as in reports.")
+    ] = None,
+    closest: Annotated[int, typer.Option(min=0, help="How many rows near the threshold to show.")] = 5,
+    largest: Annotated[int, typer.Option(min=0, help="How many of the largest groups to show.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what became of a row and why; without ID, what was found in all."""
+    """Explain what happened to a row; without ID, summarise the duplicates found."""
+    from tamis.dedup.explain import explain_row, explanation_text
     from tamis.dedup.groups import Groups
 
     groups = Groups.load(output_path)
     if name is not None:
-        found = groups.explain(name)
+        rows = explain_row(groups, name)
         if as_json:
-            print_json(found)
+            print_json([asdict(row) for row in rows])
         else:
-            unknown = f"{name} is not among the duplicates: it stayed, or there is no such row"
-            print_result("\n".join(map(_sentence, found)) or unknown)
+            print_result("\n\n".join(map(explanation_text, rows)))
         return
-    overview = {
-        "summary": {key: value for key, value in groups.summary.items() if key != "group_sizes"},
-        "group_sizes": groups.histogram(),
-        "largest": groups.largest(largest),
-        "closest": groups.closest(closest),
-    }
+    steps = [
+        {name: value for name, value in summary.items() if name in _SHOWN}
+        | {
+            "group_sizes": groups.histogram(stage),
+            "largest": groups.largest(largest, stage),
+            "closest": groups.closest(closest, stage),
+        }
+        for stage, summary in groups.summaries.items()
+    ]
     if as_json:
-        print_json(overview)
+        print_json(steps)
     else:
-        print_result(_overview(overview))
+        print_result("\n\n".join(map(_overview, steps)))
 
 
-# ------------------------------------------------------------------------------------------------------------ in sentences
+# ------------------------------------------------------------------------------------------------------------- overview
+
+_SHOWN = {
+    "step": "",
+    "threshold": "threshold",
+    "rows": "rows",
+    "dropped": "rows dropped",
+    "groups": "groups of duplicates",
+    "largest_group": "rows in the largest group",
+    "units": "paragraphs or lines",
+    "cut": "paragraphs or lines cut",
+    "cut_bytes": "bytes cut",
+    "rewritten": "rows with cuts",
+    "candidates": "rows compared",
+    "largest_component": "rows in the largest set of linked rows",
+}
+"""What the overview shows of a summary, with its label."""
 
 
 def _named(entry: Mapping[str, Any], prefix: str = "") -> str:
@@ -314,34 +345,25 @@ def _named(entry: Mapping[str, Any], prefix: str = "") -> str:
     return f"{name} ({address})" if name is not None else str(address)
 
 
-def _sentence(entry: Mapping[str, Any]) -> str:
-    """One entry of `Groups.explain` in words."""
-    row, kept = _named(entry), _named(entry, "kept_")
-    if entry.get("unit") is not None:
-        return f"{row}: unit {entry['unit']} repeats unit {entry['kept_unit']} of {kept}, and was cut"
-    alike = f"similarity {entry['similarity']:.3f}" + (
-        f", {entry['bands']} bands met" if entry["bands"] is not None else ""
-    )
-    where = f" of the index {entry['index']}" if entry.get("index") else ""
-    if entry["fate"] == "dropped":
-        return f"{row} was dropped: {alike}, kept in its place: {kept}{where}"
-    if entry["fate"] == "kept":
-        return f"{kept} was kept in place of {row}: {alike}"
-    return f"{row} was kept: the nearest it was compared with is {kept}{where}, {alike}"
-
-
-def _overview(overview: Mapping[str, Any]) -> str:
-    lines = [
-        f"{name:<20} {value}" for name, value in overview["summary"].items() if isinstance(value, (int, float, str))
-    ]
-    lines.append("\ngroups by size")
-    lines += [f"{size:>10,} rows  {count:>12,}" for size, count in list(overview["group_sizes"].items())[:20]]
-    if overview["largest"]:
-        lines.append("\nlargest groups")
-        lines += [f"{group['size']:>10,} rows  {_named(group, 'kept_')}" for group in overview["largest"]]
-    for side, title in (("above", "closest calls: dropped"), ("below", "closest calls: kept")):
-        pairs: Sequence[Mapping[str, Any]] = overview["closest"][side]
+def _overview(step: Mapping[str, Any]) -> str:
+    lines = [step["step"]]
+    for name, label in _SHOWN.items():
+        value = step.get(name)
+        if label and value is not None:
+            lines.append(f"  {label:<40}{value:>12,}" if isinstance(value, int) else f"  {label:<40}{value:>12g}")
+    if step["group_sizes"]:
+        lines += ["", "  groups by size"]
+        lines += [f"  {size:>10,} rows {count:>12,}" for size, count in list(step["group_sizes"].items())[:20]]
+    if step["largest"]:
+        lines += ["", "  largest groups, by the row kept"]
+        lines += [f"  {group['size']:>10,} rows  {_named(group, 'kept_')}" for group in step["largest"]]
+    for side, title in (
+        ("above", "dropped rows closest to the threshold"),
+        ("below", "kept rows closest to the threshold"),
+    ):
+        pairs: Sequence[Mapping[str, Any]] = step["closest"][side] if "threshold" in step else []
         if pairs:
-            lines.append(f"\n{title}")
-            lines += [f"{pair['similarity']:>10.3f}  {_named(pair)}  like  {_named(pair, 'kept_')}" for pair in pairs]
+            lines += ["", f"  {title}"]
+            for pair in pairs:
+                lines += [f"  {pair['similarity']:>10.3f}  {_named(pair)}", f"{'':12}  like {_named(pair, 'kept_')}"]
     return "\n".join(lines)

@@ -83,6 +83,7 @@ GROUP_SCHEMA = pa.schema(
         "row": pa.int64(),
         "kept_row": pa.int64(),
         "index": pa.string(),
+        "dropped": pa.bool_(),
     }
 )
 """A dropped row (or a unit that was cut out of a row) and the row kept instead. The ids are left out if the data has none."""
@@ -336,7 +337,10 @@ class GroupWriter:
         in_index = survivor >= blocks.rows.total
         path = blocks.index.path if blocks.index is not None else None
         columns: dict[str, Any] = {
-            **{column: pairs.column(column) for column in ("unit", "kept_unit", "similarity", "bands", "short")},
+            **{
+                column: pairs.column(column)
+                for column in ("unit", "kept_unit", "similarity", "bands", "short", "dropped")
+            },
             "id": name,
             "kept_id": names.column("id"),
             "address": address,

@@ -1,4 +1,4 @@
-"""What a deduplication found, to be questioned: who went in whose favour, how alike they are, and who just stayed."""
+"""Read the groups of duplicates that a run recorded: dropped rows with the rows kept instead, and near misses."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ _PAIR = (
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of duplicates in the output of a run. Reads Parquet in a stream; nothing is loaded to stay.
+    """The groups of duplicates in the output of a run, read from disk in a stream.
+
+    Methods with a `stage` look at the deduplication of that stage, or at all of them.
 
     >>> Groups.load("clean/").explain("doc-17")                  # doctest: +SKIP
     """
 
     store: Store
     summaries: dict[str, dict[str, Any]]
-    """What each deduplicating step of the pipeline found in all, by stage."""
+    """The summary of each deduplication step of the pipeline, by stage, in order."""
 
     @staticmethod
     def load(output: str | Path, storage_options: Mapping[str, Any] | None = None) -> Groups:
-        """The groups of the last deduplication in an output folder, on a local disk or in an object store."""
+        """The groups in an output folder, on a local disk or in an object store."""
         store = Store(str(output), storage_options)
         details = f"{INTERNAL}/{DETAILS}"
         texts = {
@@ -61,37 +63,46 @@ class Groups:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the last step found in all."""
+        """The summary of the last deduplication step."""
         return list(self.summaries.values())[-1]
 
-    def table(self) -> pa.Table:
-        """All rows that went, with their twins."""
-        found = self._dataset(GROUPS)
+    def table(self, stage: str | None = None) -> pa.Table:
+        """All dropped rows, each with the row kept instead."""
+        found = self._dataset(GROUPS, stage)
         return found.to_table() if found is not None else pa.table({})
 
     def explain(self, name: str) -> list[dict[str, Any]]:
-        """What became of the row with this id or address: why it went, what went in its favour, what it nearly went for."""
+        """What each step found about the rows with this id or address, in the order of the steps.
+
+        `fate` is "dropped", "cut" (a unit of the row), "kept" (another row was dropped as its duplicate) or "near miss".
+        """
         entries = []
-        for folder, fate in ((GROUPS, "dropped"), (NEAR_MISSES, "near miss")):
-            found = self._dataset(folder)
-            if found is None:
-                continue
-            for columns, role in ((("id", "address"), fate), (("kept_id", "kept_address"), "kept")):
-                if role == "kept" and folder == NEAR_MISSES:
-                    continue
-                names_of = [pc.field(column) == name for column in columns if column in found.schema.names]
-                condition = names_of[0] if len(names_of) == 1 else names_of[0] | names_of[1]
-                rows = found.to_table(filter=condition).to_pylist()
-                entries += [{"fate": role} | {key: row[key] for key in _PAIR if key in row} for row in rows]
+        for stage, summary in self.summaries.items():
+            step = {"stage": stage, "step": summary["step"]}
+            for row in self._find(GROUPS, stage, name, ""):
+                entries.append({"fate": "dropped" if row["dropped"] else "cut", **step, **_pair(row)})
+            for row in self._find(GROUPS, stage, name, "kept_"):
+                if row["index"] is None:  # addresses of an index belong to another input
+                    entries.append({"fate": "kept", **step, **_pair(row)})
+            entries += [{"fate": "near miss", **step, **_pair(row)} for row in self._find(NEAR_MISSES, stage, name, "")]
         return entries
 
-    def closest(self, count: int = 10) -> dict[str, list[dict[str, Any]]]:
-        """The closest calls: rows that went with the lowest similarity, and rows that stayed with the highest."""
+    def _find(self, kind: str, stage: str, name: str, prefix: str) -> list[dict[str, Any]]:
+        found = self._dataset(kind, stage)
+        if found is None:
+            return []
+        condition = pc.field(f"{prefix}address") == name
+        if f"{prefix}id" in found.schema.names:
+            condition |= pc.field(f"{prefix}id") == name
+        return found.to_table(filter=condition).to_pylist()
+
+    def closest(self, count: int = 10, stage: str | None = None) -> dict[str, list[dict[str, Any]]]:
+        """The closest calls: dropped rows with the lowest similarity, and kept rows with the highest."""
         result = {}
-        for side, folder, order in (("above", GROUPS, "ascending"), ("below", NEAR_MISSES, "descending")):
-            found = self._dataset(folder)
+        for side, kind, order in (("above", GROUPS, "ascending"), ("below", NEAR_MISSES, "descending")):
+            found = self._dataset(kind, stage)
             rows: list[dict[str, Any]] = []
-            if found is not None and "similarity" in found.schema.names:
+            if found is not None:
                 keys = [("similarity", order), ("address", "ascending")]
                 best: pa.Table | None = None
                 for batch in found.to_batches():
@@ -99,12 +110,12 @@ class Groups:
                     both = pa.concat_tables([best, table], promote_options="permissive") if best is not None else table
                     best = both.take(pc.sort_indices(both, sort_keys=keys)[:count])
                 rows = best.to_pylist() if best is not None else []
-            result[side] = [{key: row[key] for key in _PAIR if key in row} for row in rows]
+            result[side] = [_pair(row) for row in rows]
         return result
 
-    def largest(self, count: int = 10) -> list[dict[str, Any]]:
-        """The rows in whose favour most others went: address (and id), and the size of the group."""
-        found = self._dataset(GROUPS)
+    def largest(self, count: int = 10, stage: str | None = None) -> list[dict[str, Any]]:
+        """The kept rows with the most duplicates: address (and id), and the size of the group."""
+        found = self._dataset(GROUPS, stage)
         if found is None:
             return []
         keys = ["kept_address", *(["kept_id"] if "kept_id" in found.schema.names else [])]
@@ -115,22 +126,35 @@ class Groups:
             for row in counted.take(order[:count]).to_pylist()
         ]
 
-    def histogram(self) -> dict[int, int]:
-        """How many groups there are of each size, the row that stays counted."""
-        return {int(size): count for size, count in self.summary.get("group_sizes", {}).items()}
+    def histogram(self, stage: str | None = None) -> dict[int, int]:
+        """How many groups there are of each size, including the kept row."""
+        sizes: dict[int, int] = {}
+        for name, summary in self.summaries.items():
+            if stage in (None, name):
+                for size, count in summary.get("group_sizes", {}).items():
+                    sizes[int(size)] = sizes.get(int(size), 0) + count
+        return dict(sorted(sizes.items()))
 
-    def _dataset(self, name: str) -> ds.Dataset | None:
-        folders = [f"{INTERNAL}/{GROUPS}"]
-        if name == NEAR_MISSES:
-            folders = [f"{INTERNAL}/{DETAILS}/{stage}/{NEAR_MISSES}" for stage in self.summaries]
-        found = [f"{folder}/{file}" for folder in folders for file in self.store.names(folder)]
+    def _dataset(self, kind: str, stage: str | None) -> ds.Dataset | None:
+        stages = [name for name in self.summaries if stage in (None, name)]
+        if kind == GROUPS:
+            folder = f"{INTERNAL}/{GROUPS}"
+            numbers = {stage_number(name) for name in stages}
+            names = [f"{folder}/{file}" for file in self.store.names(folder) if stage_number(file) in numbers]
+        else:
+            folders = [f"{INTERNAL}/{DETAILS}/{name}/{NEAR_MISSES}" for name in stages]
+            names = [f"{folder}/{file}" for folder in folders for file in self.store.names(folder)]
         from fsspec.core import url_to_fs
 
         system, root = url_to_fs(self.store.root, **self.store.storage_options)
-        files = [f"{root.rstrip('/')}/{file}" for file in found if file.endswith(TABLE)]
+        files = [f"{root.rstrip('/')}/{name}" for name in names if name.endswith(TABLE)]
         if not files:
             return None
         # Some files of the input may have ids and others not.
-        names_of = any("id" in pq.read_schema(file, filesystem=system).names for file in files)
-        schema = pa.schema([spec for spec in GROUP_SCHEMA if names_of or not spec.name.endswith("id")])
+        has_ids = any("id" in pq.read_schema(file, filesystem=system).names for file in files)
+        schema = pa.schema([spec for spec in GROUP_SCHEMA if has_ids or not spec.name.endswith("id")])
         return ds.dataset(files, schema=schema, filesystem=system, format="parquet")
+
+
+def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in _PAIR if key in row}

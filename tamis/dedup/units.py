@@ -219,7 +219,7 @@ def _decide_block(
         length = as_numpy(facts.column("length"))
         drop = removed > decisions.max_removed * length
         drop |= (removed > 0) & (removed >= length)
-        more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes}
+        more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes, "dropped": drop[local]}
         groups.write(block, facts, cuts, names, more)
     keep = ~drop[local] if len(local) else np.empty(0, np.bool_)
     ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32)
