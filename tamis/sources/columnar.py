@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
@@ -138,15 +138,13 @@ class ParquetReader(_Columnar):
         for piece in partition.pieces:
             if piece.start == piece.stop:
                 continue
-            with ExitStack() as stack:
-                try:
-                    parquet = stack.enter_context(self._open(piece.path))
-                except DamagedFile as error:
-                    self.fail_file(reading, piece.path, error)
-                    continue
-                for row, table in self._tables(parquet, piece, reading, wanted):
-                    if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
-                        yield batch
+            try:
+                with self._open(piece.path) as parquet:
+                    for row, table in self._tables(parquet, piece, reading, wanted):
+                        if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
+                            yield batch
+            except DamagedFile as error:
+                self.fail_file(reading, piece.path, error)
 
     def _tables(
         self, parquet: pq.ParquetFile, piece: Piece, reading: Reading, wanted: Sequence[str] | None
@@ -155,9 +153,12 @@ class ParquetReader(_Columnar):
         meta = parquet.metadata
         file_size = meta.serialized_size + sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         groups = _groups(parquet, piece)
-        names = parquet.schema_arrow.names
-        columns = names if wanted is None else [name for name in names if name in wanted]
-        step = _rows_per_batch(meta, groups, columns, reading.batch_bytes)
+        try:
+            names = parquet.schema_arrow.names
+            columns = names if wanted is None else [name for name in names if name in wanted]
+            step = _rows_per_batch(meta, groups, columns, reading.batch_bytes)
+        except DECODE_ERRORS as error:
+            raise _not_parquet(piece.path, error) from error
 
         def tables() -> Iterator[tuple[int, pa.Table]]:
             row = sum(meta.row_group(i).num_rows for i in range(groups.start))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,11 @@ class CsvReader(ByteSource):
 
     def _header(self, path: str) -> list[str]:
         """The names in the first row, which may itself hold quotes and line ends."""
-        with _Stream(self, path) as stream:
+        corrupt: list[str] = []
+        with _Stream(self, path, on_damage=corrupt.append) as stream:
             head = stream.read(division.SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
+            if stream.damage is not None and (path in corrupt or not head):
+                raise DamagedFile(f"the header of {path} cannot be read: {stream.damage.error}")
         rows = csv.reader(io.StringIO(head, newline=""), delimiter=self._delimiter(path))
         names = next((row for row in rows if row), [])
         twice = [name for name in names if names.count(name) > 1]
@@ -134,7 +137,7 @@ class CsvReader(ByteSource):
             return "skip"
 
         while names:
-            with _Stream(self, piece.path, reading) as stream:
+            with _Stream(self, piece.path, reading.damaged, reading.on_damage) as stream:
                 skip = given
                 try:
                     for batch in self._open(stream, names, piece.path, block, malformed):
@@ -240,10 +243,14 @@ def _numbers(first: int, count: int, bad: Mapping[int, str]) -> np.ndarray:
 class _Stream:
     """The decoded bytes of a file, as pyarrow wants to read them. Damage ends it at the last whole line."""
 
-    def __init__(self, source: ByteSource, path: str, reading: Reading | None = None) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        path: str,
+        damaged: frozenset[str] = frozenset(),
+        on_damage: Callable[[str], None] | None = None,
+    ) -> None:
         self.file = open_file(path, source.storage_options)
-        damaged = reading.damaged if reading is not None else frozenset()
-        on_damage = reading.on_damage if reading is not None else None
         self._chunks = iter(
             source.chunks(self.file, Piece(path, 0, NEVER), 2**18, damaged=damaged, on_damage=on_damage)
         )

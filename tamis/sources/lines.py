@@ -267,8 +267,12 @@ class _Cutter:
         return Unread(
             place,
             self.long_line - offset,
-            f"the line is {size:,} bytes long, more than the limit of {self.max_line_bytes:,}",
+            line_too_long(size, self.max_line_bytes),
         )
+
+
+def line_too_long(num_bytes: int, limit: int) -> str:
+    return f"the line is {num_bytes:,} bytes long, more than the limit of {limit:,}"
 
 
 def _since(frames: list[tuple[int, str]], position: int) -> list[tuple[int, str]]:

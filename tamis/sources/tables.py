@@ -25,7 +25,17 @@ from tamis.sources.delimited import CsvReader, check_types
 from tamis.sources.files import File, Paths, codec_of, detect_format, open_file
 from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles, FileSource
 from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
-from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Lines, Text, Unread, join_texts, limited, whole_lines
+from tamis.sources.lines import (
+    KEPT_OF_BAD_ROW,
+    Chunk,
+    Lines,
+    Text,
+    Unread,
+    join_texts,
+    limited,
+    line_too_long,
+    whole_lines,
+)
 from tamis.sources.schemas import unify
 
 __all__ = ["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader", "reader_for"]
@@ -57,8 +67,9 @@ class _LineSource(ByteSource):
     def _lines(self, partition: Partition, reading: Reading) -> Iterator[Lines]:
         """The lines of a partition, those of small files together; what is no line is told to `reading.fail`."""
 
+        most = min(self._max_line, reading.max_row_bytes or self._max_line)
+
         def texts() -> Iterator[Text | Unread]:
-            most = min(self._max_line, reading.max_row_bytes or self._max_line)
             for piece in partition.pieces:
                 try:
                     yield from limited(self.texts(piece, reading.batch_bytes, most, reading), piece.limit)
@@ -68,8 +79,16 @@ class _LineSource(ByteSource):
         for text in join_texts(texts(), reading.batch_bytes):
             if isinstance(text, Unread):
                 self._fail_unread(reading, text)
-            else:
-                yield Lines.of(text)
+                continue
+            lines = Lines.of(text)
+            too_long = lines.ends - lines.starts > most
+            if too_long.any():
+                for line in np.flatnonzero(too_long):
+                    place, _, position = lines.address(int(line)).rpartition(":")
+                    size = int(lines.ends[line] - lines.starts[line])
+                    self._fail_unread(reading, Unread(place, int(position), line_too_long(size, most)))
+                lines = lines.select(~too_long)
+            yield lines
 
     def _fail_unread(self, reading: Reading, found: Unread) -> None:
         error = found.error

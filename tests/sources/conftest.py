@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +36,16 @@ def _read_all(
     layout = source.layout(blocksize)
     found = Found(layout)
     for partition in layout.partitions:
-        for batch in source.read(partition, Reading(columns, layout.schema, batch_bytes, found.failures.append)):
+        damaged: set[str] = set()
+        while True:  # as workers do: a partition in which damage is found is read again
+            before = len(damaged)
+            failures: list[Failure] = []
+            reading = Reading(columns, layout.schema, batch_bytes, failures.append, damaged=frozenset(damaged))
+            batches = list(source.read(partition, replace(reading, on_damage=damaged.add)))
+            if len(damaged) == before:
+                break
+        found.failures += failures
+        for batch in batches:
             assert len(batch) > 0
             found.rows += batch.rows()
             found.addresses += [batch.origin.address(row) for row in range(len(batch))]
