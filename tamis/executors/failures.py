@@ -116,7 +116,9 @@ class FailureWatch:
             errors.update(found)
         failed = sum(entry.rows for entry in errors.entries)
         damaged = len(self._damaged)
-        rows_text = f"{failed:,} of {plural(rows, 'row')} failed" + (f" ({100 * failed / rows:.1f} %)" if rows else "")
+        so_far = " read so far" if self._in_progress else ""
+        share = f" ({100 * failed / rows:.1f} %)" if rows else ""
+        rows_text = f"{failed:,} of {plural(rows, 'row')}{so_far} failed{share}"
         files_text = f"{damaged:,} of {plural(self.num_files, 'input file')} {'is' if damaged == 1 else 'are'} damaged"
         problem = None
         if self.limit.count is not None:
@@ -141,7 +143,7 @@ class FailureWatch:
         lines += [f"  {entry.rows:>12,}  {error_text(asdict(entry))}" for entry in found[:SHOWN_ERRORS]]
         if found[SHOWN_ERRORS:]:
             lines.append(f"  {'':>12}  and {plural(len(found) - SHOWN_ERRORS, 'other error')}")
-        lines += damaged_text(self._damaged)
+        lines += damaged_text(dict(sorted(self._damaged.items())))
         hint = "fix the cause and rerun, or allow more failures with --max-failed 50% (max_failed=0.5 in Python)"
         if output is not None:
             hint += "; a rerun resumes from what is committed"

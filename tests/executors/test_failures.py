@@ -1,8 +1,10 @@
 """Failed rows and damaged files are counted by error, and too many of them end a run."""
 
+import gzip
+
 import pytest
 
-from tamis import JsonlWriter, Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.cli import main
 from tamis.errors import ParameterError, TooManyFailed
 from tamis.events import PartitionCommitted, PartitionProgress
@@ -35,7 +37,7 @@ def test_collect_raises_if_any_row_fails():
     pipeline = Pipeline(numbers(3), lambda row: {"n": row["typo"]})
     with pytest.raises(TooManyFailed) as caught:
         pipeline.collect(**ISOLATE)
-    assert "3 of 3 rows failed (100.0 %)" in caught.value.message
+    assert "3 of 3 rows read so far failed (100.0 %)" in caught.value.message
     assert "3  `lambda`: KeyError: 'typo' (test_failures.py:" in caught.value.message
     assert "first at rows:0" in caught.value.message
     assert 'collect(max_failed="100%")' in caught.value.hint
@@ -150,7 +152,7 @@ def test_a_mistake_that_fails_every_row_ends_the_run_before_it_is_through():
     watch(PartitionProgress(0, 0, 0, 9_000, 1, (error,)))
     watch.check(output=None)  # not enough rows yet
     watch(PartitionProgress(0, 1, 0, 9_000, 1, ()))
-    with pytest.raises(TooManyFailed, match="9,000 of 18,000 rows failed"):
+    with pytest.raises(TooManyFailed, match="9,000 of 18,000 rows read so far failed"):
         watch.check(output=None)
 
 
@@ -246,3 +248,16 @@ def test_check_finds_a_misspelt_key_of_alerts(half_broken, tmp_path, capsys):
     told = capsys.readouterr().err
     assert "r.yaml, line 1: `alerts` has no setting `budget_procent`" in told
     assert "did you mean `budget_percent`?" in told
+
+
+def test_a_truncated_file_is_a_damaged_file(tmp_path):
+    (tmp_path / "in").mkdir()
+    data = gzip.compress("".join(f'{{"n": {number}}}\n' for number in range(500)).encode())
+    (tmp_path / "in" / "a.jsonl.gz").write_bytes(data[: len(data) // 2])
+    (tmp_path / "in" / "b.jsonl.gz").write_bytes(data)
+    steps = [JsonlReader(tmp_path / "in", files_per_partition=1), JsonlWriter(tmp_path / "out")]
+    report = Pipeline(*steps).run(**ISOLATE)
+    assert [path.rpartition("/")[2] for path in report.damaged_files] == ["a.jsonl.gz"]
+    assert "1 damaged file, read as far as possible" in str(report)
+    with pytest.raises(TooManyFailed, match="1 of 2 input files is damaged"):
+        Pipeline(*steps).run(max_failed=0, **ISOLATE)
