@@ -18,36 +18,18 @@ from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.keep import Keep
-from tamis.errors import ParameterError, SourceError, TamisError, did_you_mean
+from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.operators import Gather, Sink, Source
 from tamis.parameters import plural
 from tamis.pipeline import Pipeline
+from tamis.registry import find_operator
 from tamis.report import Report
+from tamis.sources.files import READERS
 
 if TYPE_CHECKING:
     from tamis.text.statistics import Description
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
-
-FORMATS = ("jsonl", "parquet", "csv", "arrow")
-
-
-def format_of(paths: Paths) -> str:
-    """The format of the files at a path, inferred from their names."""
-    first = paths if isinstance(paths, (str, Path)) else next(iter(paths), "")
-    path = Path(str(first))
-    names = [path.name]
-    if path.is_dir():
-        names = sorted(file.name for file in path.rglob("*") if file.is_file() and not file.name.startswith((".", "_")))
-    for name in names:
-        for suffix in name.lower().split(".")[1:]:
-            if suffix in ("jsonl", "ndjson", "json"):
-                return "jsonl"
-            if suffix in ("parquet", "csv", "arrow"):
-                return suffix
-    raise SourceError(
-        f"cannot infer the format of {first} from its name", hint=f"set input_filetype to one of {', '.join(FORMATS)}"
-    )
 
 
 def reader_and_writer(
@@ -58,20 +40,26 @@ def reader_and_writer(
     output_filetype: str | None = None,
     blocksize: int | str | None = None,
 ) -> tuple[Source, Sink]:
-    """A reader of these files, and a writer of the same format."""
-    from tamis.sinks import tables as sinks
-    from tamis.sources import tables as sources
+    """A reader of these files, and a writer of the same format and compression, chosen as `tamis run --input` does."""
+    from tamis.recipes.paths import reader_step, writer_step
 
-    source_format = filetype or format_of(paths)
-    names = {"jsonl": "Jsonl", "parquet": "Parquet", "csv": "Csv", "arrow": "Arrow"}
-    target_format = output_filetype or source_format
-    for given in (source_format, target_format):
-        if given not in names:
+    for given in (filetype, output_filetype):
+        if given is not None and given not in READERS:
             raise ParameterError(
-                f"there is no format {given!r}", hint=did_you_mean(given, names) or f"one of {', '.join(names)}"
+                f"there is no format {given!r}", hint=did_you_mean(given, READERS) or f"one of {', '.join(READERS)}"
             )
-    reader = getattr(sources, f"{names[source_format]}Reader")(paths, blocksize=blocksize)
-    return reader, getattr(sinks, f"{names[target_format]}Writer")(str(output))
+    files = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if filetype is None:
+        reader = reader_step(files, None)
+    else:
+        reader = (f"{filetype}_reader", {"file_paths": files[0] if len(files) == 1 else files})
+    same_format = output_filetype is None or reader[0] == f"{output_filetype}_reader"
+    writer = (
+        writer_step(str(output), None, reader) if same_format else (f"{output_filetype}_writer", {"path": str(output)})
+    )
+    source: Any = find_operator(reader[0])
+    sink: Any = find_operator(writer[0])
+    return source(**reader[1], blocksize=blocksize), sink(**writer[1])
 
 
 @dataclass

@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tamis import JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.dedup import Groups
 from tamis.dedup.commands import app
 from tamis.errors import SourceError
-from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow, format_of
+from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
 
 TEXT = "a tale of twenty words that two pages tell in very nearly the same way and so only one of them stays"
 ROWS = [
@@ -75,11 +76,30 @@ def test_rethreshold(folder):
     assert ids(folder / "strict") == ["a", "c", "d"]
 
 
-def test_a_format_that_cannot_be_inferred_from_the_name(tmp_path):
-    (tmp_path / "rows.jsonl.zst").touch()
-    assert format_of(str(tmp_path)) == "jsonl"
-    with pytest.raises(SourceError, match="cannot infer the format of something"):
-        format_of("something")
+def test_a_format_that_cannot_be_inferred_must_be_given(tmp_path):
+    (tmp_path / "rows.data").write_text(json.dumps(ROWS[0]) + "\n")
+    workflow = ExactDeduplicationWorkflow(str(tmp_path / "rows.data"), str(tmp_path / "out"))
+    with pytest.raises(SourceError, match="the format of"):
+        workflow.run(executor="inline")
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_output_keeps_the_compression_of_the_input(tmp_path, suffix):
+    Pipeline(Rows(ROWS), JsonlWriter(str(tmp_path / "in"), compression=suffix)).run(executor="inline")
+    done = CliRunner().invoke(app, ["exact", str(tmp_path / "in"), str(tmp_path / "out"), "--executor", "inline"])
+    assert done.exit_code == 0, done.output
+    (file,) = (file for file in (tmp_path / "out").iterdir() if not file.name.startswith("."))
+    assert file.name.endswith(f".jsonl.{suffix}")
+
+
+def test_formats_are_detected_in_an_object_store(s3_server, tmp_path, monkeypatch):
+    source = f"{s3_server.url}/in"
+    writer = ParquetWriter(source, storage_options=s3_server.storage_options)
+    Pipeline(Rows(ROWS), writer).run(executor="inline")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.storage_options["endpoint_url"])
+    ExactDeduplicationWorkflow(source, str(tmp_path / "out")).run(executor="inline")
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_table(file)["id"].to_pylist() == ["a", "c", "d"]
 
 
 def test_commands_deduplicate_and_explain(folder):
@@ -111,7 +131,7 @@ def test_commands_report_mistakes(folder):
 
 
 def test_two_deduplications_in_one_pipeline_keep_both_their_groups(folder):
-    from tamis import JsonlReader, JsonlWriter, Pipeline
+    from tamis import JsonlReader
     from tamis.dedup import ExactDedup, FuzzyDedup
 
     steps = [JsonlReader(str(folder / "in")), ExactDedup(), FuzzyDedup(), JsonlWriter(str(folder / "out"))]
