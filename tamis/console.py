@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 import random
 import re
-import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -28,14 +29,24 @@ SAMPLED_ROWS = 100_000
 SHOWN_EVENTS = 20
 
 
-def terminal_width() -> int:
-    """Columns of the terminal, or 120 if the output goes elsewhere."""
-    return shutil.get_terminal_size((120, 24)).columns
+NO_TERMINAL_WIDTH = 120
+
+
+def terminal_width(otherwise: int = NO_TERMINAL_WIDTH) -> int:
+    """Columns of the terminal that stdout or stderr is connected to, if one is."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return int(os.environ["COLUMNS"]) or otherwise
+    for stream in (sys.__stdout__, sys.__stderr__):
+        try:
+            return os.get_terminal_size(stream.fileno() if stream is not None else -1).columns or otherwise
+        except (OSError, ValueError):
+            continue
+    return otherwise
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """Text wrapped to the terminal; lines of a report that start with a count continue below their text."""
-    width, lines = terminal_width(), []
+    """Text wrapped to the terminal, if there is one; lines that start with a count continue below their text."""
+    width, lines = terminal_width(otherwise=10_000), []
     for line in text.splitlines():
         start = re.match(r" +[\d,]+(  +[\d.]+ %)?  ", line)
         following = " " * (min(len(start[0]), width // 2) if start else indent)
