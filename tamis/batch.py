@@ -1,12 +1,12 @@
-"""The one data noun: some rows as an Arrow table, and where each of them came from.
+"""A batch: rows as an Arrow table, with the address of each row.
 
     Batch
       table     the columns, each one contiguous Arrow array
-      origin    for each row: the place (file, or frame of a compressed file) and the position in it
-      memo      facts about a column that several operators share (word boundaries, statistics)
+      origin    for each row: the place (a file, or a frame of a compressed file) and the position in it
+      memo      facts about columns that several operators share (word boundaries, statistics)
 
-A row is known by its address, `place:position`, never by its order of arrival, so that the same row has the
-same name whatever the number of workers or the size of the blocks.
+A row is identified by its address, `place:position`, so its name depends neither on the number of workers nor on the size
+of blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow as pa
 
 Column: TypeAlias = pa.Array
 HIDDEN = "_tamis_"
-"""Columns whose names begin so belong to the engine and are never written or shown."""
+"""Prefix of columns that belong to the engine; they are never written or shown."""
 
 LINE = "_tamis_line"
-"""A hidden column: the line of text a row was read from, its line end included, to be written again as it is."""
+"""A hidden column: the line of text that a row was read from, including its line end, to be written unchanged."""
 
 Facts: TypeAlias = dict[str, np.ndarray]
 """Named arrays with one entry per row; they shrink with the batch when rows are dropped."""
@@ -31,7 +31,7 @@ Facts: TypeAlias = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a batch came from: an index into `places`, a position there, and the children of rows that expanded.
+    """Where the rows of a batch came from: an index into `places`, a position there, and numbers of expanded rows.
 
     The address of a row is `place:position`. When a row is expanded into several, these append their number: `a.mp4:0/3`, and
     `a.mp4:0/3/1` when a child is expanded again.
@@ -111,7 +111,7 @@ class Origin:
 
 
 class Batch:
-    """Rows on their way through a stage. Immutable: each change gives a new batch that shares its columns."""
+    """Rows that pass through a stage. Immutable: each change returns a new batch that shares columns with the old one."""
 
     __slots__ = ("_names", "memo", "needed", "origin", "table")
 
@@ -128,12 +128,12 @@ class Batch:
         self.origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
         self.memo = memo if memo is not None else {}
         self.needed = needed if needed is not None else {}
-        self._names = names or {}  # column name here -> name in the memo, where an operator sees another name
+        self._names = names or {}  # name seen by the operator -> name in the memo
         assert len(self.origin) == table.num_rows, "one origin per row"
 
     @staticmethod
     def from_rows(rows: Sequence[Mapping[str, object]]) -> Batch:
-        """A batch of Python rows, for tests and small things.
+        """A batch of Python rows, for tests and small data.
 
         >>> Batch.from_rows([{"text": "a"}, {"text": "b"}])["text"].to_pylist()
         ['a', 'b']
@@ -167,10 +167,10 @@ class Batch:
         return column in self.table.column_names
 
     def facts(self, column: str, compute: Callable[..., Facts]) -> Facts:
-        """What `compute` finds about a column, found once however many operators ask.
+        """The result of `compute` for a column, computed once and shared by all operators.
 
-        If `compute` has an attribute `needs`, that is called with the column and its result handed to `compute` as a second
-        argument. The result is kept too, but only as long as the batch has all its rows.
+        If `compute` has an attribute `needs`, it is called with the column, and its result becomes the second argument of
+        `compute`. That result is shared too, until rows are removed from the batch.
         """
         key = self._key(column, compute)
         if key not in self.memo:
@@ -188,9 +188,9 @@ class Batch:
         return self._names.get(column, column), f"{compute.__module__}.{compute.__qualname__}"
 
     def view(self, names: Mapping[str, str]) -> Batch:
-        """The columns `names` lists, each under the name an operator knows it by, facts shared."""
+        """The columns of `names`, renamed for an operator; facts are shared."""
         table = pa.table({seen: self.table.column(real) for seen, real in names.items()})
-        if not names:  # a table without columns has no rows; keep their number in a column nobody asked for
+        if not names:  # a table without columns has no rows: a placeholder column keeps their number
             table = pa.table({"": pa.nulls(len(self))})
         return Batch(table, self.origin, memo=self.memo, needed=self.needed, names=dict(names))
 
@@ -208,7 +208,7 @@ class Batch:
         return Batch(table, self.origin.select(index), memo=memo)
 
     def with_columns(self, columns: Mapping[str, Column | np.ndarray]) -> Batch:
-        """This batch with columns added or replaced; facts about the replaced ones are forgotten."""
+        """This batch with columns added or replaced, without the facts about replaced columns."""
         fields = {spec.name: spec for spec in self.table.schema}
         arrays = dict(zip(self.table.column_names, self.table.columns, strict=True))
         for name, values in columns.items():
@@ -230,7 +230,7 @@ class Batch:
         return Batch(table, self.origin, memo=memo, needed=needed)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as Python dicts: slow, for functions of the user, messages and tests."""
+        """The rows as Python dicts. Slow: meant for user functions, messages and tests."""
         try:
             return self.table.to_pylist()
         except UnicodeDecodeError as error:
@@ -275,19 +275,19 @@ class Failure:
     error: str
     row: bytes | dict[str, Any] | None = field(default=None)
     rows: int = 1
-    """How many rows this stands for: a damaged part of a file loses several at once; 0 if nobody knows how many."""
+    """The number of rows lost: a damaged part of a file loses several at once; 0 if unknown."""
     damaged_file: str | None = None
     """The file that is damaged, if the failure is that of a file and not of a row."""
 
 
 def table_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.Table:
-    """An Arrow table of Python rows, missing keys as nulls, columns in order of first appearance."""
+    """An Arrow table of Python rows: missing keys become null, columns are in order of first appearance."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array, copied only if the column is in several chunks."""
+    """The column as one array, copied only if it has several chunks."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -296,7 +296,7 @@ def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def bytes_of(data: pa.Table | pa.ChunkedArray) -> int:
-    """The memory its rows take; of views, which pyarrow cannot measure before version 24, what they take as plain text."""
+    """The size of the rows in memory. View types, which pyarrow before 24 cannot measure, count as plain text."""
     try:
         return data.nbytes
     except pa.ArrowTypeError:
@@ -308,7 +308,7 @@ def bytes_of(data: pa.Table | pa.ChunkedArray) -> int:
 
 
 def as_array(values: Column | pa.ChunkedArray | np.ndarray | Sequence[object]) -> pa.Array:
-    """Whatever an operator returned as a column, as an Arrow array."""
+    """A column returned by an operator, as an Arrow array."""
     if isinstance(values, pa.ChunkedArray):
         return contiguous(values)
     return values if isinstance(values, pa.Array) else pa.array(values)

@@ -1,6 +1,6 @@
-"""Columns beside the text: ids, copies, lengths, hashes, and small sums over other columns.
+"""Operators on columns: ids, names, copies, lengths, hashes and arithmetic.
 
-No step here evaluates an expression: each does one thing, and sums are named from a fixed list.
+None of them evaluates an expression: each does one thing, and arithmetic operations come from a fixed list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBER = r"\A\s*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*\z"
 
 
 def numbers(column: Column) -> Column:
-    """A column as numbers; text that is no number is null, true is 1.
+    """A column as numbers: text that is not a number becomes null, true becomes 1.
 
     >>> numbers(pa.array(["1.5", "two", None])).to_pylist()
     [1.5, None, None]
@@ -34,24 +34,26 @@ def numbers(column: Column) -> Column:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = pc.if_else(pc.match_substring_regex(column, _NUMBER), pc.utf8_trim_whitespace(column), None)
     elif not any(is_kind(kind) for is_kind in _NUMERIC):
-        raise OperatorError(f"{kind} is not a number", hint="name another column")
+        raise OperatorError(f"a column of type {kind} does not hold numbers", hint="choose another column")
     elif pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
     return column.cast(pa.float64(), safe=False)
 
 
 def texts(column: Column) -> Column:
-    """A column as text: strings as they are, numbers and dates as Arrow writes them."""
+    """A column as text: strings unchanged, numbers and dates as Arrow formats them."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     try:
         return column.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise OperatorError(f"{column.type} cannot be written as text", hint="name another column") from error
+        raise OperatorError(
+            f"a column of type {column.type} cannot be converted to text", hint="choose another column"
+        ) from error
 
 
 def _digests(values: Iterable[bytes | None], prefix: str) -> Column:
-    """128 bits of BLAKE2b of each value, as hexadecimal digits; a null for a null."""
+    """128 bits of BLAKE2b of each value as hexadecimal digits; null for null."""
     digest = hashlib.blake2b
     return pa.array(
         [None if value is None else prefix + digest(value, digest_size=16).hexdigest() for value in values], pa.string()
@@ -63,11 +65,11 @@ def _digests(values: Iterable[bytes | None], prefix: str) -> Column:
 
 @operator(reads="text")
 class AddId(Map):
-    """Give each row an id: 32 hexadecimal digits after `prefix`, the same in every run.
+    """Add an id to each row: `prefix` and 32 hexadecimal digits, the same in every run.
 
-    `by="address"` hashes where the row came from (file and position): unique among the rows of a source, and unchanged by
-    what is done to the text. `by="content"` hashes the text: the same text has the same id wherever it is. Rows that have
-    an id in `into` keep it, unless `overwrite`.
+    `by="address"` hashes the address of the row (file and position): it is unique within a source and does not change with the
+    text. `by="content"` hashes the text: the same text always has the same id. Rows that already have an id in `into` keep it
+    unless `overwrite` is set.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"text": "a"}, {"text": "b", "id": "mine"}]
@@ -108,7 +110,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 @operator()
 class Rename(Map):
-    """Give columns other names: `columns` maps each new name to the old one, as `columns` of a source does.
+    """Rename columns: `columns` maps each new name to the old one, as `columns` of a source does.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"content": "a", "n": 1}]), Rename({"text": "content"})).collect().to_pylist()
@@ -121,7 +123,7 @@ class Rename(Map):
         if not self.columns:
             raise ParameterError("`columns` of `rename` is empty: there is nothing to rename")
         if len(set(self.columns.values())) < len(self.columns):
-            raise ParameterError("`columns` of `rename` gives one column two names", hint="copy it first")
+            raise ParameterError("`columns` of `rename` gives two names to one column", hint="copy the column first")
 
     def reads(self) -> tuple[str, ...]:
         return tuple(self.columns.values())
@@ -149,7 +151,7 @@ class SelectFields(Map):
 
     def check(self) -> None:
         if not self.columns:
-            raise ParameterError("`columns` of `select_fields` is empty: nothing would be left")
+            raise ParameterError("`columns` of `select_fields` is empty: no column would be kept")
 
     def reads(self) -> tuple[str, ...]:
         return tuple(self.columns)
@@ -163,7 +165,7 @@ class SelectFields(Map):
 
 @operator()
 class DropFields(Map):
-    """Remove columns; those that are not there are no mistake.
+    """Remove columns; missing ones are ignored.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a", "n": 1}]), DropFields(["n"])).collect().to_pylist()
@@ -188,7 +190,7 @@ class DropFields(Map):
 
 @operator()
 class Constant(Map):
-    """Give every row the same value, such as the name of the dataset.
+    """Add a column with the same value in every row, such as the name of the dataset.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}]), Constant("books", into="source")).collect().to_pylist()
@@ -207,7 +209,7 @@ class Constant(Map):
 
 @operator(reads="text")
 class Copy(Map):
-    """Copy a column, for example to keep a text as it was before cleaning. Costs nothing: the bytes are shared.
+    """Copy a column, for example to keep a text as it was before cleaning. No data is copied.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}]), Copy("text", into="raw")).collect().to_pylist()
@@ -226,9 +228,10 @@ class Copy(Map):
 
 @operator(reads="text")
 class Length(Map):
-    """Write down how long a text is, in characters (code points), bytes (UTF-8), words or lines.
+    """Add the length of a text in characters (code points), bytes (UTF-8), words or lines.
 
-    Words are those of `WordCount`; lines are newlines plus one, and an empty text has none. A null has no length.
+    Words are counted as in `WordCount`. The number of lines is the number of newlines plus one; an empty text has no lines.
+    The length of null is null.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "né ou"}]), Length(), Length(unit="words", into="words")).collect().to_pylist()
@@ -245,7 +248,7 @@ class Length(Map):
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         text = texts(batch["text"])
         if self.unit == "words":
-            from tamis.text.segment import word_stats  # brings compiled kernels along
+            from tamis.text.segment import word_stats  # loads compiled kernels
 
             words = batch.facts("text", word_stats)["words"]
             return {self.into: pa.array(words, mask=pc.is_null(text).to_numpy(zero_copy_only=False))}
@@ -260,7 +263,7 @@ class Length(Map):
 class Concat(Map):
     r"""Join the texts of several columns, for example a title and a body.
 
-    Nulls are left out, and so is their separator; where all are null the result is null. Numbers are written as text.
+    Nulls are skipped together with their separator; if all values are null, so is the result. Numbers are converted to text.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"title": "Rain", "text": "It rained."}, {"title": None, "text": "It did not."}]
@@ -285,7 +288,7 @@ class Concat(Map):
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         parts = [texts(batch[name]).cast(pa.large_string()) for name in self.columns]
         missing = pc.is_null(pc.coalesce(*parts))
-        # Arrow forgets rows whose every part is null (seen in 26.0), so they get one that is not.
+        # Arrow loses rows whose parts are all null (seen in 26.0), so give each a part that is not.
         parts[0] = pc.if_else(missing, "", parts[0])
         separator = pa.scalar(self.separator, pa.large_string())
         joined = pc.if_else(missing, None, pc.binary_join_element_wise(*parts, separator, null_handling="skip"))
@@ -294,7 +297,7 @@ class Concat(Map):
 
 @operator(reads="text")
 class Hash(Map):
-    """Write down a hash of a column: 32 hexadecimal digits of BLAKE2b, the same on every machine.
+    """Add a hash of a column: 32 hexadecimal digits of BLAKE2b, the same on every machine.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}]), Hash()).collect()["hash"].to_pylist()
@@ -316,9 +319,9 @@ Operation = Literal["add", "subtract", "multiply", "divide", "power", "min", "ma
 
 @operator()
 class Arithmetic(Map):
-    """Compute a column from two others, or from one and a number.
+    """Compute a column from two others, or from a column and a number.
 
-    Text that is a number counts as that number; anything else, null among it, gives null, and so does a division by zero.
+    Text that represents a number is converted; any other text and null give null, as does a division by zero.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"words": 6, "lines": 4}, {"words": 0, "lines": 0}]

@@ -1,12 +1,12 @@
-"""What a step of a pipeline is: the kinds of operator, the rules of filters, and the registry of names.
+"""The steps of a pipeline: the kinds of operator, the rules of filters, and the registry of names.
 
     Source   files -> batches            Map      rows -> the same rows, more columns
     Sink     batches -> shards           Filter   rows -> fewer rows, each drop with a reason
                                          Expand   row  -> many rows
                                          Gather   all rows -> a decision per row, applied as a filter
 
-An operator is a frozen dataclass: its parameters and nothing else. Building one does no work; `setup()` in the worker
-opens weights and handles, `close()` frees them. It declares the columns it reads and is handed only those.
+An operator is a frozen dataclass that holds only its parameters. Building one does no work; `setup()` opens weights and
+handles in the worker, and `close()` frees them. An operator declares the columns it reads and receives only those.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tamis.parameters import as_text, check_parameters, parse_bytes
 
 Scores: TypeAlias = Mapping[str, "np.ndarray | Column"]
 ALL = "*"
-"""In `reads`: every column there is."""
+"""In `reads`: all columns."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker running an operator needs. Memory is on top of the batch itself."""
+    """What a worker needs to run an operator. Memory is in addition to the batch itself."""
 
     cpus: float = 1.0
     memory: int | str | None = None
@@ -52,18 +52,18 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One step of a pipeline. Subclass a kind below, not this."""
+    """One step of a pipeline. Subclass one of the kinds below."""
 
     kind: ClassVar[str] = "operator"
     declared_reads: ClassVar[tuple[str, ...]] = ()
     declared_writes: ClassVar[tuple[str, ...]] = ()
     resources: ClassVar[Resources] = Resources()
     cost: ClassVar[float] = 1.0
-    """Seconds per megabyte, roughly, relative to counting words; for hints about the order of steps."""
+    """Approximate time per megabyte relative to counting words; used for hints about the order of steps."""
     incidental: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that do not decide what the rows are: where files lie, how they are divided, who may read them."""
+    """Parameters that do not affect the rows: locations of files, partitioning, credentials."""
     version: ClassVar[int | str | None] = None
-    """If set, it identifies the code of the class: committed work is redone when it changes, and not when the code does."""
+    """If set, it identifies the class in place of its code: committed work is redone when the version changes."""
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self)
@@ -73,22 +73,22 @@ class Operator:
         return snake_case(type(self).__name__)
 
     def reads(self) -> tuple[str, ...]:
-        """The columns this step is handed, under the names it knows them by."""
+        """The columns this step receives, under the names it uses for them."""
         return self.declared_reads
 
     def writes(self) -> tuple[str, ...]:
         return self.declared_writes
 
     def optional_reads(self) -> tuple[str, ...]:
-        """Columns this step is handed too where the data has them."""
+        """Columns this step also receives if the data has them."""
         return ()
 
     def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Of the columns there are, those that are gone after this step, unless it writes them."""
+        """Which of the given columns this step removes, unless it writes them."""
         return ()
 
     def real_names(self) -> dict[str, str]:
-        """For each column read, its name in the data: `column=` takes the place of the first."""
+        """The name in the data of each column read: `column=` replaces the first."""
         column = getattr(self, "column", None)
         reads = self.reads()
         names = {name: name for name in reads}
@@ -97,7 +97,7 @@ class Operator:
         return names
 
     def parameters(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as a recipe holds them."""
+        """The fields that differ from their defaults, as a recipe stores them."""
         result = {}
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
@@ -134,11 +134,11 @@ class Operator:
         return dataclasses.replace(self, **parameters)
 
     def measuring_identity(self) -> dict[str, Any]:
-        """What decides the values this step computes; for a filter that is less than what decides its verdicts."""
+        """Everything that determines the values this step computes; for a filter, thresholds are left out."""
         return self.identity()
 
     def check(self) -> None:
-        """Look for mistakes that can be seen before any data moves."""
+        """Raise a `TamisError` for mistakes that can be found before any data is read."""
 
     def notes(self) -> list[str]:
         """What a user should know about this step before a run, such as entries of a list that it skips."""
@@ -156,17 +156,17 @@ class Operator:
 
 @dataclass(frozen=True)
 class Rule:
-    """A row is kept if its score lies within the bounds; the reason for a drop is read off the bound it broke."""
+    """Keeps a row if its score is within the bounds; the violated bound becomes the reason for the drop."""
 
     score: str
     minimum: float | None = None
     maximum: float | None = None
     allowed: tuple[str, ...] | None = None
     below: float | None = None
-    """A bound that is itself too much, where a source has it so and many rows lie on it."""
+    """An exclusive upper bound, for sources that define it so where many rows lie exactly on the bound."""
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
-        """(reason, mask of the rows that break it), disjoint, in a fixed order."""
+        """(reason, mask of the rows that violate it), disjoint, in a fixed order."""
         result = []
         if values.null_count:
             result.append((f"{self.score} is missing", _mask(pc.is_null(values))))
@@ -201,7 +201,7 @@ def at_most(score: str, maximum: float) -> Rule:
 
 
 def less_than(score: str, bound: float | None) -> Rule:
-    """Keep rows whose score does not reach `bound`."""
+    """Keep rows whose score is below `bound`."""
     return Rule(score, below=bound)
 
 
@@ -222,7 +222,7 @@ def _number(value: float) -> str:
 
 
 class Map(Operator):
-    """Rows to the same rows with columns added or replaced."""
+    """Adds or replaces columns; rows stay the same."""
 
     kind = "map"
 
@@ -233,14 +233,14 @@ class Map(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Filter(Operator):
-    """Rows to fewer rows. Measures first (`score`), decides afterwards (`rules`)."""
+    """Drops rows. `score` measures all rows, then `rules` decide."""
 
     kind = "filter"
 
     verdict_parameters: ClassVar[frozenset[str]] = frozenset()
-    """Parameters beside `min_...` and `max_...` that only `rules` looks at."""
+    """Parameters other than `min_...` and `max_...` that only `rules` uses."""
     measuring_parameters: ClassVar[frozenset[str]] = frozenset()
-    """Parameters named `min_...` or `max_...` that `score` looks at all the same."""
+    """Parameters named `min_...` or `max_...` that `score` uses."""
 
     score_only: bool = False
 
@@ -251,19 +251,19 @@ class Filter(Operator):
 
     @classmethod
     def is_threshold(cls, parameter: str) -> bool:
-        """Whether a parameter can be changed without measuring again."""
+        """Whether a parameter can change without measuring again."""
         bound = parameter.startswith(("min_", "max_")) and parameter not in cls.measuring_parameters
         return bound or parameter in cls.verdict_parameters or parameter == "score_only"
 
     def score(self, batch: Batch) -> Scores:
-        """Measurements, one value per row, named as `rules` names them."""
+        """Measurements with one value per row, under the names that `rules` uses."""
         raise NotImplementedError
 
     def rules(self) -> list[Rule]:
         raise NotImplementedError
 
     def score_columns(self) -> dict[str, str]:
-        """For each score, the name of its column in the data."""
+        """The name of the column of each score in the data."""
         column = getattr(self, "column", None)
         prefix = f"{column}_" if column and column not in self.declared_reads[:1] else ""
         return {name: prefix + name for name in self.declared_writes}
@@ -273,55 +273,55 @@ class Filter(Operator):
 
 
 class Expand(Operator):
-    """A row to many rows."""
+    """Replaces each row by any number of rows."""
 
     kind = "expand"
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
-        """The new columns, and for each new row the number of the row it came from, ascending.
+        """The new columns, and for each new row the index of the row it came from, in ascending order.
 
-        Columns that are not returned are repeated from the row of origin. A row that nothing comes from is dropped
-        with the reason "<name>: nothing left".
+        Columns that are not returned are repeated from the original row. A row without new rows is dropped with the
+        reason "<name>: nothing left". New rows append their number to the address: `a.jsonl:5120/3`.
         """
         raise NotImplementedError
 
 
 class Gather(Operator):
-    """Looks at all rows before deciding about any: deduplication, sampling, clustering.
+    """Decides about each row from all rows: deduplication, sampling, clustering.
 
-        observe   per batch, in the workers: what must be known of each row (written to disk)
-        resolve   once, in the driver, over all observations: which rows go, and why
-        apply     done by the engine: a filter by row
-        rewrite   if `resolve` left something to do to the rows that stay: new columns for them
+        observe   per batch, in the workers: the facts needed about each row (written to disk)
+        resolve   once, in the driver, over all facts: which rows to drop, and why
+        apply     done by the engine: drops the rows
+        rewrite   new columns for kept rows, if `resolve` gave them a payload
 
-    What is heavy in `resolve` is handed to the workers with `work.map`.
+    `resolve` runs expensive work in the workers with `work.map`.
     """
 
     kind = "gather"
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        """Facts about each row, as columns with one value per row."""
+        """Facts about the rows, as columns with one value per row."""
         raise NotImplementedError
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int | None:
-        """What observing and resolving so many rows of so many bytes writes to disk; None if that is not known."""
+        """The disk space that observing and resolving `num_rows` rows of `num_bytes` in total needs; None if unknown."""
         return None
 
     def memory_bytes(self, num_rows: int) -> int:
-        """What resolving holds in the driver for so many rows."""
+        """The memory that resolving `num_rows` rows needs in the driver."""
         return 0
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        """Read the observations and call `decide(partition, drop, reason)` once for each partition."""
+        """Read the facts and call `decide(partition, drop, reason)` once for each partition."""
         raise NotImplementedError
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
-        """New columns for rows that stay, from the payload `decide` was given for them."""
+        """New columns for kept rows, from the payload that `resolve` passed to `decide`."""
         raise NotImplementedError
 
 
 class Observations(Protocol):
-    """What `observe` found, one Arrow table per partition, in source order, memory-mapped from disk on demand."""
+    """The facts from `observe`: one Arrow table per partition, in source order, memory-mapped on demand."""
 
     def __len__(self) -> int: ...
 
@@ -330,12 +330,12 @@ class Observations(Protocol):
     def __getitem__(self, partition: int) -> pa.Table: ...
 
     def num_rows(self, partition: int) -> int:
-        """How many rows a partition has, without reading them."""
+        """The number of rows of a partition, without reading them."""
         ...
 
 
 class Decide(Protocol):
-    """Writes the fates of one partition's rows, one entry per row; can be pickled and called in a worker."""
+    """Records which rows of a partition are dropped, one entry per row; can be pickled and called in a worker."""
 
     def __call__(
         self,
@@ -347,23 +347,23 @@ class Decide(Protocol):
 
 
 class Work(Protocol):
-    """What a Gather may use to resolve: room on disk, and the workers."""
+    """What `resolve` may use: a folder on disk, and the workers."""
 
     folder: Path
-    """Local folder for intermediate files; kept until the run is finished, so that it can be resumed."""
+    """Local folder for intermediate files, kept until the run finishes so that it can resume."""
     workers: int
     worker_bytes: int
-    """What each call in a worker may hold."""
+    """The memory that each call in a worker may use."""
 
     def map(
         self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
     ) -> list[Any]:
-        """`[function(*item) for item in items]` in the workers, results in order.
+        """`[function(*item) for item in items]` in the workers, with results in order.
 
-        With `new_workers`, in workers that were just started, whose heap is empty.
+        With `new_workers`, the calls run in newly started workers, whose heap is empty.
 
-        Each result (something JSON can hold; large ones belong in files) is recorded as it comes, so a resumed run asks only
-        for what is missing. `function` must leave its files complete, and give the same when called again.
+        Each result must be JSON-serializable (write large results to files). It is recorded when it arrives, so a resumed run
+        computes only what is missing. `function` must write complete files, and return the same result when called again.
         """
         ...
 
@@ -372,11 +372,11 @@ class Work(Protocol):
         ...
 
     def published(self, folder: str) -> list[str]:
-        """The names in `.tamis/<folder>`, of this run and of earlier ones."""
+        """The names in `.tamis/<folder>`, from this run and earlier ones."""
         ...
 
     def withdraw(self, name: str) -> None:
-        """Remove `.tamis/<name>`, a file or a folder that an earlier run published."""
+        """Remove `.tamis/<name>`, a file or folder that an earlier run published."""
         ...
 
 
@@ -385,7 +385,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a file that can be read alone: a range of bytes or of row groups."""
+    """A part of a file that can be read on its own: a range of bytes or of row groups."""
 
     path: str
     start: int
@@ -393,17 +393,17 @@ class Piece:
     size: int = 0
     """Estimated bytes in memory."""
     limit: int | None = None
-    """Read at most so many rows."""
+    """The maximum number of rows to read."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Neighbouring pieces that are read, processed and committed together."""
+    """Consecutive pieces that are read, processed and committed together."""
 
     index: int
     pieces: tuple[Piece, ...]
     identity: str
-    """Changes whenever the content of the pieces does."""
+    """Changes when the content of the pieces changes."""
 
     @property
     def size(self) -> int:
@@ -412,16 +412,16 @@ class Partition:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is to read: which columns, how many bytes at a time, and whom to tell of bad rows."""
+    """How a source reads: which columns, how many bytes at a time, and where to report bad rows."""
 
     columns: tuple[str, ...] | None
     schema: pa.Schema
     batch_bytes: int
     fail: Callable[[Failure], None]
     keep_lines: bool = False
-    """Give each row the line it was read from, in the column `tamis.batch.LINE`."""
+    """Add the line that each row was read from, in the column `tamis.batch.LINE`."""
     max_row_bytes: int | None = None
-    """Rows larger than this are failed with their size: there is no memory to hold them."""
+    """Larger rows fail with an error that gives their size, because they do not fit in memory."""
     damaged: frozenset[str] = frozenset()
     """Frames of compressed files, by place, that an earlier attempt found to be damaged: their rows are failed."""
     on_damage: Callable[[str], None] | None = None
@@ -430,7 +430,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the planner learnt of a source: its columns and its partitions, and why they are as they are."""
+    """The columns and partitions of a source, and the reasons for them."""
 
     schema: pa.Schema
     partitions: tuple[Partition, ...]
@@ -442,21 +442,21 @@ class Layout:
 
 
 class Source(Operator):
-    """Where rows come from."""
+    """Reads rows."""
 
     kind = "source"
     incidental = frozenset({"file_paths", "files_per_partition", "blocksize", "limit", "storage_options"})
 
     def gives_lines(self) -> bool:
-        """Whether each row is a line of text that a sink could write again as it is."""
+        """Whether each row is a line of text that a sink could write unchanged."""
         return False
 
     def touches(self, folder: str, name: str) -> str | None:
-        """How a folder meets the input, where a run that wrote files like `name` into it would harm the input; or None."""
+        """How `folder` overlaps with the input if writing files named like `name` there would damage it; else None."""
         return None
 
     def layout(self, blocksize: int) -> Layout:
-        """List, sample and divide the input. `blocksize` is used where the source was given none."""
+        """List, sample and partition the input. `blocksize` applies if the source has none of its own."""
         raise NotImplementedError
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
@@ -466,13 +466,13 @@ class Source(Operator):
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of output, as the ledger records it."""
+    """An output file, as recorded in the ledger."""
 
     name: str
     rows: int
     size: int
     schema: str = ""
-    """The columns and types in it, as base64 Arrow bytes; empty for formats without types."""
+    """Its columns and types, as a base64-encoded Arrow schema; empty for formats without types."""
     checksum: str = ""
     """Of the bytes of the file, as `tamis.store.checksum_of` computes it."""
 
@@ -486,17 +486,17 @@ class ShardWriter(Protocol):
 
 
 class Sink(Operator):
-    """Where kept rows go: a folder of shards, named so that their order is the order of the source."""
+    """Writes rows to a folder of shards, whose names sort in source order."""
 
     kind = "sink"
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that are imported late, and that workers should have before their memory is capped."""
+    """Modules to import in workers before their memory is limited."""
     incidental = frozenset({"path", "mode", "storage_options"})
     suffix: ClassVar[str] = ""
 
     @property
     def file_suffix(self) -> str:
-        """How the names of its files end, that of a compression included."""
+        """The suffix of its file names, including that of the compression."""
         return self.suffix
 
     @property
@@ -504,15 +504,15 @@ class Sink(Operator):
         raise NotImplementedError
 
     def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
-        """A writer of files `<stem>*` in the local `folder`; `schema` is what the plan expects."""
+        """A writer of files `<stem>*` in the local `folder`; `schema` is the expected schema."""
         raise NotImplementedError
 
     def takes_lines(self) -> bool:
-        """Whether a row may be written as the line it was read from."""
+        """Whether a row can be written as the line it was read from."""
         return False
 
     def widest(self, schemas: Sequence[str]) -> str:
-        """The schema that can hold the rows of all these; formats without types have none."""
+        """The schema that all the given schemas fit into; empty for formats without types."""
         return ""
 
     def empty_shard(self, folder: Path, stem: str, schema: pa.Schema) -> Shard | None:
@@ -520,14 +520,14 @@ class Sink(Operator):
         return None
 
     def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
-        """Write the rows of a shard again with the columns and types of a wider schema."""
+        """Rewrite a shard with the columns and types of a wider schema."""
         raise NotImplementedError
 
 
 # ------------------------------------------------------------------------------------------------------- the registry
 
 known_operators: dict[str, type[Operator]] = {}
-"""Filled as modules are imported; `tamis.registry` imports them."""
+"""Filled when modules are imported; `tamis.registry` imports them."""
 _T = TypeVar("_T", bound=type)
 
 
@@ -558,7 +558,7 @@ def operator(
         name = snake_case(made.__name__)
         known = known_operators.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
-            raise TamisError(f"two operators are called `{name}`: {known.__module__} and {made.__module__}")
+            raise TamisError(f"two operators are named `{name}`: in {known.__module__} and in {made.__module__}")
         known_operators[name] = made
         return made
 
@@ -574,6 +574,6 @@ def snake_case(name: str) -> str:
 
 
 def digest(value: object) -> str:
-    """A short stable hash of anything JSON can hold."""
+    """A short stable hash of a JSON-serializable value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]

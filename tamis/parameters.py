@@ -1,4 +1,4 @@
-"""What an operator may be given: byte sizes in words, and values checked against annotations."""
+"""Parameters of operators: byte sizes as text, and values checked against annotations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """A size for people: 1.5 GB, 20 MB, 17 B."""
+    """A readable size: 1.5 GB, 20 MB, 17 B."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(size) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -75,7 +75,7 @@ def type_name(annotation: object) -> str:
 
 
 def fits(value: object, annotation: object) -> bool:
-    """Whether `value` is of the annotated type, containers looked into."""
+    """Whether `value` has the annotated type, including the items of containers."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (Any, object) or isinstance(annotation, typing.TypeVar):
         return True
@@ -105,7 +105,7 @@ def fits(value: object, annotation: object) -> bool:
 
 
 def check_parameters(owner: str, instance: Any) -> None:
-    """Raise if a field of the dataclass `instance` holds a value its annotation does not allow."""
+    """Raise if a field of the dataclass `instance` has a value that its annotation does not allow."""
     hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
@@ -114,11 +114,11 @@ def check_parameters(owner: str, instance: Any) -> None:
         bounds = f"min_{field.name[4:]}" if field.name.startswith("max_") else None
         low = getattr(instance, bounds, None) if bounds else None
         if isinstance(value, (int, float)) and isinstance(low, (int, float)) and low > value:
-            raise ParameterError(f"`{bounds}` of `{owner}` is {low}, more than `{field.name}`, which is {value}")
+            raise ParameterError(f"`{bounds}` of `{owner}` is {low}, which is greater than `{field.name}`, {value}")
 
 
 def as_text(value: object) -> object:
-    """A parameter value as JSON and YAML can hold it; used for recipes, manifests and identities."""
+    """A parameter value in a form that JSON and YAML can store; used for recipes, manifests and identities."""
     if isinstance(value, Mapping):
         return {str(key): as_text(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

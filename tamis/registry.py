@@ -1,6 +1,6 @@
-"""Operators by name: which modules hold them, and how a recipe's words become one.
+"""Operators by name: which modules define them, and how a recipe entry becomes an operator.
 
-Modules are imported one by one until a name is found, since some bring compiled kernels along.
+Modules are imported one by one until a name is found, because some load compiled kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tamis.parameters import as_text, type_name
 
 @functools.cache
 def _load_plugins() -> None:
-    """Import what other packages announce under the entry point group `tamis.operators`."""
+    """Import the operators that other packages register under the entry point group `tamis.operators`."""
     for entry in metadata.entry_points(group="tamis.operators"):
         entry.load()
 
@@ -52,7 +52,7 @@ OPERATOR_MODULES = (
 
 
 def registered() -> dict[str, type[Operator]]:
-    """Every operator by its recipe name, other packages' (entry point group `tamis.operators`) included."""
+    """Every operator by its recipe name, including those of other packages (entry point group `tamis.operators`)."""
     for module in OPERATOR_MODULES:
         import_module(module)
     _load_plugins()
@@ -60,8 +60,8 @@ def registered() -> dict[str, type[Operator]]:
 
 
 def find_operator(name: str) -> type[Operator]:
-    """The operator a recipe calls `name`, or an error with the nearest name."""
-    for module in OPERATOR_MODULES:  # one by one, since some bring compiled kernels along
+    """The operator with the recipe name `name`, or an error that suggests the closest name."""
+    for module in OPERATOR_MODULES:
         if name in known_operators:
             break
         import_module(module)
@@ -74,7 +74,7 @@ def find_operator(name: str) -> type[Operator]:
 
 
 def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
-    """An operator from its recipe name and parameters, with errors a recipe's author understands."""
+    """An operator from its recipe name and parameters, with errors that refer to the recipe."""
     cls = find_operator(name)
     fields = {spec.name: spec for spec in dataclasses.fields(cls)}
     for key in parameters:
@@ -91,7 +91,7 @@ def build_operator(name: str, parameters: Mapping[str, Any]) -> Operator:
 
 
 def describe_parameters(cls: type[Operator]) -> list[dict[str, Any]]:
-    """Name, type and default of each parameter, for listings."""
+    """The name, type and default of each parameter, for listings."""
     hints = typing.get_type_hints(cls)
     result = []
     for spec in dataclasses.fields(cls):

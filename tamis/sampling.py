@@ -1,4 +1,4 @@
-"""Random samples that are the same for any order of work: a share of the rows, or a number of them."""
+"""Random samples that do not depend on the order of work: a share of the rows, or a number of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tamis.operators import Decide, Filter, Gather, Observations, Rule, Scores, 
 
 
 def random_keys(batch: Batch, seed: int) -> np.ndarray:
-    """A random number per row that depends on its address and on nothing else."""
+    """A random number per row that depends only on its address and the seed."""
     salt = seed.to_bytes(8, "little", signed=True)
     keys = (address.encode() for address in batch.origin.addresses())
     return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys), dtype="<u8")
@@ -21,9 +21,9 @@ def random_keys(batch: Batch, seed: int) -> np.ndarray:
 
 @operator(writes="random_key")
 class RowShare(Filter):
-    """Keep a random share of the rows; a larger share holds all rows of a smaller one.
+    """Keep a random share of the rows; a larger share contains all rows of a smaller one.
 
-    The choice depends on the addresses of the rows and on `seed`. The score `random_key` is spread evenly over 0 to 1.
+    The choice depends on the addresses of the rows and on `seed`. The score `random_key` is uniform between 0 and 1.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = Rows([{"n": n} for n in range(1000)])
@@ -36,7 +36,7 @@ class RowShare(Filter):
 
     def check(self) -> None:
         if not 0 <= self.share <= 1:
-            raise ParameterError(f"`share` must lie between 0 and 1, got {self.share}")
+            raise ParameterError(f"`share` must be between 0 and 1, got {self.share}")
 
     def score(self, batch: Batch) -> Scores:
         return {"random_key": random_keys(batch, self.seed) / 2.0**64}
@@ -47,10 +47,10 @@ class RowShare(Filter):
 
 @operator()
 class Sample(Gather):
-    """Keep `rows` rows chosen at random, each row equally likely, fewer only if there are fewer.
+    """Keep `rows` rows chosen at random, each equally likely; all rows if there are fewer.
 
     The choice depends on the addresses of the rows and on `seed`, so it is the same for any number of workers and any
-    block size. Costs 8 bytes of disk per row while it runs.
+    block size. Uses 8 bytes of disk per row during the run.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"n": n} for n in range(100)]), Sample(rows=7)).run().kept
@@ -76,14 +76,14 @@ class Sample(Gather):
                 if 0 < self.rows < len(random_keys)
                 else random_keys[: self.rows]
             )
-        room = self.rows
+        left = self.rows
         limit = smallest.max() if len(smallest) else None
         for number, facts in enumerate(observed):
             random_keys = _random_keys(facts)
             keep = random_keys <= limit if limit is not None else np.zeros(len(random_keys), dtype=np.bool_)
-            if keep.sum() > room:  # two rows drew the same lot: the first in source order wins
-                keep[np.flatnonzero(keep)[room:]] = False
-            room -= int(keep.sum())
+            if keep.sum() > left:  # equal keys: the first in source order is kept
+                keep[np.flatnonzero(keep)[left:]] = False
+            left -= int(keep.sum())
             decide(number, ~keep, "not in the sample")
 
 

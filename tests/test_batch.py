@@ -14,7 +14,7 @@ def test_missing_keys_become_nulls():
 
 
 @pytest.mark.parametrize("index", [np.array([True, False, True]), np.array([0, 2])])
-def test_selecting_rows_takes_their_origin_along(index):
+def test_selected_rows_keep_their_origin(index):
     chosen = batch().select(index)
     assert chosen["text"].to_pylist() == ["a", "c"]
     assert [chosen.origin.address(row) for row in range(2)] == ["rows:0", "rows:2"]
@@ -38,7 +38,7 @@ def test_facts_are_computed_once_and_shrink_with_the_rows():
     assert calls == [3]
 
 
-def test_facts_about_a_replaced_column_are_forgotten():
+def test_facts_about_a_replaced_column_are_discarded():
     def upper(column: pa.Array) -> dict[str, np.ndarray]:
         return {"upper": np.array([text.upper() for text in column.to_pylist()])}
 
@@ -58,7 +58,7 @@ def test_a_view_shows_a_column_under_another_name_and_shares_its_facts():
     assert ("prompt", f"{__name__}.{first_letters.__qualname__}") in whole.memo
 
 
-def test_a_view_of_nothing_keeps_the_number_of_rows():
+def test_a_view_without_columns_keeps_the_number_of_rows():
     assert len(batch().view({})) == 3
 
 

@@ -56,7 +56,7 @@ class TestAddId:
         expected = "p-" + hashlib.blake2b(b"in/a.jsonl:17", digest_size=16).hexdigest()
         assert AddId(prefix="p-").apply(batch)["id"].to_pylist() == [expected]
 
-    def test_an_id_by_content_is_that_of_the_text(self):
+    def test_an_id_by_content_is_the_hash_of_the_text(self):
         ids = [
             row["id"]
             for row in collect([{"text": "a"}, {"text": "a"}, {"text": None}, {"text": ""}], AddId(by="content"))
@@ -64,7 +64,7 @@ class TestAddId:
         assert ids[0] == ids[1] == hashlib.blake2b(b"a", digest_size=16).hexdigest()
         assert ids[2] == ids[3] != ids[0]
 
-    def test_ids_that_are_there_stay_unless_told_otherwise(self):
+    def test_existing_ids_are_kept_unless_overwritten(self):
         rows = [{"text": "a", "id": 5}, {"text": "b", "id": None}]
         kept = collect(rows, AddId())
         assert kept[0]["id"] == "5"
@@ -76,7 +76,7 @@ class TestAddId:
 
 
 class TestNames:
-    def test_columns_change_places(self):
+    def test_columns_can_swap_names(self):
         rows = [{"a": 1, "b": 2, "c": 3}]
         assert collect(rows, Rename({"a": "b", "b": "a"})) == [{"c": 3, "a": 2, "b": 1}]
 
@@ -85,13 +85,13 @@ class TestNames:
         assert collect(rows, SelectFields(["c", "a"])) == [{"a": 1, "c": 3}]
         assert collect(rows, DropFields(["b", "x"])) == [{"a": 1, "c": 3}]
 
-    def test_a_column_that_is_gone_is_missed_before_data_moves(self):
+    def test_reading_a_removed_column_is_an_error_before_the_run(self):
         rows = [{"content": "a"}]
         with pytest.raises(ColumnError, match="reads column `content`"):
             collect(rows, Rename({"text": "content"}), Hash(column="content"))
         assert "hash" in collect(rows, Rename({"text": "content"}), Hash())[0]
 
-    def test_files_hold_what_is_left(self, tmp_path):
+    def test_only_remaining_columns_are_written(self, tmp_path):
         (tmp_path / "a.jsonl").write_text('{"content": "a", "n": 1}\n')
         for writer in (JsonlWriter(tmp_path / "out"), ParquetWriter(tmp_path / "out.parquet")):
             Pipeline(JsonlReader(tmp_path / "a.jsonl"), Rename({"text": "content"}), DropFields(["n"]), writer).run()
@@ -101,7 +101,7 @@ class TestNames:
         (file,) = (tmp_path / "out.parquet").glob("*.parquet")
         assert pq.read_table(file).to_pylist() == [{"text": "a"}]
 
-    def test_facts_about_the_text_follow_the_text(self):
+    def test_facts_are_computed_again_for_a_renamed_text(self):
         rows = [{"text": "a b", "other": "c"}]
         steps = [
             Length(unit="words", into="x"),
@@ -110,7 +110,7 @@ class TestNames:
         ]
         assert [(row["x"], row["y"]) for row in collect(rows, *steps)] == [(2, 1)]
 
-    def test_an_id_of_the_source_is_read_though_it_is_written(self, tmp_path):
+    def test_an_existing_id_column_is_read_from_the_source(self, tmp_path):
         (tmp_path / "a.jsonl").write_text('{"id": "mine", "text": "a"}\n')
         Pipeline(JsonlReader(tmp_path / "a.jsonl"), AddId(), JsonlWriter(tmp_path / "out", fields=["id"])).run()
         assert (tmp_path / "out" / "part-000000.jsonl").read_text() == '{"id":"mine"}\n'
@@ -148,7 +148,7 @@ class TestComputed:
         assert computed(Concat(["id", "segment"], separator="-"), id=["a"], segment=[3]) == ["a-3"]
         with pytest.raises(ParameterError, match="nothing to join"):
             Concat([]).check()
-        with pytest.raises(OperatorError, match="cannot be written as text"):
+        with pytest.raises(OperatorError, match="cannot be converted to text"):
             computed(Concat(["x"]), x=[{"a": 1}])
 
     def test_ids_of_segments(self):
@@ -201,8 +201,8 @@ class TestArithmetic:
         with pytest.raises(ParameterError, match="operation"):
             build_operator("arithmetic", {"left": "a", "operation": "__import__", "right": "b"})
 
-    def test_what_is_no_number_at_all_is_an_error(self):
-        with pytest.raises(OperatorError, match="is not a number"):
+    def test_a_column_without_numbers_is_an_error(self):
+        with pytest.raises(OperatorError, match="does not hold numbers"):
             computed(Arithmetic("a", "add", 1), a=[[1]])
 
 

@@ -26,7 +26,7 @@ from tamis.text.quality import WordCount
 
 @operator(reads="text", writes="length")
 class LengthForTests(Filter):
-    """Keep texts of a length."""
+    """Keep texts of a given length."""
 
     min_length: int = 1
     max_length: float = 10
@@ -47,7 +47,7 @@ def reasons(rule: Rule, values: pa.Array) -> list[str | None]:
     return found
 
 
-def test_bounds_are_inclusive_and_name_themselves():
+def test_bounds_are_inclusive_and_appear_in_the_reason():
     assert reasons(between("words", 3, 5), pa.array([2, 3, 5, 6])) == ["words < 3", None, None, "words > 5"]
     assert reasons(at_least("share", 0.5), pa.array([0.4, 0.5])) == ["share < 0.5", None]
     assert reasons(at_most("share", 0.5), pa.array([0.5, 0.6])) == [None, "share > 0.5"]
@@ -55,12 +55,12 @@ def test_bounds_are_inclusive_and_name_themselves():
     assert reasons(less_than("share", None), pa.array([0.4, 1.0])) == [None, None]
 
 
-def test_a_missing_score_is_a_reason_of_its_own():
+def test_a_missing_score_has_its_own_reason():
     assert reasons(at_least("words", 1), pa.array([None, 1])) == ["words is missing", None]
     assert reasons(at_least("share", 0.0), pa.array([float("nan"), 1.0])) == ["share is not a number", None]
 
 
-def test_labels_outside_the_allowed_ones_are_named():
+def test_the_reason_lists_the_allowed_labels():
     assert reasons(one_of("language", ["en", "fr"]), pa.array(["en", "de", None])) == [
         None,
         "language not in en, fr",
@@ -73,17 +73,17 @@ def test_the_recipe_name_is_the_class_name_in_snake_case():
     assert snake_case("HTMLText") == "html_text"
 
 
-def test_an_unknown_operator_gets_the_nearest_name():
+def test_the_error_for_an_unknown_operator_suggests_the_closest_name():
     with pytest.raises(RecipeError, match="did you mean `word_count`"):
         find_operator("word_cuont")
 
 
-def test_an_unknown_parameter_gets_the_nearest_name():
+def test_the_error_for_an_unknown_parameter_suggests_the_closest_name():
     with pytest.raises(ParameterError, match="did you mean `min_length`"):
         build_operator("length_for_tests", {"min_lenght": 3})
 
 
-def test_a_missing_parameter_is_named():
+def test_the_error_for_a_missing_parameter_names_it():
     with pytest.raises(ParameterError, match="`jsonl_reader` needs `file_paths`"):
         build_operator("jsonl_reader", {})
 
@@ -94,8 +94,10 @@ def test_a_parameter_of_the_wrong_type_is_refused(value):
         LengthForTests(min_length=value)
 
 
-def test_bounds_the_wrong_way_round_are_refused():
-    with pytest.raises(ParameterError, match="`min_length` of `length_for_tests` is 5, more than `max_length`"):
+def test_a_minimum_above_the_maximum_is_refused():
+    with pytest.raises(
+        ParameterError, match="`min_length` of `length_for_tests` is 5, which is greater than `max_length`"
+    ):
         LengthForTests(min_length=5, max_length=4)
 
 
@@ -105,13 +107,13 @@ def test_operators_are_values():
     assert LengthForTests(min_length=2).parameters() == {"min_length": 2}
 
 
-def test_another_column_can_take_the_place_of_the_declared_one():
+def test_another_column_can_replace_the_declared_one():
     step = LengthForTests(column="prompt", score_only=True)
     assert step.real_names() == {"text": "prompt"}
     assert step.writes() == ("prompt_length",)
 
 
-def test_the_identity_of_a_function_is_its_code_and_what_it_closes_over():
+def test_the_identity_of_a_function_covers_its_code_and_closure():
     def longer_than(limit):
         return as_operator(lambda row: len(row["text"]) > limit)
 
@@ -119,12 +121,12 @@ def test_the_identity_of_a_function_is_its_code_and_what_it_closes_over():
     assert longer_than(3).identity() != longer_than(4).identity()
 
 
-def test_a_class_instead_of_a_step_is_told_apart():
+def test_a_class_instead_of_an_instance_is_refused_with_a_hint():
     with pytest.raises(ParameterError, match=r"write LengthForTests\(\)"):
         as_operator(LengthForTests)
 
 
-def test_functions_are_batch_wise_by_their_annotation():
+def test_a_function_annotated_with_batch_receives_batches():
     from tamis.batch import Batch
 
     def by_batch(batch: Batch):
@@ -135,7 +137,7 @@ def test_functions_are_batch_wise_by_their_annotation():
     assert not as_operator(lambda row: True).batch_wise
 
 
-def test_what_an_own_operator_needs_comes_from_the_package():
+def test_custom_operators_need_only_the_top_level_package():
     code = """
 import sys
 from tamis import Batch, Filter, Rule, Scores, at_least, operator

@@ -1,4 +1,4 @@
-"""Operators of another package, announced as entry points of `tamis.operators`."""
+"""Operators of another package, registered as entry points of `tamis.operators`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tamis.operators import Map, operator
 
 @operator(reads="text", writes=("shout", "pid"))
 class Shout(Map):
-    """Say it louder."""
+    """Convert texts to upper case."""
 
     mark: str = "!"
 
@@ -35,7 +35,7 @@ RECIPE = "steps:\n- jsonl_reader: {file_paths: in.jsonl}\n- shout: {mark: '?'}\n
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with the package `loud` as pip would leave it: a module and its dist-info."""
+    """A folder with the package `loud` as pip would install it: a module and its dist-info."""
     folder = tmp_path / "site"
     info = folder / "loud-1.0.dist-info"
     info.mkdir(parents=True)

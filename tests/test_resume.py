@@ -1,4 +1,4 @@
-"""Interrupt a run anywhere, run it again, and get the same rows; change something, and redo just that."""
+"""An interrupted run resumes with the same rows; after a change, only the affected work is redone."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ class TestChanges:
         assert str(report).startswith("unchanged: nothing to do")
         assert repr(report).startswith("<Report unchanged>\nunchanged: nothing to do")
 
-    def test_a_changed_file_is_done_again_alone(self, finished):
+    def test_only_a_changed_file_is_redone(self, finished):
         source, output = finished
         (source / "3.jsonl").write_text('{"id": "new", "text": "' + "word " * 20 + '"}\n')
         report, done = self.again(source, output)
@@ -76,13 +76,13 @@ class TestChanges:
         assert report.read == 2001
         assert report.notes == [f"1 input parts changed: {source}/3.jsonl"]
 
-    def test_a_file_touched_without_change_of_size_is_noticed(self, finished):
+    def test_a_file_edited_without_a_change_of_size_is_redone(self, finished):
         source, output = finished
         text = (source / "2.jsonl").read_text()
         (source / "2.jsonl").write_text(text.replace("word", "wort", 1))
         assert self.again(source, output)[1] == [2]
 
-    def test_a_new_file_in_the_middle_moves_the_others_without_doing_them_again(self, finished, tmp_path):
+    def test_a_new_file_in_the_middle_renames_the_shards_of_the_others(self, finished, tmp_path):
         source, output = finished
         (source / "2b.jsonl").write_text('{"id": "new", "text": "' + "word " * 20 + '"}\n')
         report, done = self.again(source, output)
@@ -91,7 +91,7 @@ class TestChanges:
         pipeline(source, tmp_path / "undisturbed").run(executor="inline")
         assert contents(output) == contents(tmp_path / "undisturbed")
 
-    def test_a_removed_file_takes_its_rows_along(self, finished, tmp_path):
+    def test_the_rows_of_a_removed_file_are_removed(self, finished, tmp_path):
         source, output = finished
         (source / "0.jsonl").unlink()
         report, done = self.again(source, output)
@@ -105,7 +105,7 @@ class TestChanges:
         assert done == [0, 1, 2, 3, 4, 5]
         assert report.notes == ["step 2, `word_count`: min_words was 10, is 20"]
 
-    def test_a_lost_shard_is_made_again(self, finished):
+    def test_a_lost_shard_is_redone(self, finished):
         source, output = finished
         before = contents(output)
         (output / "part-000004.jsonl").unlink()
@@ -134,7 +134,7 @@ class TestChanges:
         report = pipeline(source, output).run(memory="1GB", workers=1)
         assert report.state == "unchanged"
 
-    def test_a_shard_nobody_recorded_is_removed(self, finished):
+    def test_an_unrecorded_shard_is_removed(self, finished):
         source, output = finished
         before = contents(output)
         (output / "part-000099.jsonl").write_text("{}\n")
@@ -168,7 +168,7 @@ def descendants(pid):
 
 
 def kill_tree(process):
-    """-9 for the driver and everything below it."""
+    """Kill the driver and all its descendants with SIGKILL."""
     below = descendants(process.pid)
     for victim in [process, *below]:
         with contextlib.suppress(ProcessLookupError):
@@ -183,7 +183,7 @@ def lines_in_ledger(output):
 
 
 def kill_after(process, output, records, extra_s):
-    """Wait until so many more records are in the ledger, then a little, then kill; whether it came to that."""
+    """Kill the run `extra_s` after `records` more records are in the ledger; return whether it was still running."""
     target = lines_in_ledger(output) + records
     while lines_in_ledger(output) < target:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -220,7 +220,7 @@ def test_killed_at_random_moments_gives_the_same_rows(tmp_path, gather):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path, times):
+def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(tmp_path, times):
     source = make_input(tmp_path / "in")
     pipeline(source, tmp_path / "undisturbed").run()
 

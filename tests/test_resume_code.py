@@ -1,4 +1,4 @@
-"""Edit a script between two runs: what the edit concerns is done again, and nothing else."""
+"""Edit a script between two runs: the steps that the edit concerns are redone, and no others."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""One operator applied to one batch: what comes out, which rows are dropped and why. No state, no accounts.
+"""Applies one operator to one batch: the resulting rows, the dropped rows and the reasons.
 
-The worker loop counts and isolates; this module only knows the kinds of operator.
+The worker loop counts rows and isolates failures; this module knows the kinds of operator.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Types: TypeAlias = dict[str, pa.DataType]
 
 @dataclass(frozen=True)
 class Applied:
-    """What an operator made of `given`: the rows that go on, and for each reason the rows of `given` that do not."""
+    """The result of an operator for `given`: the resulting rows, and for each reason the rows of `given` that were dropped."""
 
     batch: Batch
     given: Batch
     verdicts: list[tuple[str, np.ndarray]] = field(default_factory=list)
     created: int = 0
     scores: dict[str, pa.Array] = field(default_factory=dict)
-    """What a filter measured of `given`, to be told with the rows it drops."""
+    """The scores of `given`, to be recorded with the dropped rows."""
 
 
 def apply_step(op: Operator, batch: Batch, types: Types | None = None) -> Applied:
@@ -52,7 +52,7 @@ def apply_step(op: Operator, batch: Batch, types: Types | None = None) -> Applie
         return _expand(op, batch, known)
     if isinstance(op, Function):
         return _call_batch(op, batch, known) if op.batch_wise else _call_rows(op, batch, known)
-    raise AssertionError(f"no way to apply {op!r}")
+    raise AssertionError(f"cannot apply {op!r}")
 
 
 def reconciled(op: Operator, columns: Mapping[str, pa.Array], types: Types) -> dict[str, pa.Array]:
@@ -80,30 +80,30 @@ def _wrong_type(op: Operator, name: str, before: pa.DataType, now: pa.DataType) 
 
 
 def view(op: Operator, batch: Batch) -> Batch:
-    """What an operator is handed: the columns it declared, under the names it knows."""
+    """The columns that an operator declared, under the names it uses."""
     names = op.real_names()
     if ALL in names:
         return batch
     missing = [real for real in names.values() if real not in batch]
     if missing:
-        # Rows of one file may lack a column that others have; to an operator that is a null, not an error.
+        # The rows of one file may lack a column that others have; an operator sees nulls.
         batch = batch.with_columns({name: pa.nulls(len(batch), pa.string()) for name in missing})
     optional = {name: name for name in op.optional_reads() if name in batch and name not in names}
     return batch.view(names | optional)
 
 
 def facts_of(op: Operator, found: Mapping[str, Any], rows: int) -> pa.Table:
-    """What a Gather observed, checked to have one value per row."""
+    """The facts that a Gather observed, checked for one value per row."""
     return pa.table(check_lengths(op, found, rows))
 
 
 def rewritten(gather: Gather, batch: Batch, payload: pa.Array) -> Batch:
-    """Rows that stay, changed as a Gather decided."""
+    """Kept rows, rewritten as a Gather decided."""
     return batch.with_columns(check_lengths(gather, gather.rewrite(view(gather, batch), payload), len(batch)))
 
 
 def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]], scores: dict[str, pa.Array] | None = None) -> Applied:
-    """`batch` without the rows of the verdicts, whose masks are disjoint."""
+    """`batch` without the rows in the masks of the verdicts, which are disjoint."""
     if not verdicts:
         return Applied(batch, batch)
     keep = ~np.logical_or.reduce([mask for _, mask in verdicts])
@@ -111,7 +111,7 @@ def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]], scores: dict[s
 
 
 def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
-    """What an operator returned as columns, or an error if there is not one value per row."""
+    """The columns that an operator returned, or an error if there is not one value per row."""
     columns = {name: as_array(values) for name, values in found.items()}
     for name, values in columns.items():
         if len(values) != rows:
@@ -120,7 +120,7 @@ def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str
 
 
 def filter_rows(op: Filter, batch: Batch, alive: np.ndarray) -> Applied:
-    """What a filter that drops rows decides about those that are `alive`; all rows of the batch stay where they are."""
+    """The verdicts of a filter about the rows that are `alive`; the batch keeps all its rows."""
     scores = check_lengths(op, op.score(view(op, batch)), len(batch))
     return Applied(batch, batch, verdicts_of(op, scores, alive), scores=scores)
 
@@ -151,7 +151,7 @@ def _expand(op: Expand, batch: Batch, types: Types) -> Applied:
     table, found = op.expand(view(op, batch))
     parents = np.asarray(found, dtype=np.int64)
     if len(parents) != table.num_rows:
-        raise OperatorError(f"`{op.name}` made {table.num_rows} rows but named the origin of {len(parents)}")
+        raise OperatorError(f"`{op.name}` returned {table.num_rows} rows and the origins of {len(parents)}")
     if (np.diff(parents) < 0).any():
         raise OperatorError(f"`{op.name}` returned rows whose origins are not in ascending order")
     columns = {name: as_array(table.column(name)) for name in table.column_names}
@@ -312,7 +312,7 @@ def schema_after(operators: Sequence[Operator], schema: pa.Schema, types: Mappin
 
 
 def bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:
-    """The size of the columns an operator looks at, in the rows that are alive."""
+    """The size of the columns that an operator reads, in the rows that are alive."""
     names = set(op.real_names().values())
     chosen = batch.columns if ALL in names else [name for name in batch.columns if name in names]
     whole = sum(bytes_of(batch.table.column(name)) for name in chosen)

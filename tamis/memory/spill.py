@@ -1,8 +1,8 @@
-"""Rows and observations on disk between the stages of a run, as Arrow IPC files.
+"""Rows and facts on disk between the stages of a run, as Arrow IPC files.
 
-stage 1:  ... -> observe -> part-000000.rows.spill    the rows themselves, with their origins
-                         -> part-000000.facts.spill   what Gather.observe found, one line per row
-resolve:  all facts      -> part-000000.fates.spill   which rows go, and why
+stage 1:  ... -> observe -> part-000000.rows.spill    the rows, with their addresses
+                         -> part-000000.facts.spill   the facts from Gather.observe, one line per row
+resolve:  all facts      -> part-000000.fates.spill   which rows are dropped, and why
 stage 2:  rows + fates   -> ...
 """
 
@@ -26,12 +26,12 @@ _PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_childr
 
 
 def stem(partition: int) -> str:
-    """The name of a partition's files; names sort as partitions do."""
+    """The stem of the file names of a partition; names sort in the order of partitions."""
     return f"part-{partition:06d}"
 
 
 class SpillWriter:
-    """Appends tables to one Arrow file, made on the first write so that its columns are known."""
+    """Appends tables to one Arrow file, which is created on the first write, when its columns are known."""
 
     def __init__(self, path: Path, compression: str | None = "lz4") -> None:
         self.path = path
@@ -42,7 +42,7 @@ class SpillWriter:
 
     def write(self, table: pa.Table) -> None:
         if self._writer is None or table.schema != self._schema:
-            # A batch that brings a column or a wider type goes to a file of its own behind the first.
+            # A batch with another column or a wider type starts another file.
             self.close()
             number = len(self.files)
             self.files.append(self.path.with_name(f"{self.path.name}.{number}") if number else self.path)
@@ -52,7 +52,7 @@ class SpillWriter:
         self._writer.write_table(table)
 
     def close(self) -> list[Path]:
-        """The files written, in order; none if there were no rows."""
+        """The files written, in order; empty if there were no rows."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -60,7 +60,7 @@ class SpillWriter:
 
 
 def write_rows(writer: SpillWriter, batch: Batch) -> None:
-    """Append rows together with where they came from."""
+    """Append rows together with their addresses."""
     places = pa.DictionaryArray.from_arrays(pa.array(batch.origin.place), pa.array(batch.origin.places, pa.string()))
     table = batch.table.append_column(_PLACE, places.cast(pa.string()))
     table = table.append_column(_POSITION, pa.array(batch.origin.position))
@@ -69,7 +69,7 @@ def write_rows(writer: SpillWriter, batch: Batch) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SpilledRows(Source):
-    """Reads back what an earlier stage wrote with `write_rows`; partitions are the same as there."""
+    """Reads the rows that an earlier stage wrote with `write_rows`, in the same partitions."""
 
     folder: str
 
@@ -78,7 +78,7 @@ class SpilledRows(Source):
         return "spilled_rows"
 
     def layout(self, blocksize: int) -> Layout:
-        raise NotImplementedError("the plan knows the partitions of a later stage")
+        raise NotImplementedError("the partitions of a later stage come from the plan")
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         for file in spilled_files(Path(self.folder) / f"{stem(partition.index)}.rows{SPILL}"):
@@ -105,17 +105,17 @@ def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
 
 
 def spilled_files(first: Path) -> list[Path]:
-    """The files a SpillWriter made for `first`, in order."""
+    """The files that a SpillWriter wrote for `first`, in order."""
     found: list[Path] = []
     file = first
-    while file.exists():  # asked for by name: a folder of many thousand files is slow to search
+    while file.exists():  # by name: listing a folder with thousands of files is slow
         found.append(file)
         file = first.with_name(f"{first.name}.{len(found)}")
     return found
 
 
 class ObservedFacts:
-    """What `Gather.observe` found, read from disk one partition at a time; `rows` counts them by partition."""
+    """The facts from `Gather.observe`, read from disk one partition at a time; `rows` is the row count by partition."""
 
     def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class ObservedFacts:
 
     def __getitem__(self, partition: int) -> pa.Table:
         files = self._files(partition)
-        if not files:  # no row of this partition came so far; the columns are those of any other
+        if not files:  # no row of this partition was observed; use the columns of another partition
             files = next((found for number in range(len(self)) if (found := self._files(number))), [])
             return pa.ipc.open_file(pa.memory_map(str(files[0]))).schema.empty_table() if files else pa.table({})
         tables = [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
@@ -144,7 +144,7 @@ class ObservedFacts:
 
 
 class Fates:
-    """Writes what `Gather.resolve` decides, and checks that it decides about every row. Can be sent to a worker."""
+    """Writes the decisions of `Gather.resolve`, and checks that there is one for every row. Can be sent to a worker."""
 
     def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
         self.folder = folder
@@ -160,7 +160,7 @@ class Fates:
     ) -> None:
         index = self.partitions[partition]
         if len(drop) != self.rows[index]:
-            raise OperatorError(f"resolve() decided about {len(drop)} rows of a partition that has {self.rows[index]}")
+            raise OperatorError(f"resolve() decided about {len(drop)} rows of a partition with {self.rows[index]} rows")
         if isinstance(reason, str):
             reasons: pa.Array = pa.DictionaryArray.from_arrays(
                 pa.array(np.zeros(len(drop), np.int8)), pa.array([reason])
@@ -179,7 +179,7 @@ class Fates:
     def close(self) -> None:
         missing = [index for index in self.partitions if not self._path(index).exists()]
         if missing:
-            raise OperatorError(f"resolve() decided nothing about {len(missing)} of {len(self.partitions)} partitions")
+            raise OperatorError(f"resolve() made no decision about {len(missing)} of {len(self.partitions)} partitions")
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{stem(index)}.fates{SPILL}"
@@ -195,7 +195,7 @@ def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array, pa.A
 
 
 def write_failures(path: Path, failures: Sequence[Mapping[str, Any]]) -> Shard:
-    """Failed rows as JSON lines: address, step, error and the row as far as it is known."""
+    """Write failed rows as JSON lines: address, step, error, and the row if it is known."""
     with path.open("a", encoding="utf-8") as file:
         for failure in failures:
             file.write(json.dumps(failure, ensure_ascii=False, default=str) + "\n")

@@ -1,4 +1,4 @@
-"""Rows that are in memory already: Python dicts, Arrow tables, pandas and Polars frames, Hugging Face datasets."""
+"""Rows from memory: Python dicts, Arrow tables, pandas and Polars frames, Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tamis.sources.schemas import cheapest_column, plain
 
 @operator()
 class Rows(Source):
-    """Rows from memory: a list of dicts, an Arrow table, a pandas or Polars frame, a Hugging Face dataset.
+    """Read rows from memory: a list of dicts, an Arrow table, a pandas or Polars frame, or a Hugging Face dataset.
 
-    They are held as one Arrow table, which travels to each worker; for more than fits comfortably in memory, write
+    The rows are kept as one Arrow table, which is sent to each worker. For data that is large compared to memory, write
     files and read those.
 
     >>> [batch.rows() for batch in Rows([{"text": "a"}, {"text": "b"}]).batches()]
@@ -61,7 +61,7 @@ class Rows(Source):
         count, num_bytes = table.num_rows, bytes_of(table)
         step = self.rows_per_partition or max(1, int(count * blocksize / num_bytes) if num_bytes > blocksize else count)
         partitions = []
-        for index, start in enumerate(range(0, max(1, count), step)):  # without rows, one partition keeps the columns
+        for index, start in enumerate(range(0, max(1, count), step)):  # an empty partition keeps the columns
             part = table.slice(start, min(step, count - start))
             piece = Piece("rows", start, start + part.num_rows, bytes_of(part))
             partitions.append(Partition(index, (piece,), digest([content_hash(part), start])))
@@ -90,14 +90,14 @@ class Rows(Source):
                 )
 
     def batches(self, batch_bytes: int = 2**24) -> Iterator[Batch]:
-        """All rows, without a pipeline: for tests and a look at the data."""
+        """All rows, without a pipeline: for tests and for inspecting data."""
         layout = self.layout(2**62)
         for partition in layout.partitions:
             yield from self.read(partition, Reading(None, layout.schema, batch_bytes, lambda failure: None))
 
 
 def as_table(rows: object) -> pa.Table:
-    """Whatever holds rows, as an Arrow table of plain columns. Foreign classes are known by name, not by import."""
+    """Any supported container of rows as an Arrow table. Classes of other packages are recognized by name, not imported."""
     if isinstance(rows, pa.Table):
         return plain(rows)
     if isinstance(rows, pa.RecordBatch):
@@ -110,7 +110,7 @@ def as_table(rows: object) -> pa.Table:
     if home == "polars" and isinstance(rows, sys.modules["polars"].DataFrame):
         return plain(rows.to_arrow())
     if home == "datasets" and isinstance(rows, sys.modules["datasets"].Dataset):
-        # `with_format` applies the selection that filter() and shuffle() leave as a list of row numbers.
+        # `with_format` applies the row selection that filter() and shuffle() leave behind.
         return plain(rows.with_format("arrow")[:])
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
         return _from_dicts(rows)
@@ -123,10 +123,10 @@ def as_table(rows: object) -> pa.Table:
 def _from_dicts(rows: Sequence[object]) -> pa.Table:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise ParameterError(f"row {index} is not a dict but {row!r:.80}", hint='Rows([{"text": "a"}, ...])')
+            raise ParameterError(f"row {index} is not a dict: {row!r:.80}", hint='Rows([{"text": "a"}, ...])')
     try:
         return table_from_rows(rows)  # type: ignore[arg-type]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise SourceError(
-            f"the rows do not make a table: {error}", hint="a column must hold values of one kind"
+            f"the rows do not form a table: {error}", hint="each column must hold values of one type"
         ) from error

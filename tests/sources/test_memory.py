@@ -1,4 +1,4 @@
-"""Rows that are in memory: what they may be given as, and that they stay the same."""
+"""Rows from memory: supported containers, partitions and identity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def frames():
 
 
 @pytest.mark.parametrize("kind", ["dicts", "tuple", "table", "batch", "pandas", "polars", "lazy", "datasets"])
-def test_rows_come_from_any_kind_of_frame(kind, read_all):
+def test_rows_can_be_any_kind_of_frame(kind, read_all):
     found = read_all(Rows(frames()[kind]))
     assert found.rows == ROWS
     assert found.addresses == ["rows:0", "rows:1", "rows:2"]
@@ -51,7 +51,7 @@ def test_partitions_follow_rows_or_bytes(read_all):
     assert read_all(Rows(ROWS, limit=2)).rows == ROWS[:2]
 
 
-def test_identity_is_the_content_however_it_is_chunked():
+def test_the_identity_does_not_depend_on_chunks():
     whole = pa.Table.from_pylist(ROWS)
     chunked = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
     assert Rows(whole).identity() == Rows(chunked).identity() == Rows(ROWS).identity()
@@ -61,29 +61,29 @@ def test_identity_is_the_content_however_it_is_chunked():
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
 
 
-def test_rows_travel_and_stand_in_recipes(read_all):
+def test_rows_can_be_pickled_and_stored_in_recipes(read_all):
     made = build_operator("rows", {"rows": [{"text": "a"}]})
     assert read_all(pickle.loads(pickle.dumps(made))).rows == [{"text": "a"}]
     assert made.parameters() == {"rows": [{"text": "a"}]}
     assert build_operator("rows", made.parameters()).identity() == made.identity()
 
 
-def test_missing_keys_are_null_and_no_rows_are_no_rows(read_all):
+def test_missing_keys_are_null_and_an_empty_list_has_no_rows(read_all):
     assert read_all(Rows([{"a": 1}, {"b": "x"}])).rows == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
     assert read_all(Rows([])).rows == []
     assert read_all(Rows(pa.table({"text": pa.array([], pa.string())}))).layout.schema.names == ["text"]
 
 
 @pytest.mark.parametrize("value", ["text", 7, None, {"text": "a"}])
-def test_what_holds_no_rows_is_refused(value):
+def test_values_without_rows_are_refused(value):
     with pytest.raises(ParameterError, match="must hold rows"):
         Rows(value)
 
 
-def test_rows_that_are_not_dicts_or_do_not_agree_are_explained():
+def test_rows_that_are_not_dicts_or_have_mixed_types_are_refused():
     with pytest.raises(ParameterError, match="row 1 is not a dict"):
         Rows([{"a": 1}, "b"])
-    with pytest.raises(SourceError, match="do not make a table"):
+    with pytest.raises(SourceError, match="do not form a table"):
         Rows([{"a": 1}, {"a": "x"}])
 
 
