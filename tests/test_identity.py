@@ -289,7 +289,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def test_values_are_told_apart_and_found_again(tmp_path):
+def test_values_are_distinguished_and_recognized(tmp_path):
     import copy
 
     found = [identify(value) for value in VALUES]

@@ -28,7 +28,7 @@ def test_commits_survive(store):
         assert ledger.commits == {(0, "a"): commit("a"), (0, "b"): commit("b", 1)}
 
 
-def test_a_dropped_commit_is_gone(store):
+def test_a_dropped_commit_is_removed(store):
     with Ledger(store) as ledger:
         ledger.append([commit("a").record()])
         ledger.drop([commit("a")])

@@ -57,7 +57,7 @@ def test_rows_go_from_bucket_to_bucket(bucket, executor):
     assert ".tamis/lock" not in listing(bucket)
 
 
-def test_a_second_run_has_nothing_to_do_and_a_changed_object_is_done_again(bucket):
+def test_a_second_run_has_nothing_to_do_and_a_changed_object_is_redone(bucket):
     job(bucket).run(executor="inline")
     assert job(bucket).run(executor="inline").state == "unchanged"
     system = s3fs.S3FileSystem(**bucket.storage_options)

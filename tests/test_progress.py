@@ -338,7 +338,7 @@ def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):
     assert shown_in_python(None, io.StringIO()) == "compiling"
 
 
-def test_bars_of_a_narrow_terminal_have_room_for_failed_rows(monkeypatch):
+def test_bars_of_a_narrow_terminal_show_failed_rows(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     error = ErrorCount("step", "KeyError: 'typo'", 1_234, "in:0", "KeyError")

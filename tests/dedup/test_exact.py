@@ -1,4 +1,4 @@
-"""Exact duplicates: who stays, who goes and why, for any keep policy and any division of the work."""
+"""Exact duplicates: which rows are kept and dropped and why, for any keep policy and any division of the work."""
 
 import json
 
@@ -18,7 +18,7 @@ def kept(rows, step, **options):
     return Pipeline(Rows(rows, rows_per_partition=3), step).collect(**options).to_pylist()
 
 
-def test_first_of_equal_rows_stays_and_the_reason_is_told():
+def test_the_first_of_equal_rows_is_kept_and_the_reason_recorded():
     rows = [{"text": text} for text in ["a", "b", "a", "c", "b", "a"]]
     report = Pipeline(Rows(rows, rows_per_partition=2), ExactDedup()).run(executor="inline")
     assert report.dropped == {"exact duplicate": 3}

@@ -304,7 +304,7 @@ def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["bands", "candidate pairs", "components", "candidates, ", "comparisons", "decisions"])
-def test_a_run_that_broke_off_while_resolving_goes_on_there(tmp_path, monkeypatch, step):
+def test_a_run_interrupted_while_resolving_resumes_there(tmp_path, monkeypatch, step):
     rows = planted(200, 14)
     source = write_rows(tmp_path / "in", rows)
     expected = Pipeline(JsonlReader(source), FuzzyDedup(), JsonlWriter(str(tmp_path / "calm"))).run(executor="inline")
@@ -411,7 +411,7 @@ def test_parameters_that_cannot_be(parameters, message):
         FuzzyDedup(**parameters).check()
 
 
-def test_too_little_disk_is_told_before_the_work_begins(monkeypatch):
+def test_too_little_disk_is_reported_before_the_work_begins(monkeypatch):
     import shutil
     from collections import namedtuple
 
@@ -421,7 +421,7 @@ def test_too_little_disk_is_told_before_the_work_begins(monkeypatch):
         Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
 
 
-def test_a_disk_that_fills_up_is_told(monkeypatch):
+def test_a_full_disk_is_reported(monkeypatch):
     from tamis.dedup import shuffle
     from tamis.errors import SinkError
 

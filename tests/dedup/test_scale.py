@@ -111,7 +111,7 @@ def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypat
     assert outcome(rows, step, tmp_path / "workers", per_partition=500, **more) == expected
 
 
-def test_what_never_fits_is_told(tmp_path, monkeypatch):
+def test_a_job_that_never_fits_is_reported(tmp_path, monkeypatch):
     def never(keys):
         raise MemoryError
 
@@ -155,7 +155,7 @@ def test_edges_are_the_same_whatever_the_pieces(keys, size):
     assert pairs == {(keys.index(key), n) for n, key in enumerate(keys) if keys.index(key) != n}
 
 
-def test_room_on_disk_is_like_room_in_memory(tmp_path):
+def test_disk_space_is_limited_like_memory(tmp_path):
     for memory in (10**9, 0):
         array = allocate((1000, 3), np.int32, tmp_path, memory)
         array[:] = 7
@@ -174,7 +174,7 @@ def test_parts_do_not_grow_with_the_data_until_they_are_many():
 
 @pytest.mark.parametrize("keep", ["first", "longest", "none"])
 @pytest.mark.parametrize("verify", ["jaccard", "signature", "none"])
-def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monkeypatch, verify, keep):
+def test_a_component_that_does_not_fit_is_processed_in_parts(tmp_path, monkeypatch, verify, keep):
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefghijklm", k=6)) for _ in range(40)]
 
@@ -200,7 +200,7 @@ def test_a_component_that_does_not_fit_is_gone_through_bit_by_bit(tmp_path, monk
     assert sum(mapped) > 4
 
 
-def test_a_group_too_large_to_decide_about_is_told_at_once(tmp_path, monkeypatch):
+def test_a_group_too_large_to_decide_about_is_reported_immediately(tmp_path, monkeypatch):
     tried = []
 
     def full(*args, **options):
@@ -272,7 +272,7 @@ def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathere
         assert gathered < 10**6 or len(batches) <= 1
 
 
-def test_buckets_without_rows_take_no_room(tmp_path):
+def test_buckets_without_rows_use_no_memory(tmp_path):
     rows = pa.table(
         {
             "text": pa.array([b"word"] * 10_000, pa.large_binary()),
@@ -315,7 +315,7 @@ def fits(folder, megabytes):
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
 @pytest.mark.parametrize("step", [STEPS[0], STEPS[2], STEPS[3]], ids=["exact", "jaccard", "signature"])
-def test_a_disk_that_fills_while_resolving_is_told_and_the_run_goes_on(tmp_path, small_disk, step, executor):
+def test_a_full_disk_while_resolving_is_reported_and_the_run_resumes(tmp_path, small_disk, step, executor):
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in texts(20_000, 9000)))
 

@@ -165,7 +165,7 @@ def test_null_and_empty_texts_and_identical_ids(tmp_path, make):
     assert [text for text in found if not text] == [None, "", None]
 
 
-def test_ids_in_some_files_only_are_told(tmp_path):
+def test_ids_in_only_some_files_are_reported(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT["x"]}) + "\n" + json.dumps({"text": TEXT["y"]}) + "\n")
     (tmp_path / "b.jsonl").write_text(
         "".join(json.dumps({"id": n, "text": TEXT[t]}) + "\n" for n, t in enumerate("zxz"))
@@ -214,7 +214,7 @@ def test_the_hash_seed_of_python_changes_nothing(tmp_path):
     assert len(set(found)) == 1
 
 
-def test_the_disk_a_run_will_need_is_told_before_it(tmp_path):
+def test_the_disk_that_a_run_needs_is_estimated_before_it(tmp_path):
     rng = random.Random(5)
     texts = [" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(60)) for _ in range(3000)]
     rows = [{"id": str(n), "text": text} for n, text in enumerate([*texts, *texts[:500]])]

@@ -82,7 +82,7 @@ def test_one_worker_compiles_at_a_time(lock):
         compiling.look()
 
 
-def test_a_link_under_the_name_of_the_lock_is_not_followed_and_work_goes_on(lock, tmp_path):
+def test_a_link_under_the_name_of_the_lock_is_not_followed_and_work_continues(lock, tmp_path):
     lock.symlink_to(tmp_path / "elsewhere")
     announced = []
     begin(announced).release()
@@ -91,7 +91,7 @@ def test_a_link_under_the_name_of_the_lock_is_not_followed_and_work_goes_on(lock
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.parent.rename(path.parent.with_name("gone"))])
-def test_where_there_can_be_no_lock_file_work_goes_on(lock, make):
+def test_work_continues_where_no_lock_file_can_be_created(lock, make):
     make(lock)
     announced = []
     begin(announced).release()

@@ -20,7 +20,7 @@ from tests.memory.test_governor import ModelForTests
 from tests.test_pipeline import numbered, write_jsonl
 
 
-def test_memory_spill_and_disk_are_told_before_the_run(tmp_path):
+def test_memory_spill_and_disk_are_estimated_before_the_run(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", numbered(5000))
     size = (tmp_path / "in.jsonl").stat().st_size
     pipeline = Pipeline(JsonlReader(tmp_path / "in.jsonl"), WordCount(), Sample(rows=9), JsonlWriter(tmp_path / "out"))
@@ -63,7 +63,7 @@ def test_a_partition_keeps_a_worker_busy_for_ten_seconds_within_reason(mb_per_s,
     assert profile_of(report, 0, []).blocksize == parse_bytes(blocksize)
 
 
-def test_each_stage_is_told_apart_and_by_what_an_earlier_run_saw(tmp_path):
+def test_stages_are_estimated_separately_and_from_earlier_measurements(tmp_path):
     source = JsonlReader(write_jsonl(tmp_path / "in.jsonl", numbered(50_000)))
     pipeline = Pipeline(source, ModelForTests(num_bytes=400_000_000), Sample(rows=9), JsonlWriter(tmp_path / "out"))
     before = pipeline.explain(memory="2GB")
@@ -78,7 +78,7 @@ def test_each_stage_is_told_apart_and_by_what_an_earlier_run_saw(tmp_path):
     assert second.memory_bytes < first.memory_bytes
 
 
-def test_more_memory_than_there_is_is_told(tmp_path):
+def test_a_budget_above_the_available_memory_is_reported(tmp_path):
     report = Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run(memory="9000GB", workers=1)
     assert any(note.startswith("memory may not do: 9.0 TB are asked for") for note in report.notes)
 

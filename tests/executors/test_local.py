@@ -50,7 +50,7 @@ def threads(_):
     return pa.cpu_count(), pa.io_thread_count(), os.environ["OPENBLAS_NUM_THREADS"]
 
 
-def read_with_no_room_left(path):
+def read_with_no_memory_left(path):
     """Opens and parses with Arrow's pools where there is not a megabyte left for the stack of another thread."""
     import resource
 
@@ -109,7 +109,7 @@ def own_pid(_number):
     return os.getpid()
 
 
-def test_calls_go_to_workers_that_hold_nothing_yet_if_that_is_asked_for(executor):
+def test_new_workers_are_used_for_calls_on_request(executor):
     found = {}
     for number, fresh in enumerate([False, False, True]):
         executor.map(own_pid, [(0,)], lambda _, pid, number=number: found.update({number: pid}), new_workers=fresh)
@@ -133,7 +133,7 @@ def test_recycling_in_the_middle_of_calls_ends_nobody_who_is_busy(executor, fifo
     assert found == {0: 0, 1: 2, 2: 3}
 
 
-def test_a_worker_that_is_gone_before_it_is_told_anything_is_replaced(executor):
+def test_a_worker_that_dies_before_its_first_message_is_replaced(executor):
     found = {}
     executor.map(own_pid, [(0,), (1,)], found.__setitem__)
     for pid in set(found.values()):
@@ -158,5 +158,5 @@ def test_under_a_cap_arrow_has_its_threads_or_says_that_memory_is_short(executor
     ):
         writer.write_table(pa.table({"a": [1]}))
     found = {}
-    executor.map(read_with_no_room_left, [(str(tmp_path / "a.arrow"),)], found.__setitem__)
+    executor.map(read_with_no_memory_left, [(str(tmp_path / "a.arrow"),)], found.__setitem__)
     assert found == {0: (1, True)}

@@ -71,12 +71,16 @@ def run(folder, function, *, rows, memory="600MB", workers=1):
     assert done.returncode == 0, done.stderr
     report = Report(**json.loads(done.stdout))
     assert report.balances
-    written = [json.loads(line)["n"] for file in sorted(folder.glob("part-*")) for line in file.read_text().splitlines()]
+    written = [
+        json.loads(line)["n"] for file in sorted(folder.glob("part-*")) for line in file.read_text().splitlines()
+    ]
     return report, written
 
 
 def failures(folder):
-    return [json.loads(line) for file in (folder / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines()]
+    return [
+        json.loads(line) for file in (folder / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -102,7 +102,7 @@ def test_a_worker_that_leaks_is_found_and_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_whoever_wants_to_keep_a_leaking_worker_may(tmp_path):
+def test_a_leaking_worker_is_kept_on_request(tmp_path):
     asked = []
 
     def decide(alert):
@@ -161,7 +161,7 @@ def test_a_batch_that_does_not_fit_a_real_gpu_is_split(tmp_path):
     assert report.memory["actions"]["split"] >= 3
 
 
-def test_a_run_that_is_told_to_pause_goes_on_with_one_partition_at_a_time(tmp_path):
+def test_a_paused_run_continues_with_one_partition_at_a_time(tmp_path):
     def slowly(row):
         time.sleep(0.01)
         return True
@@ -190,7 +190,7 @@ def test_a_run_that_is_told_to_pause_goes_on_with_one_partition_at_a_time(tmp_pa
     assert manifest["alerts"]["remedy"] == {"budget": "pause"}
 
 
-def test_a_run_that_is_told_to_recycle_workers_ends_as_any_other(tmp_path):
+def test_recycling_workers_does_not_change_the_result(tmp_path):
     rows = [{"n": n, "text": f"row {n % 50} of a table with many rows and words"} for n in range(3000)]
     alerts = {"budget_percent": [0.001, 99], "remedy": lambda alert: "recycle"}
     steps = Rows(rows, rows_per_partition=100), ExactDedup(), JsonlWriter(tmp_path)

@@ -1,4 +1,4 @@
-"""Union-find and the choice of who stays, against naive code."""
+"""Compare union-find and the choice of survivors with naive code."""
 
 import numpy as np
 from hypothesis import given, settings

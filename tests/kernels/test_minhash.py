@@ -211,7 +211,7 @@ def jaccard(left, right):
 
 
 def _word(rng, different):
-    """One of so many words, all of letters: digits would be read alike."""
+    """Return one of many words, made of letters only, since digits may be folded."""
     return np.base_repr(rng.randrange(different), 36).translate(str.maketrans("0123456789", "qrstuvwxyz")).lower() + "k"
 
 

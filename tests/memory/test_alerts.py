@@ -256,7 +256,7 @@ def test_a_command_that_does_not_end_is_stopped_with_its_children():
 
 
 class Server:
-    """A loopback server that gives the answers it was told to, the last one for ever."""
+    """A loopback server that gives the specified answers, and repeats the last one."""
 
     def __init__(self, *answers):
         self.answers, self.got = list(answers), []

@@ -233,7 +233,7 @@ def test_a_row_too_large_to_hold_fails_with_its_size(tmp_path):
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_files_that_grow_a_thousandfold_when_unpacked(tmp_path, suffix):
     line = json.dumps({"text": "x" * 650_000}).encode() + b"\n"
-    rows = 1500  # a gigabyte, in one member or frame that cannot be entered in the middle
+    rows = 1500  # a gigabyte, in one member or frame that cannot be split
     if suffix == "gz":
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
         data = b"".join([*(packer.compress(line * 100) for _ in range(rows // 100)), packer.flush()])
@@ -267,7 +267,7 @@ def test_pages_of_a_mapped_file_are_not_what_a_step_holds_after_its_setup(tmp_pa
     assert report.memory["bytes_held_after_setup"] == {}
 
 
-def test_a_model_that_no_worker_can_hold_is_told(tmp_path):
+def test_a_model_too_large_for_any_worker_is_reported(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
     steps = Pipeline(JsonlReader(tmp_path / "in.jsonl"), ModelForTests(num_bytes=3_000_000_000))
     with pytest.raises(BudgetError, match="`model_for_tests` ran out of memory during setup") as told:

@@ -230,7 +230,7 @@ def real_torch():
 
 
 @pytest.mark.gpu
-def test_weights_activations_and_buffers_are_told_apart_on_a_gpu():
+def test_weights_activations_and_buffers_are_measured_separately_on_a_gpu():
     torch = real_torch()
     with owner("weights"):
         model = torch.nn.Linear(4096, 4096, bias=False).cuda()

@@ -153,7 +153,7 @@ FAR = int(10 * BASE)
 
 
 def moments(make, count=60, limit_bytes=FAR):
-    """When each of so many series raises the alert, None where it does not."""
+    """Return when each series raises the alert, or None if it does not."""
     return [first_alert(make(np.random.default_rng(seed)), limit_bytes) for seed in range(count)]
 
 
@@ -223,7 +223,7 @@ def test_a_leak_is_found_with_room_to_spare_however_near_the_limit():
         series, limit = make(np.random.default_rng(seed))
         found = first_alert(series, limit)
         if limit < 1.3 * BASE and found is None:
-            continue  # too small to be told from noise
+            continue  # too small to distinguish from noise
         assert found is not None, seed
         assert len(series) - found >= 6, seed
 
@@ -312,7 +312,7 @@ for shard in range(35):
 
 
 @pytest.mark.parametrize("behaviour", ["leaks", "frees"])
-def test_a_real_process_that_leaks_is_told_from_one_that_does_not(behaviour):
+def test_a_leaking_process_is_distinguished_from_one_that_does_not_leak(behaviour):
     done = subprocess.run([sys.executable, "-c", WORKER, behaviour], capture_output=True, text=True, check=True)
     detector = LeakDetector()
     found = [detector.add(0, shard, int(line)) for shard, line in enumerate(done.stdout.split())]

@@ -39,7 +39,7 @@ def child():
         process.stdin.close()
 
 
-def test_a_process_that_is_gone_holds_nothing(child):
+def test_a_process_that_exited_holds_nothing(child):
     assert held_bytes(child.pid) > 40 * MB
     child.kill()
     child.wait()

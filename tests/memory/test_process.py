@@ -12,7 +12,7 @@ MB = 1_000_000
 
 
 @linux
-def test_the_peak_is_seen_after_the_memory_is_gone_and_can_be_reset():
+def test_the_peak_outlives_the_memory_and_can_be_reset():
     before = process.reset_peak()
     assert before > 0
     np.ones(10_000_000)

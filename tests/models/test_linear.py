@@ -1,4 +1,4 @@
-"""Classifiers of one's own: what they learn, that they are repeatable, and what their files hold."""
+"""Custom classifiers: accuracy, reproducibility and file contents."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def lesson():
 SMALL = Settings(bits=14)
 
 
-def test_what_can_be_told_apart_is(lesson):
+def test_separable_classes_are_separated(lesson):
     trained = train(*lesson, settings=SMALL)
     assert trained.evaluation.rows + trained.trained_rows == 300
     assert trained.evaluation.accuracy == 1

@@ -161,7 +161,7 @@ def test_compressed_lines_can_be_divided(compression, tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none", None])
-def test_parquet_is_compressed_as_asked(compression, tmp_path):
+def test_parquet_is_compressed_as_requested(compression, tmp_path):
     (shard,) = write(ParquetWriter(tmp_path, compression=compression), tmp_path, TABLE)
     column = pq.ParquetFile(tmp_path / shard.name).metadata.row_group(0).column(0)
     assert column.compression.lower() == {"none": "uncompressed", None: "uncompressed"}.get(compression, compression)
@@ -169,7 +169,7 @@ def test_parquet_is_compressed_as_asked(compression, tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_arrow_is_compressed_as_asked(compression, tmp_path):
+def test_arrow_is_compressed_as_requested(compression, tmp_path):
     table = pa.table({"text": ["abc" * 1000] * 10})
     (shard,) = write(ArrowWriter(tmp_path, compression=compression), tmp_path, table)
     assert shard.size < 5000

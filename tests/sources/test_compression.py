@@ -1,4 +1,4 @@
-"""Frames: where they begin, what damage does, and how large files are entered in the middle."""
+"""Frames: their positions, damage, and splitting of large files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_truncated_file_gives_all_before_the_end_and_one_clear_word(codec, com
 
 
 @pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
-def test_a_wrong_checksum_is_told_and_loses_nothing(codec, compress):
+def test_a_wrong_checksum_is_reported_and_loses_nothing(codec, compress):
     whole = text(300_000)
     blob = bytearray(compress(codec, whole))
     blob[-6] ^= 0xFF
@@ -109,14 +109,14 @@ def test_a_wrong_checksum_is_told_and_loses_nothing(codec, compress):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_not_of_the_format_is_told(codec):
+def test_data_of_another_format_is_reported(codec):
     data, others = decode(b"this is no compressed file at all, is it", CODECS[codec])
     assert data == b""
     assert len(others) == 1
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_garbage_behind_the_last_frame_is_told(codec, compress):
+def test_garbage_after_the_last_frame_is_reported(codec, compress):
     data, others = decode(compress(codec, b"fine\n") + b"garbage, twelve bytes", CODECS[codec])
     assert data == b"fine\n"
     assert len(others) == 1

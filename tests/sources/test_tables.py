@@ -213,7 +213,7 @@ def test_a_truncated_file_keeps_what_is_there_and_fails_once(suffix, tmp_path, c
     assert f"a.jsonl{suffix}@" in failure.address
 
 
-def test_damage_between_pieces_is_told_once(tmp_path, compress, read_all):
+def test_damage_between_pieces_is_reported_once(tmp_path, compress, read_all):
     rows = some_rows(300)
     frames = [compress("zst", as_lines(rows[i : i + 100])) for i in (0, 100, 200)]
     frames[1] = b"\x28\xb5\x2f\xfd" + b"\xff" * (len(frames[1]) - 4)

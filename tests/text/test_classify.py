@@ -71,7 +71,7 @@ def test_a_label_that_is_not_there_is_a_mistake(model):
 
 
 @pytest.mark.parametrize("make", [FastTextScore, FastTextQuality, FastTextLabel, LinearClassifier])
-def test_a_missing_model_is_told_before_data_moves(make, tmp_path):
+def test_a_missing_model_is_reported_before_data_moves(make, tmp_path):
     label = {"label": "__label__hq"} if make is FastTextScore else {}
     with pytest.raises(TamisError, match="there is no model file"):
         make(model=tmp_path / "none.bin", **label).check()

@@ -144,7 +144,7 @@ def test_evidence_has_an_end(folder):
     assert len(spans) == MOST_SPANS
 
 
-def test_an_example_in_two_benchmarks_is_told_of_both(folder):
+def test_an_example_in_two_benchmarks_is_reported_for_both(folder):
     (folder / "copy.jsonl").write_text(json.dumps({"id": "x", "question": RIVER}))
     _, _, (spans,) = score(folder, [RIVER])
     assert [(span["benchmark"], span["example"]) for span in spans] == [("copy", "x"), ("geo", "river")]

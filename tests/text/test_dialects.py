@@ -199,7 +199,7 @@ def test_duplicate_ngrams_differ() -> None:
 
 
 def test_overlapping_repeats_are_skipped_by_datatrove() -> None:
-    # one word six times over: 5-grams at 0 and 1; read at 0, found again at 1, then reading goes on at 6
+    # one word six times over: 5-grams at 0 and 1; read at 0, found again at 1, then reading continues at 6
     text = "z z z z z z"
     assert across(repetition, text, "duplicate_5_grams") == [round(5 / 11, 4), 1, 1, 1]
 

@@ -1,4 +1,4 @@
-"""Words of Chinese, Japanese and Thai by dictionary, on sentences whose words were told apart by hand."""
+"""Words of Chinese, Japanese and Thai by dictionary, on sentences split into words by hand."""
 
 # ruff: noqa: RUF001
 

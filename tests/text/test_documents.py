@@ -58,7 +58,7 @@ class FactsInMemory:
 
 
 def resolve(step, rows, cuts):
-    """(key, text) of the documents that stay, for rows cut into partitions at `cuts`."""
+    """Return (key, text) of the documents kept, for rows cut into partitions at `cuts`."""
     bounds = [0, *sorted(cuts), len(rows)]
     parts = [rows[a:b] for a, b in itertools.pairwise(bounds)]
     tables = []

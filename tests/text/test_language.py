@@ -107,7 +107,7 @@ def test_a_language_the_model_does_not_know_is_a_mistake():
     assert "did you mean `en`?" in str(raised.value)
 
 
-def test_a_missing_model_is_told_before_data_moves(monkeypatch, tmp_path):
+def test_a_missing_model_is_reported_before_data_moves(monkeypatch, tmp_path):
     monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
     with pytest.raises(TamisError, match="put the file glotlid"):
         Pipeline(Rows([{"text": "a"}]), Language(model="glotlid.bin")).check()

@@ -139,13 +139,13 @@ class TestC4Lines:
     def test_by_hand(self, line, left):
         assert one(C4Lines(), line)[0] == left
 
-    def test_many_words_can_be_asked_for(self):
+    def test_many_words_can_be_required(self):
         for least in (99, 100, 101, 5000):
             step = C4Lines(min_words=least)
             assert one(step, "a " * (least - 1) + "b.")[1] == 0
             assert one(step, "a " * (least - 2) + "b.")[1] == 1
 
-    def test_punctuation_can_be_left_out_of_account(self):
+    def test_punctuation_can_be_ignored(self):
         assert one(C4Lines(terminal=()), "No full stop here\nno") == ("No full stop here", 0.2)
 
     def test_characters_are_counted_not_bytes(self):

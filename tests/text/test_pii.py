@@ -289,7 +289,7 @@ class TestMask:
             ({"kinds": []}, "nothing to look for"),
         ],
     )
-    def test_mistakes_are_told_before_data_moves(self, options, message):
+    def test_mistakes_are_reported_before_data_moves(self, options, message):
         with pytest.raises(ParameterError, match=message):
             PersonalDataMask(**options).check()
 

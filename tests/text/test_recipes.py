@@ -152,7 +152,7 @@ def test_code_drops_scraps_tables_and_prose(sources):
     assert report.dropped == {"lines_of_code < 5": 1, "python_comments < 0.001": 1, "python_comments > 0.85": 1}
 
 
-def test_fertility_drops_what_a_tokenizer_breaks_into_crumbs(sources, tmp_path):
+def test_fertility_drops_files_with_too_many_tokens(sources, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -107,7 +107,7 @@ def test_without_the_model_languages_are_left_out_and_it_is_said(tmp_path, monke
     assert "languages were not counted: the model `no_such_model.ftz` is not on this machine" in found.notes[0]
 
 
-def test_bad_rows_are_told(tmp_path):
+def test_bad_rows_are_reported(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "fine"}\n{"text": broken\n')
     found = describe(path, executor="inline", on_error="isolate", language=False)

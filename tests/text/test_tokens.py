@@ -43,7 +43,7 @@ def test_a_tokenizer_that_is_not_there_is_missed_before_the_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_a_file_that_is_no_tokenizer_stops_the_run_before_the_first_row(tmp_path: Path, name: str) -> None:
+def test_an_invalid_tokenizer_file_stops_the_run_before_the_first_row(tmp_path: Path, name: str) -> None:
     pytest.importorskip("sentencepiece")
     (tmp_path / name).write_text('{"version": 1')
     steps = Pipeline(Rows([{"text": "a"}]), TokenizerFertility(str(tmp_path / name)))
