@@ -402,7 +402,8 @@ class Run:
                 if shard.schema and shard.schema != target:
                     old, new = scratch / f"old-{shard.name}", scratch / f"new-{shard.name}"
                     store.fetch(shard.name, old)
-                    shard = replace(sink.rewrite(old, target, new), name=shard.name)
+                    rewritten = sink.rewrite(old, target, new)
+                    shard = replace(rewritten, name=shard.name, checksum=checksum_of(new))
                     store.publish(new, shard.name)
                     old.unlink()
                 shards.append(shard)

@@ -27,9 +27,11 @@ from tamis.errors import ColumnError, OperatorError
 from tamis.executors.steps import apply_step
 from tamis.fields import AddId
 from tamis.functions import as_operator
+from tamis.ledger import Ledger
 from tamis.operators import Expand
 from tamis.recipes.load import load_recipe
 from tamis.sampling import RowShare, Sample
+from tamis.store import Store, checksum_of
 from tamis.text.clean import Slice
 
 
@@ -304,3 +306,14 @@ class NullWriterForTests(Sink):
 def test_a_pipeline_with_a_null_writer_can_be_profiled(tmp_path):
     job = Pipeline(Rows([{"text": "a"}] * 10), lambda row: True, NullWriterForTests(path=str(tmp_path / "out")))
     assert job.profile().rows == 10
+
+
+def test_shards_rewritten_with_a_wider_type_keep_a_checksum(tmp_path):
+    rows = Rows([{"n": 1}, {"n": 2}], rows_per_partition=1)
+    Pipeline(rows, lambda row: {"made": 1 if row["n"] == 1 else 1.5}, ParquetWriter(tmp_path)).run(executor="inline")
+    store = Store(str(tmp_path))
+    with Ledger(store) as ledger:
+        shards = [shard for commit in ledger.commits.values() for shard in commit.shards]
+    assert {shard.name: shard.checksum for shard in shards} == {
+        file.name: checksum_of(file) for file in tmp_path.glob("part-*")
+    }
