@@ -139,6 +139,8 @@ SHORTAGES = (
     "CUDA error: out of memory",
     "Failed to allocate memory for requested buffer",  # ONNX Runtime
     "std::bad_alloc",
+    "error return without exception set",  # CPython, from an extension whose allocation failed
+    "returned NULL without setting an exception",
 )
 """Messages of libraries that do not raise MemoryError when memory runs out."""
 

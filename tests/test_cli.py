@@ -401,7 +401,7 @@ def test_the_memory_page_of_a_run(here, invoke):
     code, out, _ = invoke("report", "out", "--memory")
     assert code == 0
     assert out.startswith("# Memory settings of out\n")
-    assert "| memory | 3.0 GB | as asked |" in out
+    assert "| memory | 3.0 GB | requested |" in out
     assert re.search(r"\| peak of the process tree \| [\d.]+ MB, \d+% of the budget \|", out)
     assert "| budget percent | 80 and 95 |" in out
     widths = {line.count("|") for line in out.splitlines() if line.startswith("|")}

@@ -109,7 +109,7 @@ def test_the_manifest_records_the_recipe_and_the_reasons(tmp_path):
     Pipeline(Rows(numbered(3)), WordCount(min_words=1), JsonlWriter(tmp_path)).run(memory="1GB", workers=1)
     manifest = json.loads((tmp_path / ".tamis" / "manifest.json").read_text())
     assert manifest["recipe"]["steps"][1]["word_count"]["min_words"] == 1
-    assert manifest["reasons"]["memory"] == "1.0 GB: as asked"
+    assert manifest["reasons"]["memory"] == "1.0 GB: requested"
     assert manifest["memory"]["workers"] == 1
 
 
@@ -477,7 +477,7 @@ class TestShape:
         [
             (Resources(cpus=10_000), "needs 10000 cores"),
             (Resources(gpus=1), "needs 1 GPUs"),
-            (Resources(memory="100TB"), "is too little for this pipeline"),
+            (Resources(memory="100TB"), "is not enough for this pipeline"),
         ],
     )
     def test_impossible_resources_are_refused(self, needs, message):

@@ -1,11 +1,11 @@
-"""Kernels compiled for the first time, without harm to the budget.
+"""Kernels that are compiled for the first time, within the memory budget.
 
-A compiler takes memory and keeps it, and a worker that runs out of memory in the middle of it cannot be saved. So the cap
-is lifted while a worker compiles, one worker compiles at a time, and when the step that needed the kernel is done the worker
-gives up its task and ends: the kernel is on disk by then, and a fresh worker that holds no compiler takes the task over.
+The compiler allocates memory and keeps it, and a worker that runs out of memory while compiling crashes. So a worker's cap is
+lifted while it compiles, one worker compiles at a time, and once the step that needed the kernel is done the worker returns
+its task and exits. The kernel is on disk by then, and a new worker takes over the task without loading the compiler.
 
-worker A   compiles, holding the lock ............ says so, ends      -> its task is handed out again
-worker B   needs the same kernel: waits ................ ends         -> its task too; both find the kernel on disk
+worker A   compiles, holding the lock ............ reports it, exits  -> its task is handed out again
+worker B   needs the same kernel: waits ................ exits        -> its task too; both find the kernel on disk
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class KernelsCompiled(BaseException):
-    """Raised in a worker between two steps; no error, so nothing that looks for errors may catch it."""
+    """Raised in a worker between two steps. Not an error, so `except Exception` must not catch it."""
 
 
 class Compiling:
-    """What one worker process compiles. `announce` is called when it begins."""
+    """Notices when this worker process compiles a kernel; calls `announce` when it begins."""
 
     def __init__(self, announce: Callable[[], None]) -> None:
         self.happened = False
@@ -34,14 +34,14 @@ class Compiling:
         self._lock: int | None = None
 
     def look(self) -> None:
-        """Between two steps: give up what is being done if a kernel was compiled for it."""
+        """Between two steps: abandon the task if a kernel was compiled for it."""
         if self.happened:
             raise KernelsCompiled
         if not self._listening and "numba" in sys.modules:
             self._listen()
 
     def release(self) -> None:
-        """After a task or call: what was compiled for it is on disk, and others may go on."""
+        """After a task or call, when its kernels are on disk: let other workers compile."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -56,19 +56,19 @@ class Compiling:
                 outer._begin(found.data["dispatcher"])
 
             def on_end(self, found: Any) -> None:
-                """The kernel is written to disk after this, so the lock is kept until the step or the process ends."""
+                """The kernel is written to disk after this event, so the lock is held until the step or the process ends."""
 
         event.register("numba:compile", Listener())
         self._listening = True
 
     def _begin(self, dispatcher: Any) -> None:
-        # What is not kept on disk has to be compiled by every process anew, and is somebody else's.
+        # Kernels outside this package are not cached on disk by us, and every process compiles them.
         if self.happened or not dispatcher.py_func.__module__.startswith("tamis."):
             return
         lock = _open_lock()
         if lock is not None and not _take(lock):
             os.close(lock)
-            raise KernelsCompiled  # another worker has compiled, most likely the same
+            raise KernelsCompiled  # another worker compiled, most likely the same kernel
         self._lock = lock
         self.happened = True
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -77,9 +77,9 @@ class Compiling:
 
 
 def _open_lock() -> int | None:
-    """The file workers of this user take turns over; None where there can be none, and turns are then not taken.
+    """Open the lock file that this user's workers share; None where it cannot be opened, and then there is no lock.
 
-    The folder belongs to everybody, so what others put there under this name is neither followed nor waited for.
+    The folder is shared with other users, so a link or a file of another user under this name is not used.
     """
     path = Path(tempfile.gettempdir()) / f"tamis-compiling-{os.getuid()}.lock"
     try:
@@ -93,7 +93,7 @@ def _open_lock() -> int | None:
 
 
 def _take(lock: int) -> bool:
-    """Whether the lock was free, or there is none to be had; if another held it, returns when that one let go."""
+    """Take the lock. False if another worker held it, after that worker has released it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,7 @@
-"""What a run will need, told before it: peak memory, spill and output on disk, from a few small batches of the input.
+"""Estimates what a run needs before it starts: peak memory, and disk for spill and output, from small samples of the input.
 
-The peak is what is planned for and kept: a worker that would hold more is stopped by its cap. If an earlier run over the same
-output measured how much a stage holds, that is used. Disk is a guess from the sample, and an upper bound where rows are
-dropped on the way.
+The estimated peak is also the limit: the cap of each worker enforces it. Measurements of an earlier run over the same output
+are used where there are any. Disk is extrapolated from the sample, and an upper bound where rows are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tamis.parameters import format_bytes
 SAMPLE_BYTES = 500_000
 SAMPLE_PARTITIONS = 4
 SPILL_RATIO = 0.6
-"""Rows on their way between stages are compressed with lz4."""
+"""Rows between stages are compressed with lz4."""
 
 OUTPUT_RATIO = {"": 1.0, "gz": 0.4, "zst": 0.4, "zstd": 0.4, "xz": 0.3, "bz2": 0.35, "lz4": 0.6, "snappy": 0.55}
 """Bytes written per byte of text, by compression, as seen on web text."""
@@ -43,13 +42,13 @@ class StageEstimate:
     def __str__(self) -> str:
         return (
             f"  stage {self.stage}    {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk "
-            f"on the way, at most {format_bytes(self.output_bytes)} of output"
+            f"between stages, at most {format_bytes(self.output_bytes)} of output"
         )
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs, and what there is."""
+    """What a run needs, and the disk space available."""
 
     rows: int
     row_bytes: int
@@ -68,19 +67,19 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk on the way "
-            f"and at most {format_bytes(self.output_bytes)} for the output; {format_bytes(self.free_disk_bytes)} are free"
+            f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk between "
+            f"stages and at most {format_bytes(self.output_bytes)} for the output; {format_bytes(self.free_disk_bytes)} are free"
         ]
         if len(self.stages) > 1:
             lines += map(str, self.stages)
         lines.append(f"rows         about {self.rows:,} of {format_bytes(self.row_bytes)} each")
         if not self.fits_disk:
-            lines.append("warning: the disk will not do")
+            lines.append("warning: there is not enough disk space")
         return "\n".join(lines)
 
 
 def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: Learned | None = None) -> Estimate:
-    """Predict from some rows of the input, and from what earlier runs learned, what the stages of a plan will need."""
+    """Estimate the needs of each stage of a plan from some rows of the input and from earlier measurements."""
     plan = list(stages)
     total = sum(partition.size for partition in layout.partitions)
     samples = _some_rows(plan[0], layout)
@@ -107,7 +106,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
 
 
 def _memory_bytes(stage: Stage, layout: Layout, rows: int, budget: Budget, learned: Learned) -> int:
-    """What the workers of a stage hold at their peak, with driver and server."""
+    """Peak memory of a stage: its workers, the driver and the server."""
     governor = Governor(budget, Events(), learned)
     governor.begin(stage.name)
     steps = [stage.source, *stage.operators, *([stage.end] if stage.end is not None else [])]
@@ -127,10 +126,10 @@ def _size(batch: Batch) -> int:
 
 
 def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
-    """The first rows of a few partitions from the first to the last: files need not be alike."""
+    """The first rows of a few partitions spread over the input, since files may differ."""
 
     def ignore(failure: Failure) -> None:
-        """Bad rows are the run's business."""
+        """The run itself counts bad rows."""
 
     reading = Reading(stage.columns, layout.schema, SAMPLE_BYTES, ignore, stage.keep_lines, SAMPLE_BYTES)
     count = len(layout.partitions)
@@ -142,7 +141,7 @@ def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
 
 
 def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int) -> int:
-    """What a Gather says it writes; if it does not say, what it observes of the sample, over all rows."""
+    """What a Gather declares to write, or else the size of its observations of the sample, scaled to all rows."""
     said = gather.disk_bytes(rows, num_bytes)
     if said is not None or sample is None or not len(sample):
         return said or 0
@@ -151,7 +150,7 @@ def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int
 
 
 def free_disk(stage: Stage) -> int:
-    """Bytes free where a run keeps what is on its way."""
+    """Free bytes on the disk that holds files between stages."""
     folder = Path(stage.work)
     while not folder.exists():
         folder = folder.parent

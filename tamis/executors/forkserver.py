@@ -158,7 +158,7 @@ def _environment() -> dict[str, str]:
 
 
 def serve(descriptor: int) -> None:
-    """Run the server: fork on request, report deaths, and kill all workers when the driver is gone."""
+    """Run the server: fork on request, report deaths, and kill all workers when the driver exits."""
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop

@@ -1,4 +1,4 @@
-"""Everything in the calling process: for debugging, with the traceback where it belongs."""
+"""Runs everything in the calling process, for debugging: errors are raised where they occur."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class InlineExecutor:
         self.emit, self.stop = emit, stop
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
-        """There is nobody but this process, which the monitor asks itself."""
+        """Never called: the monitor measures this process itself."""
         self.on_leak: Callable[[Leak], bool] = lambda leak: False
-        """There is no worker that could leak."""
+        """Never called: there are no workers."""
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}
@@ -43,11 +43,11 @@ class InlineExecutor:
         """Never called: this process has no limit."""
 
     def pause(self, *, paused: bool) -> bool:
-        """Partitions come one at a time as it is."""
+        """Does nothing: partitions run one at a time anyway."""
         return False
 
     def recycle(self) -> None:
-        """There is nobody to replace."""
+        """Does nothing: there are no workers."""
 
     def __enter__(self) -> InlineExecutor:
         return self

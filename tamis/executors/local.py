@@ -83,7 +83,7 @@ class _Worker:
         return self.given > 1
 
     def send(self, *message: Any) -> None:
-        """Send a message; that the worker is gone shows when its answer is awaited."""
+        """Send a message. If the worker has died, that shows when its answer is awaited."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pickle.dumps(message))
 
@@ -104,7 +104,7 @@ class LocalExecutor:
         self._paused = False
         self.on_tick: Callable[[], None] = lambda: None
         self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
-        """Called with a worker's process id and what it reports about its GPU memory; with nothing once it is gone."""
+        """Called with a worker's process id and what it reports about its GPU memory; with nothing once it has exited."""
         self.on_leak: Callable[[Leak], bool] = lambda leak: True
         """Called with a leak; returns whether to replace the worker."""
         self._workers: list[_Worker] = []
@@ -274,7 +274,7 @@ class LocalExecutor:
     # ---------------------------------------------------------------------------------------------------------- workers
 
     def _start(self, share_bytes: int | None = None) -> _Worker:
-        while self._leaving:  # their memory cannot be promised to another worker before they are gone
+        while self._leaving:  # their memory is not free before they have exited
             self._server.ending(self._leaving.pop())
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
@@ -304,7 +304,7 @@ class LocalExecutor:
         return self._start() if len(self._workers) < self.governor.workers else None
 
     def _fit_workers(self) -> None:
-        """After the governor took a worker away: stop idle ones, and give the others its share."""
+        """After the governor reduced the number of workers: stop idle ones, and raise the share of the rest."""
         while len(self._workers) > self.governor.workers and (idle := self._idle()) is not None:
             self._stop_worker(idle)
         for worker in self._workers:
@@ -318,7 +318,7 @@ class LocalExecutor:
         return next((worker for worker in self._workers if not worker.busy), None)
 
     def _messages(self) -> Iterator[tuple[_Worker, Any]]:
-        """What workers report; None for one that is gone, ("overuse", bytes) for one that holds too much."""
+        """What workers report; None for one that died, ("overuse", bytes) for one that holds too much."""
         by_connection = {worker.connection: worker for worker in self._workers}
         for ready in wait([*by_connection, self._wake_read], timeout=0.2):
             if ready == self._wake_read:
@@ -437,7 +437,7 @@ class _StageRun:
             self.done(task, whole)
 
     def _look_for_leak(self, worker: _Worker) -> None:
-        """After a shard, when a worker has released what it can: if what it holds keeps rising, replace it."""
+        """After a shard, when a worker has released what it can: if its memory keeps rising, replace it."""
         worker.shards += 1
         held, limit = private_bytes(worker.pid), self.governor.worker_bytes
         leak = self.leaks.add(worker.number, worker.shards, held, time.monotonic(), limit)
@@ -516,7 +516,7 @@ class _StageRun:
         self.executor._fit_workers()
 
     def _try(self, task: Task, tasks: list[Task]) -> None:
-        """Put tasks into the queue in place of one: those that need all workers to wait last, the others first."""
+        """Queue tasks in place of one. Those that need all other workers to wait go to the end."""
         self.progress.setdefault(task.partition.index, Progress()).replaced(tasks)
         self.pending.extendleft(each for each in reversed(tasks) if not each.last_attempt)
         self.pending.extend(each for each in tasks if each.last_attempt)

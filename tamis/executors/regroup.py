@@ -12,7 +12,7 @@ TOLERANCE = 2
 """A batch up to this many times the requested size is not cut."""
 
 PROBE_SHARE = 64
-"""Of a batch, one row in so many goes first through a step that may create rows, to learn how much it makes of them."""
+"""A step that may create rows first gets 1/64 of a batch, to measure how much it makes of it."""
 
 
 def regroup(batches: Iterable[Batch], batch_bytes: int) -> Iterator[Batch]:
@@ -55,7 +55,7 @@ def _cut(batch: Batch, size: int, batch_bytes: int) -> Iterator[Batch]:
 
 
 class Growth:
-    """How many bytes a step makes of each byte it is given, as far as this has been seen."""
+    """How many bytes each step makes per byte it is given, as measured so far."""
 
     def __init__(self) -> None:
         self._ratios: dict[int, float] = {}

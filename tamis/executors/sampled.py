@@ -1,4 +1,4 @@
-"""When all rows will not fit: a random share of them, doubled from round to round until it does not fit either."""
+"""When not all rows fit: run a random sample of them, doubled from round to round until it no longer fits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tamis.report import Report
 from tamis.sampling import RowShare
 
 SMALLEST_SHARE = 1 / 64
-"""The first round; a sixth doubling would be everything, which is known not to fit."""
+"""The first round. The sixth doubling would be all rows, which are known not to fit."""
 
 
 class Attempt(Protocol):
-    """Runs these steps from the start, replacing what is in the output."""
+    """Runs these steps from the start and replaces the output."""
 
     def __call__(self, steps: Sequence[Operator], *, fresh: bool) -> Report: ...
 
@@ -25,7 +25,7 @@ class Attempt(Protocol):
 def run_sampled(
     attempt: Attempt, steps: Sequence[Operator], error: Exception, emit: Events, max_seconds: float | None
 ) -> Report:
-    """The largest share that fits, of a series in which each holds the one before; `error` is why all did not."""
+    """Run the largest share that fits. Each share includes the smaller ones; `error` is why not all rows fit."""
     began = time.monotonic()
     rounds: list[dict[str, float]] = []
     share, fits = SMALLEST_SHARE, True
@@ -45,7 +45,7 @@ def run_sampled(
     if not rounds:
         raise error
     fitted = rounds[-1]["share"]
-    if not fits:  # the round that did not fit replaced the output of the last one that did
+    if not fits:  # the round that did not fit has replaced the output of the one that did
         report = attempt(_sampled(steps, fitted), fresh=True)
     report.sample = {"share": fitted, "weight": 1 / fitted, "rounds": rounds}
     return report

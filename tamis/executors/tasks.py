@@ -14,7 +14,7 @@ from tamis.store import Store
 
 @dataclass(frozen=True)
 class Stage:
-    """Operators fused in one worker, from a source to a sink, or to a Gather that observes."""
+    """Operators fused in one worker, from a source to a sink or to the Gather that observes the rows."""
 
     index: int
     name: str
@@ -26,24 +26,24 @@ class Stage:
     batch_bytes: int
     fingerprint: str
     work: str
-    """Local folder for what passes between stages."""
+    """Local folder for files that pass between stages."""
     store: Store
     fates_of: Gather | None = None
-    """The Gather whose decision this stage applies first."""
+    """The Gather whose decisions this stage applies first."""
     reads_again: bool = False
-    """The source was read by the stage before already: bad rows are accounted for there."""
+    """The stage before read the same source and counted its bad rows."""
     spills_rows: bool = False
-    """The next stage reads the rows from disk and not from the source."""
+    """The next stage reads the rows from disk instead of from the source."""
     sink_schema: pa.Schema | None = None
-    """What the sink may expect of the columns of the source: those that no step removed."""
+    """The source columns that the sink may expect: those that no step removes."""
     rejects: Sink | None = None
     on_error: str = "isolate"
     keep_lines: bool = False
-    """Rows are written as the lines they were read from."""
+    """Write rows as the lines they were read from."""
     scores: str | None = None
-    """Keep what filters measure under this identity, and use what an earlier run kept under it."""
+    """Keep scores under this identity, and reuse those that an earlier run kept under it."""
     profile: bool = False
-    """Measure the peak of each operator, which takes time."""
+    """Measure the peak memory of each operator, which takes time."""
 
     @property
     def gathers(self) -> bool:
@@ -60,7 +60,7 @@ class Task:
     stop: int | None = None
     """The rows to process, by their number in the partition; None means to the end."""
     max_rows: int | None = None
-    """Process at most so many rows, and leave the others to the next worker."""
+    """Process at most this many rows; the next worker continues."""
     allowance: Allowance | None = None
     """How much memory to use; if not given, the stage's batch size."""
     gone: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
-"""Watching a run's memory: snapshots to disk, alerts to whoever wants them, and what is done about them.
+"""Watches the memory of a run: writes snapshots to disk, sends alerts, and acts on them.
 
-The monitor measures in a thread of its own and only puts what it found into a queue; everything else happens in the driver's
-loop, between two messages of workers.
+The monitor measures in its own thread and only puts results into a queue; everything else happens in the driver's loop,
+between two messages from workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tamis.store import INTERNAL, TABLE, Store
 
 
 class Watched(Protocol):
-    """What an executor lets be done to it."""
+    """What an executor offers to the watch."""
 
     on_gpus: Callable[[int, Mapping[int, GpuShare]], None]
     on_leak: Callable[[Leak], bool]
@@ -53,7 +53,7 @@ class Watch:
         self._rules = AlertRules(self.thresholds, self._budget)
         self.remedy = settings.remedy_name
         self._pausing: set[str] = set()
-        """The kinds of alert because of which no partition is begun."""
+        """The kinds of alert that keep new partitions from being started."""
         self._desk = AlertDesk(
             settings.receivers(),
             log=self._log,
@@ -100,13 +100,13 @@ class Watch:
         self.store.write(f"{INTERNAL}/memory{TABLE}", self.monitor.to_parquet())
 
     def _hear(self, snapshot: Snapshot) -> None:
-        """In the monitor's thread."""
+        """Called in the monitor's thread."""
         self._found.put(snapshot)
         for alert in self._rules.check(snapshot):
             self._found.put(alert)
 
     def tick(self) -> None:
-        """In the driver: tell what was measured and do what alerts ask for."""
+        """In the driver: emit what was measured and act on alerts."""
         while True:
             try:
                 found = self._found.get_nowait()
@@ -120,11 +120,11 @@ class Watch:
                 self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget))
 
     def _leaks(self, leak: Leak) -> bool:
-        """Whether the worker is to be replaced."""
+        """Handle a leak; returns whether to replace the worker."""
         action = self._desk.handle(Alert.of_leak(leak, self.governor.worker_bytes))
         if action == "shrink":
             self.governor.tighten()
-        return action == "recycle"  # nor is there a pause: nobody could tell when a leak is over
+        return action == "recycle"  # a leak does not end, so it never pauses the run
 
     def handle(self, alert: Alert) -> None:
         action = self._desk.handle(alert)

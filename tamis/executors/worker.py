@@ -1,12 +1,12 @@
-"""The only loop that runs a stage over batches, whichever executor it serves.
+"""The loop that runs a stage over the batches of a partition, in every executor.
 
     for each partition:
         Source.read -> [fates of a Gather] -> operators -> Sink | Gather.observe
              |                  |                 |
-             +---- failed rows -+--- rejects -----+          each file complete before the outcome is told
+             +---- failed rows -+--- rejects -----+          each file complete before the outcome is reported
 
-A row that breaks an operator is isolated by halving the batch until the row stands alone; it then counts as failed, with
-its address and its error, and its neighbours go on.
+A row that makes an operator raise is isolated by halving the batch until only that row is left. It fails, with its address
+and its error, and the other rows continue.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from tamis.report import Account, ErrorCount, ErrorCounts, OperatorAccount
 from tamis.sinks.schemas import encode_schema
 
 TRIM_EVERY_S = 10.0
-"""What is free is given back to the system after each partition, and so often within one."""
+"""How often free memory is returned to the system within a partition; it also is after each one."""
 
 REPORT_FAILURES_EVERY = 1_000
 
 MOSTLY_ALIVE = 0.75
-"""While this share of a batch is alive, the rest is not cut away."""
+"""Dropped rows stay in a batch as long as at least this share of its rows is alive."""
 
-DEAR = 2.0
-"""Filters of this cost look at no row in vain."""
+EXPENSIVE = 2.0
+"""Filters of at least this cost see only rows that are alive."""
 
 
 class Marker(Protocol):
-    """Remembers, outside the process, what it is doing; read by the driver after a death."""
+    """Notes what the worker is doing outside of its memory, where the driver can read it after a death."""
 
     def __call__(self, first_row: int, rows: int, step: int) -> None: ...
 
@@ -79,7 +79,7 @@ class Progress(Protocol):
 
 
 def no_marker(first_row: int, rows: int, step: int) -> None:
-    """For executors whose workers cannot die alone."""
+    """For executors that run in the driver's process."""
 
 
 class StageRunner:
@@ -89,7 +89,7 @@ class StageRunner:
         self.stage = stage
         self.marker = marker
         self.setup_bytes: list[int] = []
-        """What each step took when it was set up."""
+        """Memory that each step took when it was set up."""
         for step in self._steps():
             before = process.own_bytes()
             try:
@@ -123,7 +123,7 @@ class StageRunner:
                 if is_full_disk(error):
                     raise DiskFull(
                         f"the disk is full while writing {self.stage.store.root}",
-                        hint="make room and run the same command again: what is committed is kept",
+                        hint="free some space and rerun the same command to resume; committed work is kept",
                     ) from error
                 raise
 
@@ -297,7 +297,7 @@ class _PartitionRun:
     def _run_steps(self, batch: Batch, begin: int, first: int, size: int) -> None:
         """Run the operators from number `begin` on, and the end of the stage.
 
-        What a step makes more of than a batch may hold continues in pieces, one after the other.
+        If a step makes more than a batch should hold, its output continues in pieces, one after the other.
         """
         alive: np.ndarray | None = None
         for index, op in enumerate(self.stage.operators[begin:], start=begin):
@@ -323,7 +323,7 @@ class _PartitionRun:
             self._hand_on(batch)
 
     def _made(self, op: Operator, batch: Batch) -> Iterator[Batch]:
-        """What a step makes of a batch, computed for as many rows at a time as give about one batch."""
+        """The output of a step, computed for as many rows at a time as make about one batch."""
         step = self.step
         creates_rows = isinstance(op, Expand) or (isinstance(op, Function) and not op.batch_wise)
         while len(batch):
@@ -422,12 +422,12 @@ class _PartitionRun:
         return made
 
     def _filtered(self, op: Filter, batch: Batch, alive: np.ndarray | None) -> tuple[Batch, np.ndarray | None]:
-        """A filter's verdict, and which rows are alive after it.
+        """Apply a filter; returns the batch and which of its rows are alive.
 
-        To cut a few rows out means to copy all the others, so dropped rows stay where they are, and are looked at in vain,
-        until they are a good part of the batch.
+        Removing a few rows means copying all the others, so dropped rows stay in the batch, and are scored needlessly, until
+        they are a good part of it.
         """
-        if op.cost >= DEAR:
+        if op.cost >= EXPENSIVE:
             batch, alive = _cut(batch, alive), None
         mine = self.account.operators[self.step]
         before = np.ones(len(batch), dtype=np.bool_) if alive is None else alive
@@ -436,7 +436,7 @@ class _PartitionRun:
             filter_rows(op, batch, before)  # kernels are loaded on first use, which is not what is measured
         with self._measured(mine):
             found = None
-            with suppress(Exception):  # found again below, where it is dealt with row by row
+            with suppress(Exception):  # raised again below, where rows are isolated
                 found = filter_rows(op, batch, before)
             if found is None:
                 batch = joined(self._isolating(self.step, _cut(batch, alive), partial(apply_step, op)))
@@ -456,7 +456,7 @@ class _PartitionRun:
 
     @contextmanager
     def _measured(self, account: OperatorAccount) -> Iterator[None]:
-        """Enter the time something takes into its account and, when profiling, the memory."""
+        """Add the time the block takes, and its peak memory when profiling, to an account."""
         before = process.reset_peak() if self.stage.profile else 0
         began = time.perf_counter()
         yield
@@ -511,7 +511,7 @@ class _PartitionRun:
         return int(found[0]), int(found[-1] - found[0] + 1)
 
     def _settle(self, step: int, applied: Applied) -> Batch:
-        """Enter into the account what a step did, and keep the rejected rows if that was asked for."""
+        """Add what a step did to the account, and keep dropped rows if requested."""
         mine = self.account.operators[step]
         if self.stage.rejects is not None:
             for reason, mask in applied.verdicts:
@@ -541,7 +541,7 @@ class _PartitionRun:
         return Applied(batch, batch)
 
     def _apply_fates(self, batch: Batch, numbers: np.ndarray) -> tuple[Batch, np.ndarray]:
-        """Drop what the Gather before this stage decided against; rows that failed there are known already."""
+        """Apply the decisions of the Gather before this stage. Rows that failed there were counted there."""
         if self.stage.fates_of is None:
             return batch, numbers
         known = self._known_to_have_failed(batch)
@@ -597,7 +597,7 @@ class _PartitionRun:
 
     def _note_failure(self, failure: Failure) -> None:
         self.failures.append(failure_record(failure))
-        if failure.rows:  # of a damaged file nobody may know the number of rows
+        if failure.rows:  # the number of rows in a damaged file may be unknown
             self.errors.add(failure.step, failure.error, failure.address, failure.rows)
             self.account.errors = self.errors.entries
         if len(self.failures) % REPORT_FAILURES_EVERY == 0:  # a source may fail any number of rows before a batch
@@ -605,5 +605,5 @@ class _PartitionRun:
 
 
 def _cut(batch: Batch, alive: np.ndarray | None) -> Batch:
-    """The rows that are alive; None means all."""
+    """The rows of a batch that are alive; None means all."""
     return batch if alive is None else batch.select(alive)

@@ -2,7 +2,7 @@
 
 driver -> worker    cap, stage, task, call
 worker -> driver    progress, outcome, error; overflow (a task ran out of memory), too large (a stage did),
-                    compiling, compiled (a kernel; the worker then exits), gpus (what it holds there)
+                    compiling, compiled (a kernel; the worker then exits), gpus (memory it uses there)
 """
 
 from __future__ import annotations

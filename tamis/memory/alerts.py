@@ -1,11 +1,11 @@
-"""Alerts about memory: when they are raised, and who hears of them.
+"""Memory alerts: when they are raised, and who receives them.
 
     snapshot -> AlertRules.check -> alerts -> AlertDesk -> event or log line
-                                                       |-> command, webhook   (from a thread of their own)
+                                                       |-> command, webhook   (in a separate thread)
                                                        +-> remedy: pause, recycle, shrink, or nothing
 
-An alert is raised once; it is not raised again before the figure has fallen below the threshold by a margin, which is
-told as an alert of level `cleared`. A receiver that fails is reported and never stops a run.
+An alert is raised once. When the figure has fallen below the threshold by a margin, an alert of level `cleared` follows, and
+it can be raised again. A receiver that fails is reported and never stops a run.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ MARGIN_PERCENT = 5.0
 """How far below its threshold a percentage must fall before the alert is over."""
 
 TREND_S = 60.0
-"""Exhaustion is foreseen from the last minute."""
+"""Exhaustion is predicted from the last minute."""
 
 MIN_TREND_S = 15.0
-"""A rise that lasted less says nothing about the next minutes: batches come and go."""
+"""A shorter rise predicts nothing: batches are allocated and freed all the time."""
 
 WAITING = 64
-"""Alerts that may wait for slow receivers; more are dropped, and that is reported."""
+"""Alerts that may wait for slow receivers; any more are dropped, which is reported."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A threshold that was passed, or (level `cleared`) no longer is."""
+    """A threshold that was exceeded, or (level `cleared`) no longer is."""
 
     kind: str
     """One of `KINDS`."""
@@ -57,7 +57,7 @@ class Alert:
 
     @staticmethod
     def of_leak(leak: Leak, limit_bytes: int | None = None) -> Alert:
-        """The alert for a leak; with the worker's limit it says how long it has."""
+        """The alert for a leak; with the worker's limit it says when that is reached."""
         rate = format_bytes(leak.bytes_per_shard)
         text = f"worker {leak.worker} in {leak.stage or 'this stage'} holds {rate} more after each shard"
         if limit_bytes is not None:
@@ -67,14 +67,14 @@ class Alert:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When to raise an alert; None for never. Percentages are of the budget, the machine or container, each GPU."""
+    """When to raise an alert; None means never. Percentages are of the budget, of the machine or container, of each GPU."""
 
     budget_percent: tuple[float, float] | None = (80, 95)
     """Warning and critical."""
     machine_percent: float | None = 90
     gpu_percent: float | None = 90
     time_to_exhaustion_s: float | None = 120
-    """Raised when budget or machine are used up sooner than this if things go on as they do."""
+    """Raised when, at the current rate, the budget or the machine's memory is used up sooner than this."""
 
     def __post_init__(self) -> None:
         pair = self.budget_percent
@@ -110,9 +110,9 @@ def _is_percent(value: object) -> bool:
 
 
 class AlertRules:
-    """Turns snapshots into alerts, each raised once until it is over.
+    """Turns snapshots into alerts, each raised once until it is cleared.
 
-    `budget_bytes` is what the process tree may hold; without one only the machine and the GPUs are looked at.
+    `budget_bytes` is what the process tree may hold; without it only the machine and the GPUs are checked.
     """
 
     def __init__(self, thresholds: Thresholds | None = None, budget_bytes: int | None = None) -> None:
@@ -122,7 +122,7 @@ class AlertRules:
         self._recent: list[Snapshot] = []
 
     def check(self, snapshot: Snapshot) -> list[Alert]:
-        """The alerts this snapshot gives rise to, given those before it."""
+        """The alerts that this snapshot causes, given the earlier ones."""
         start = snapshot.elapsed_s - TREND_S
         self._recent = [shot for shot in self._recent if shot.elapsed_s >= start] + [snapshot]
         found = [*self._check_budget(snapshot), *self._check_machine(snapshot), *self._check_gpus(snapshot)]
@@ -187,19 +187,19 @@ class AlertRules:
         self._raised[key] = now
         if now and not was:
             assert left is not None
-            text = f"if it goes on like this, {what} is used up in {left:.0f} s"
+            text = f"at the current rate, {what} is used up in {left:.0f} s"
             return [Alert("exhaustion", "critical", left, horizon, text)]
         if was and not now:
-            return [Alert("exhaustion", "cleared", left or 0.0, horizon, f"{what} is no longer about to be used up")]
+            return [Alert("exhaustion", "cleared", left or 0.0, horizon, f"{what} is no longer about to run out")]
         return []
 
 
 def seconds_left(
     snapshots: list[Snapshot], value: Callable[[Snapshot], float], limit: float, within_s: float = math.inf
 ) -> float | None:
-    """Seconds until `value` reaches `limit` if its steady rise goes on; None when it does not rise steadily.
+    """Seconds until `value` reaches `limit` if it keeps rising; None if it does not rise steadily.
 
-    Nor when it is far longer than `within_s`, which is seen at a glance and spares the fit.
+    Also None if it clearly takes longer than `within_s`, which avoids fitting a trend.
     """
     span = snapshots[-1].elapsed_s - snapshots[0].elapsed_s if snapshots else 0.0
     if span < MIN_TREND_S:
@@ -219,7 +219,7 @@ Remedy: TypeAlias = Callable[[Alert], "Action | None"]
 
 
 def usual_remedy(alert: Alert) -> Action | None:
-    """What helps as a rule: replace a worker that leaks, take smaller batches when it is tight, wait when it rises."""
+    """The default action: replace a leaking worker, use smaller batches when memory is short, pause when it runs out."""
     if alert.kind == "leak":
         return "recycle"
     if alert.level != "critical":
@@ -229,7 +229,7 @@ def usual_remedy(alert: Alert) -> Action | None:
 
 @dataclass(frozen=True)
 class ChosenRemedy:
-    """The usual, but for the kinds of alert named: for these one action at every level, or none."""
+    """The default actions, except for the given kinds of alert: for these one action at every level, or none."""
 
     chosen: Mapping[str, Action | None]
 
@@ -240,10 +240,10 @@ class ChosenRemedy:
 
 
 class AlertDesk:
-    """Hands each alert to everybody concerned; use as a context manager.
+    """Sends each alert to the log and to all receivers; use as a context manager.
 
-    `handle` returns at once what the remedy asks for. `log` gets every alert with that action, in the calling thread.
-    Receivers run in a thread of their own, in order; `on_problem` hears of each one that failed.
+    `handle` returns the action of the remedy at once. `log` is called with every alert and that action, in the calling
+    thread. Receivers run in a separate thread, in order; `on_problem` is called for each failure.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class AlertDesk:
             self._thread = None
 
     def handle(self, alert: Alert) -> Action | None:
-        """Tell everybody; what the remedy wants done."""
+        """Send an alert; returns the action of the remedy."""
         action = self._ask(alert)
         if self._log is not None:
             self._log(alert, action)
@@ -283,7 +283,7 @@ class AlertDesk:
             try:
                 self._waiting.put_nowait(alert)
             except queue.Full:
-                self._on_problem(f"an alert was not sent, {WAITING} others are waiting: {alert.message}")
+                self._on_problem(f"an alert was not sent because {WAITING} others are waiting: {alert.message}")
         return action
 
     def _ask(self, alert: Alert) -> Action | None:
@@ -291,11 +291,11 @@ class AlertDesk:
             return None
         try:
             action = self._remedy(alert)
-        except Exception as error:  # noqa: BLE001 - a user's function; the run must not suffer from it
+        except Exception as error:  # noqa: BLE001 - a user's function must not stop the run
             self._on_problem(f"the remedy for alerts failed: {type(error).__name__}: {error}")
             return None
         if action is not None and action not in ACTIONS:
-            self._on_problem(f"the remedy for alerts asked for {action!r}; it may ask for {', '.join(ACTIONS)} or None")
+            self._on_problem(f"the remedy for alerts returned {action!r}; it may return {', '.join(ACTIONS)} or None")
             return None
         return action
 
@@ -312,7 +312,7 @@ class AlertDesk:
 
 @dataclass(frozen=True)
 class AlertSettings:
-    """What a recipe says under `alerts`."""
+    """The settings under `alerts` in a recipe."""
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     command: tuple[str, ...] | None = None
@@ -321,7 +321,7 @@ class AlertSettings:
 
     @property
     def remedy_name(self) -> Any:
-        """What is done about alerts, as a manifest can hold it."""
+        """The remedy, as it is written to the manifest."""
         if isinstance(self.remedy, ChosenRemedy):
             return dict(self.remedy.chosen)
         return "as usual" if self.remedy is usual_remedy else getattr(self.remedy, "__name__", "a function")
@@ -336,9 +336,9 @@ class AlertSettings:
 
 
 def parse_alerts(config: object) -> AlertSettings:
-    """The settings in a recipe's `alerts`, checked; nothing means the default thresholds, no receivers, the usual remedies.
+    """Check and return the settings under `alerts` in a recipe; by default the default thresholds and remedies, no receivers.
 
-    `remedy` says what is done about each kind of alert, or is a function of the alert that says so.
+    `remedy` maps kinds of alert to actions, or is a function that takes an alert and returns an action.
 
     >>> parse_alerts({"budget_percent": [70, 90], "gpu_percent": None}).thresholds.budget_percent
     (70, 90)
@@ -363,12 +363,12 @@ def parse_alerts(config: object) -> AlertSettings:
             )
         command = tuple(command)
     settings = AlertSettings(Thresholds(**values), command, webhook, remedy)
-    settings.receivers()  # a wrong address is told now and not at the first alert
+    settings.receivers()  # reports a wrong address now rather than at the first alert
     return settings
 
 
 def _parse_remedy(config: object) -> Remedy:
-    """What a recipe, or a function, wants done about alerts; the usual where a recipe says nothing."""
+    """The remedy given as a mapping or a function; the default actions for kinds that a mapping leaves out."""
     if config is None:
         return usual_remedy
     if callable(config):
@@ -378,12 +378,12 @@ def _parse_remedy(config: object) -> Remedy:
     for kind, action in config.items():
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS) or f"known are {', '.join(KINDS)}"
-            raise ParameterError(f"`remedy` of `alerts` knows no alert `{kind}`", hint=hint)
+            raise ParameterError(f"`remedy` of `alerts` names an unknown kind of alert, `{kind}`", hint=hint)
         if action is not None and action not in ACTIONS:
             hint = did_you_mean(str(action), ACTIONS) or f"known are {', '.join(ACTIONS)}, and null for nothing"
-            raise ParameterError(f"`remedy` of `alerts` knows no action {action!r}", hint=hint)
+            raise ParameterError(f"`remedy` of `alerts` names an unknown action, {action!r}", hint=hint)
         if kind == "leak" and action == "pause":
             raise ParameterError(
-                "a leak is never over, so that a run cannot pause for it", hint="remedy: {leak: recycle}"
+                "a run cannot pause for a leak, because a leak does not end", hint="remedy: {leak: recycle}"
             )
     return ChosenRemedy(dict(config))

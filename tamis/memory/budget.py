@@ -1,6 +1,6 @@
-"""How many bytes a run may hold, and what follows from that: workers, batch size, block size.
+"""How much memory a run may use, and what follows from it: workers, batch size, block size, the largest row.
 
-Each figure is kept with the reason for it, so that a run can be understood and repeated.
+Each figure is recorded with its reason, so that a run can be understood and repeated.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from tamis.errors import BudgetError, ParameterError
 from tamis.parameters import format_bytes, parse_bytes
 
 DEFAULT_SHARE = 0.8
-"""Of the memory a process may really use; the rest is for the page cache and for others."""
+"""The default budget, as a share of the usable memory; the rest is for the page cache and other processes."""
 
 DRIVER_BYTES = 160_000_000
-"""The driver and the server that workers are forked from, at the least: interpreter, Arrow and the plan, as measured."""
+"""The least that the driver and the fork server take, as measured: interpreter, Arrow and the plan."""
 
 CALLER_BYTES = 150_000_000
-"""The process that calls, with Tamis, kernels and operators loaded. What it holds beyond that was there before the run."""
+"""The calling process with Tamis, kernels and operators loaded. Memory beyond that belongs to the calling program."""
 
 SERVER_BYTES = 150_000_000
-"""What is set aside for the server, which has its libraries in common with the driver, for the growth of both, and for code
-that comes back when it is run."""
+"""Set aside for the fork server, which shares its libraries with the driver, for the growth of both, and for released code
+pages that are used again."""
 
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""
 
 BATCH_COPIES = 6
-"""A batch is held as raw bytes, parsed, filtered and encoded; at the worst moment this many times over."""
+"""How many times over a batch is held at the worst moment: as raw bytes, parsed, filtered and encoded."""
 
 ROW_COPIES = 8
 """How many times over a single row is held, at most, while it is read, processed and written."""
@@ -44,12 +44,12 @@ SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
 
 NO_LIMIT = 2**60
-"""What the kernel writes where nothing is limited is above this."""
+"""Values above this mean that there is no limit."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may use, derived once before it starts."""
+    """What a run may use; derived once before it starts."""
 
     total_bytes: int
     workers: int
@@ -58,11 +58,11 @@ class Budget:
     worker_bytes: int
     """Each worker's share of the budget."""
     driver_bytes: int = DRIVER_BYTES
-    """What is set aside for the process that called and for the server of the workers."""
+    """Set aside for the calling process and the fork server."""
     before_bytes: int = 0
-    """What the calling program held before the run, beyond what Tamis needs: not counted, for it is not the run's."""
+    """What the calling program held before the run, beyond what Tamis needs; not counted."""
     fixed_bytes: int = WORKER_BYTES
-    """What a worker holds before its first batch: its code and what the operators declare, or were seen to take."""
+    """What a worker holds before its first batch: its code, and what the operators declare or were measured to take."""
     usable_bytes: int = 0
     """What the process may really use, whatever was requested."""
     max_row_bytes: int = SMALLEST_ROW_LIMIT
@@ -94,21 +94,21 @@ def make_budget(
         )
     else:
         total = parse_bytes(memory)
-        reasons["memory"] = f"{format_bytes(total)}: as asked"
+        reasons["memory"] = f"{format_bytes(total)}: requested"
 
     cpus = usable_cpus()
     wanted = _wanted_workers(workers, cpus)
     before = max(0, caller_bytes - CALLER_BYTES)
     driver = max(DRIVER_BYTES, caller_bytes - before + SERVER_BYTES if caller_bytes else 0)
-    reasons["driver"] = f"{format_bytes(driver)}: the calling process and the server of the workers"
+    reasons["driver"] = f"{format_bytes(driver)}: the calling process and the fork server"
     if before:
-        reasons["driver"] += f", without the {format_bytes(before)} the caller held before"
+        reasons["driver"] += f", without the {format_bytes(before)} that the caller held before"
     each = total - driver
     fixed = WORKER_BYTES + operator_bytes
     smallest = fixed + BATCH_COPIES * SMALLEST_BATCH_BYTES
     if each < smallest:
         raise BudgetError(
-            f"{format_bytes(total)} of memory is too little for this pipeline",
+            f"{format_bytes(total)} of memory is not enough for this pipeline",
             hint=f"the smallest budget it can work with is {format_bytes(driver + smallest)}",
         )
     learned = WORKER_BYTES + (operator_bytes if learned_bytes is None else learned_bytes)
@@ -116,7 +116,7 @@ def make_budget(
     count = max(1, min(wanted, each // enough))
     fixed = min(learned, each // count - BATCH_COPIES * SMALLEST_BATCH_BYTES)
     reasons["workers"] = (
-        f"{count}: as asked"
+        f"{count}: requested"
         if count == workers
         else f"{count}: one per usable core ({cpus})"
         if count == cpus
@@ -146,10 +146,8 @@ def make_budget(
         f"holds one up to {ROW_COPIES} times"
     )
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
-    reasons["caches"] = (
-        "none: nothing is kept that grows with the data; models and kernels are there before the first batch"
-    )
-    usable += min(caller_bytes, CALLER_BYTES)  # the caller's part of the budget is in use already
+    reasons["caches"] = "none that grow with the data; models and kernels are loaded before the first batch"
+    usable += min(caller_bytes, CALLER_BYTES)  # the caller already uses its part of the budget
     return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, max_row, reasons)
 
 
@@ -162,35 +160,35 @@ def _wanted_workers(workers: int | str, cpus: int) -> int:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Cores this process may run on, or fewer if its container may not use the time of so many."""
+    """Cores this process may run on, or fewer if the container limits CPU time."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroup_folders(root, "cpu"):
         words = _read_words(folder / "cpu.max") or [
             *_read_words(folder / "cpu.cfs_quota_us"),
             *_read_words(folder / "cpu.cfs_period_us"),
         ]
-        if len(words) == 2 and all(word.isdigit() for word in words):  # else there is no limit: `max`, or -1
+        if len(words) == 2 and all(word.isdigit() for word in words):  # otherwise there is no limit: `max`, or -1
             quota, period = map(int, words)
             count = min(count, max(1, -(-quota // period)))
     return count
 
 
 def usable_memory() -> int:
-    """Bytes this process may take now: what is available, or less if a container says so."""
+    """Bytes this process can use now: what is available, or less if a container limits it."""
     available = psutil.virtual_memory().available
     limit, used = cgroup_memory()
     return min(available, max(0, limit - used)) if limit is not None else available
 
 
 def cgroup_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """The container's limit and what it already uses; of the limits on the way up, the one that leaves least counts.
+    """The container's limit and its usage; of nested limits, the one that leaves the least.
 
-    Cached files that were not used lately are not counted: the kernel lets go of them before it refuses anything.
+    Cached files that were not used recently are not counted: the kernel evicts them before it refuses memory.
     """
     found = []
     for folder in _cgroup_folders(root, "memory"):
         for names, used_name in (
-            (("memory.max", "memory.high"), "memory.current"),  # above `high` processes are slowed down till they stand
+            (("memory.max", "memory.high"), "memory.current"),  # above `high`, processes are throttled
             (("memory.limit_in_bytes",), "memory.usage_in_bytes"),
         ):
             limits = [
@@ -213,7 +211,7 @@ def _cached_files(folder: Path) -> int:
 
 
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Those that may limit this process, its own first. In a container the path may be that of the host and not be there."""
+    """The cgroups that may limit this process, its own first. In a container, the path may be the host's and not exist."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

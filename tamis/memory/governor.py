@@ -1,11 +1,13 @@
-"""Keeps a run inside its budget: how much each worker may hold, what was learnt, and what to do when it was not enough.
+"""Keeps a run within its budget: how much each worker may hold, what was learned, and what to do when that is not enough.
 
-hard cap per worker (RLIMIT_DATA)  ->  an overrun is a MemoryError in that worker, never the kernel's killer
-    in an operator     the batch is halved and tried again, down to one row, which then fails with its size
-    in its setup       fewer workers, and if one alone has too little, a clear error
-    anywhere else      the partition is tried again: smaller batches, then fewer workers, then without rows too
-                       large to hold, and if even that is too much, a clear error
-killed all the same    another worker tries the partition again; if that is killed too, the same as anywhere else
+rows over a limit      fail with their size before they are read; the limit follows from the budget alone
+cap per worker         RLIMIT_DATA: a worker that exceeds it gets a MemoryError, and the kernel kills nobody
+    in an operator     the batch is halved, down to single rows; a row that does not fit is tried alone in a new worker, with
+                       the whole budget, before it fails (`executors/schedule.py`)
+    in its setup       fewer workers; if a single one has too little, an error
+    while reading      smaller batches, then fewer workers, then a lower limit for rows, then an error
+measured per worker    what the cap does not count, such as shared memory and other processes: a worker over its share is
+                       stopped, and its rows are tried again as above
 """
 
 from __future__ import annotations
@@ -37,26 +39,26 @@ OVERUSE_BYTES = 32_000_000
 MOST_COPIES = 200.0
 
 WORTH_NOTING = 10_000_000
-"""What an operator takes when it is set up counts from this on; less is lost in what an interpreter needs anyway."""
+"""Setup memory below this is ignored: it is small compared with the interpreter itself."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """How one attempt at a partition is to use memory."""
+    """How much memory one attempt at a partition may use."""
 
     batch_bytes: int
     max_row_bytes: int | None = None
-    """Rows larger than this are failed with their size instead of being read."""
+    """Rows larger than this fail with their size instead of being read."""
 
 
 @dataclass
 class Learned:
-    """What earlier partitions, and earlier runs over the same output, taught."""
+    """Measurements of earlier partitions, and of earlier runs over the same output."""
 
     copies: dict[str, float] = field(default_factory=dict)
     """By stage: memory held per byte of batch."""
     setup: dict[str, int] = field(default_factory=dict)
-    """By operator: what it took before its first batch, such as the weights of a model."""
+    """By operator: memory it took before its first batch, such as the weights of a model."""
 
     def note(self, stage: str, peak_bytes: int, batch_bytes: int) -> None:
         if batch_bytes > 0 and peak_bytes > 0:
@@ -110,7 +112,7 @@ class Learned:
             copies = {str(name): float(value) for name, value in found["bytes_held_per_batch_byte"].items()}
             setup = {str(name): int(value) for name, value in found.get("bytes_held_after_setup", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            return Learned()  # a hint for the next run, not a record: a damaged one is as good as none
+            return Learned()  # only a hint for the next run: a damaged file is ignored
         return Learned(copies, setup)
 
 
@@ -125,7 +127,7 @@ def _stages(steps: Iterable[Operator]) -> list[list[Operator]]:
 
 
 class Governor:
-    """Derives each worker's allowance from the budget, learns from what was used, and answers overflows."""
+    """Derives each worker's allowance from the budget, learns from measurements, and decides what to do about overflows."""
 
     def __init__(self, budget: Budget, emit: Events, learned: Learned | None = None) -> None:
         self.budget, self.emit = budget, emit
@@ -137,7 +139,7 @@ class Governor:
 
     @property
     def worker_bytes(self) -> int:
-        """What each worker may hold, code included."""
+        """What each worker may hold, including its code."""
         return max(0, self.budget.total_bytes - self.budget.driver_bytes) // self.workers
 
     @property
@@ -146,7 +148,7 @@ class Governor:
         return max(0, self.budget.total_bytes - self.budget.driver_bytes)
 
     def begin(self, stage: str) -> None:
-        """A new stage: its operators may hold more or less per byte than those before."""
+        """Start a stage, whose operators may hold more or less per byte than those of the last one."""
         self._stage = stage
         self._batch_bytes = self.budget.batch_bytes
         copies = self.learned.copies.get(stage)
@@ -157,7 +159,7 @@ class Governor:
         return Allowance(self._batch_bytes, self.budget.max_row_bytes)
 
     def finished(self, peak_bytes: int, batch_bytes: int, splits: int) -> None:
-        """Learn from a partition that went through: how much it held, and whether batches had to be halved."""
+        """Learn from a finished partition: how much it held, and whether batches had to be halved."""
         self.learned.note(self._stage, peak_bytes, batch_bytes)
         if splits:
             self._act("split", splits, f"halved {plural(splits, 'batch')} because an operator ran out of memory")
@@ -165,39 +167,39 @@ class Governor:
         self._fit(self.learned.copies.get(self._stage, BATCH_COPIES))
 
     def tighten(self) -> None:
-        """Take smaller batches from now on: memory is nearly used up."""
+        """Use smaller batches from now on, because memory is nearly used up."""
         smaller = max(SMALLEST_BATCH_BYTES, self._batch_bytes // 2)
         if smaller < self._batch_bytes:
             self._batch_bytes = smaller
             self._act("shrink", 1, f"memory is nearly used up; batches of {format_bytes(smaller)} from now on")
 
     def recycled(self, worker: int, why: str) -> None:
-        """Note that a worker was ended so that what it held is given back."""
-        self._act("recycle", 1, f"worker {worker} is replaced: {why}")
+        """Record that a worker was replaced to release its memory."""
+        self._act("recycle", 1, f"worker {worker} was replaced: {why}")
 
     def paused(self) -> None:
-        """Note that no partition is begun for now."""
-        self._act("pause", 1, "no partition is begun until there is room again")
+        """Record that no partition is started for now."""
+        self._act("pause", 1, "no partition is started until memory is free again")
 
     def restarted(self, what: str, how: str) -> None:
-        """Note that a partition is begun again because its worker is gone."""
-        self._act("restart", 1, f"the worker on {what} is gone ({how}); another one begins again after the last commit")
+        """Record that a partition is tried again because its worker died."""
+        self._act("restart", 1, f"the worker on {what} died ({how}); another worker tries again")
 
     def too_large_to_set_up(self, why: str) -> None:
-        """A worker's share is too small for what an operator loads: give the others the share of one."""
+        """A worker's share is too small for what an operator loads: continue with one worker less, or raise."""
         if self.workers > 1:
             self._fewer(why)
             return
         on_gpu = "CUDA" in why or "GPU" in why
         raise BudgetError(
             f"{why}, in a single worker that may hold {format_bytes(self.worker_bytes)}",
-            hint="it is the memory of the GPU: look who else uses it, or take a smaller model"
+            hint="the GPU is out of memory: check what else uses it, or use a smaller model"
             if on_gpu
             else f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
         )
 
     def overflowed(self, allowance: Allowance, what: str) -> Allowance:
-        """What to try next for a partition that ran out of memory outside an operator."""
+        """What to try next for a partition that ran out of memory while it was read."""
         if allowance.batch_bytes > SMALLEST_BATCH_BYTES:
             return self._smaller(allowance, f"{what} ran out of memory")
         if self.workers > 1:
@@ -205,7 +207,7 @@ class Governor:
             return allowance
         limit = (allowance.max_row_bytes or self.budget.max_row_bytes) // 2
         if limit >= SMALLEST_ROW_LIMIT:
-            self._act("isolate", 1, f"{what} ran out of memory; rows over {format_bytes(limit)} are failed")
+            self._act("isolate", 1, f"{what} ran out of memory; rows over {format_bytes(limit)} fail")
             return replace(allowance, max_row_bytes=limit)
         raise BudgetError(
             f"{what} does not fit into {format_bytes(self.budget.total_bytes)} of memory, even in the smallest batches",
@@ -246,7 +248,7 @@ class Governor:
         self.emit(MemoryAction(kind, detail))
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report: what was allowed, what was done about overflows, what was learnt."""
+        """For the report: what was allowed, what was done about overflows, what was learned."""
         return {
             "budget_bytes": self.budget.total_bytes,
             "worker_bytes": self.worker_bytes,
@@ -261,10 +263,10 @@ class Governor:
 
 
 def cap_this_process(share_bytes: int) -> None:
-    """From now on, let this process hold at most `share_bytes`: more is a MemoryError here and nobody else's problem.
+    """Cap the memory of this process at `share_bytes`; an allocation beyond it raises a MemoryError.
 
-    The limit counts private writable mappings, so what is mapped already is added to it and what is resident already is
-    taken off; that includes what is shared with the server this process was forked from, which then is paid for.
+    RLIMIT_DATA counts private writable mappings, so the limit is what is mapped already, plus the share, less what is already
+    resident. That includes pages shared with the server this process was forked from.
     """
     if sys.platform != "linux":
         return

@@ -1,10 +1,10 @@
-"""What each GPU holds: in all, by process, and in this process by owner (weights, activations, buffers).
+"""GPU memory: of each device, by process, and within this process by owner (weights, activations, buffers).
 
     pynvml, if installed        used, total, per process
-    nvidia-smi, if on the PATH  the same, but slow: asked for at most every few seconds
-    torch, if imported already  used and total of the devices this process has opened
+    nvidia-smi, if on the PATH  the same, but slow: called at most every few seconds
+    torch, if imported already  used and total, of the devices this process has opened
 
-Torch is never imported here, and no device is opened for the sake of looking at it.
+This module never imports torch and never opens a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 MIB = 2**20
 
 SMI_EVERY_S = 5.0
-"""`nvidia-smi` takes a large part of a second of a core each time."""
+"""Each call of `nvidia-smi` takes a large part of a second of CPU time."""
 
 SMI_TIMEOUT_S = 10.0
 
@@ -36,17 +36,17 @@ class GpuShare:
 
     pid: int
     used_bytes: int | None = None
-    """As the driver counts it; None where it does not tell."""
+    """As the driver counts it; None where it does not report it."""
     reserved_bytes: int | None = None
-    """Taken from the device by torch, and kept."""
+    """Reserved by torch's allocator."""
     allocated_bytes: int | None = None
-    """Of that, in use by tensors."""
+    """The part of it that tensors use."""
     owners: dict[str, int] = field(default_factory=dict)
     """Bytes by owner, as declared with `owner`."""
 
     @property
     def cached_bytes(self) -> int | None:
-        """Reserved and not in use."""
+        """Reserved but not in use."""
         if self.reserved_bytes is None or self.allocated_bytes is None:
             return None
         return self.reserved_bytes - self.allocated_bytes
@@ -57,7 +57,7 @@ class GpuMemory:
     """One GPU at one moment."""
 
     index: int
-    """As the driver numbers them, whatever CUDA_VISIBLE_DEVICES says."""
+    """The driver's number, independent of CUDA_VISIBLE_DEVICES."""
     name: str
     used_bytes: int
     total_bytes: int
@@ -70,7 +70,7 @@ class GpuMemory:
 
 
 class GpuReader(Protocol):
-    """Reads all GPUs of the machine; none when there is none or it cannot tell."""
+    """Reads all GPUs of the machine; empty if there are none or they cannot be read."""
 
     def __call__(self) -> tuple[GpuMemory, ...]: ...
 
@@ -79,7 +79,7 @@ class GpuReader(Protocol):
 
 
 def find_reader() -> GpuReader:
-    """The best way to look at this machine's GPUs."""
+    """The best available reader for this machine's GPUs."""
     return _nvml_reader() or _smi_reader() or read_torch
 
 
@@ -96,7 +96,7 @@ def _nvml_reader() -> GpuReader | None:
 
 
 class NvmlReader:
-    """Through the driver's own library; well under a millisecond per GPU."""
+    """Reads through NVML, the driver's library; well under a millisecond per GPU."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -115,12 +115,12 @@ class NvmlReader:
                 name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
                 found.append(GpuMemory(index, name, memory.used, memory.total, shares, uuid))
         except nvml.NVMLError:
-            return ()  # a device fell off the bus, or the driver is being replaced
+            return ()  # a device is lost, or the driver is being replaced
         return tuple(found)
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # old versions of pynvml give bytes
+    return value.decode() if isinstance(value, bytes) else value  # old versions of pynvml return bytes
 
 
 def _smi_reader() -> GpuReader | None:
@@ -129,7 +129,7 @@ def _smi_reader() -> GpuReader | None:
 
 
 class SmiReader:
-    """Through the command `nvidia-smi`; answers from memory when asked again soon."""
+    """Reads through the command `nvidia-smi`; calls in quick succession return the last result."""
 
     def __init__(self, path: str, *, every_s: float = SMI_EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.every_s, self._clock = path, every_s, clock
@@ -158,7 +158,7 @@ class SmiReader:
 
 
 def parse_smi(gpus: str, processes: str) -> tuple[GpuMemory, ...]:
-    """What the two queries of `nvidia-smi` answered; sizes are in MiB there, or "[N/A]"."""
+    """Parse the output of the two queries of `nvidia-smi`; sizes are in MiB, or "[N/A]"."""
     shares: dict[str, list[GpuShare]] = {}
     for uuid, pid, used in _cells(processes, 3):
         if pid.isdigit():
@@ -176,7 +176,7 @@ def _cells(text: str, width: int) -> list[list[str]]:
 
 
 def read_torch() -> tuple[GpuMemory, ...]:
-    """Devices as torch sees them, if this process uses it already."""
+    """The devices that torch sees, if this process already uses it."""
     torch = _torch()
     if torch is None:
         return ()
@@ -192,7 +192,7 @@ def read_torch() -> tuple[GpuMemory, ...]:
 
 
 def _torch() -> Any:
-    """Torch, if it is imported and has opened a device already; else None."""
+    """Torch, if it is imported and has opened a device; else None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return torch if cuda is not None and cuda.is_initialized() else None
@@ -211,7 +211,7 @@ _open = threading.local()
 
 
 def add_owned(name: str, num_bytes: int, device: int = 0) -> None:
-    """Note that `name` holds so many more bytes (or fewer, if negative) of a device; for memory torch knows nothing of."""
+    """Add bytes (or remove them, if negative) to what `name` holds on a device; for memory outside of torch."""
     with _lock:
         held = max(0, _owned.get((name, device), 0) + num_bytes)
         if held:
@@ -222,10 +222,10 @@ def add_owned(name: str, num_bytes: int, device: int = 0) -> None:
 
 @contextmanager
 def owner(name: str, *, passing: bool = False) -> Iterator[None]:
-    """Memory that torch allocates inside belongs to `name`, less what an inner owner claims.
+    """Attribute memory that torch allocates in the block to `name`, except what an inner owner claims.
 
-    What is allocated and kept is added up, what was freed taken off. With `passing=True` (activations) the highest
-    point above the beginning is kept instead, and torch's peak counter is reset. Without torch it does nothing.
+    Counts what is allocated and kept, less what is freed. With `passing=True` (activations), counts the peak above the start
+    of the block instead, and resets torch's peak counter. Does nothing without torch.
 
         with owner("weights"):
             model.to("cuda")
@@ -254,13 +254,13 @@ def owner(name: str, *, passing: bool = False) -> Iterator[None]:
 
 
 def forget_owners() -> None:
-    """Start the account of owners afresh."""
+    """Reset what owners hold."""
     with _lock:
         _owned.clear()
 
 
 def own_shares(gpus: Iterable[GpuMemory] = ()) -> dict[int, GpuShare]:
-    """What this process holds, by the driver's number of the GPU; can be sent to whoever watches this process."""
+    """What this process holds, by the driver's number of the GPU; can be sent to another process."""
     torch = _torch()
     with _lock:
         owned = dict(_owned)
@@ -283,7 +283,7 @@ def own_shares(gpus: Iterable[GpuMemory] = ()) -> dict[int, GpuShare]:
 
 
 def _driver_index(torch: Any, device: int, gpus: tuple[GpuMemory, ...]) -> int:
-    """The driver's number of what this process calls `device`, which CUDA_VISIBLE_DEVICES may have changed."""
+    """The driver's number for `device`, which CUDA_VISIBLE_DEVICES may renumber."""
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if torch is not None else ""
     for gpu in gpus:
         if uuid and gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-"):
@@ -295,7 +295,7 @@ def _driver_index(torch: Any, device: int, gpus: tuple[GpuMemory, ...]) -> int:
 
 
 def with_shares(gpus: tuple[GpuMemory, ...], told: Iterable[Mapping[int, GpuShare]]) -> tuple[GpuMemory, ...]:
-    """The GPUs with what processes told about themselves put beside what the driver says of them."""
+    """The GPUs, with what processes report about themselves added to what the driver reports."""
     mine: dict[int, dict[int, GpuShare]] = {}
     for shares in told:
         for index, share in shares.items():

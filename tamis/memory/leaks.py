@@ -1,16 +1,16 @@
-"""Finding memory that keeps rising, with few false alerts.
+"""Finds memory that keeps rising, with few false alerts.
 
-Each worker is measured at comparable moments (after a committed shard, after collection and trimming), so that what is
-left is what it cannot let go of. A rise counts as a leak when all of these hold for the whole history or its recent part:
+Each worker is measured at comparable moments: after a committed shard, once it has collected garbage and returned free
+memory. A rise counts as a leak when all of these hold for the whole history or its recent part:
 
-    it is no chance        Mann-Kendall test, its variance widened because neighbours are alike (Yue and Wang 2004)
+    it is significant      Mann-Kendall test, its variance corrected for autocorrelation (Yue and Wang 2004)
     it is large            Theil-Sen slope times span, against the baseline and against the noise around the line
-    it is steady           each quarter stands above the one before, of many moments each eighth: a step or two is a cache
-                           that was loaded
-    it does not level off  the later half rises as fast as the earlier, and a recent part as fast as what came before it, as
-                           far as the noise lets one see: caches and pools that fill do not
-    it is new              higher than anything seen before: the tooth of a saw is not
-    it cannot wait         where the limit is known and far, more moments are awaited: what fills up has then shown it
+    it is steady           each quarter is higher than the previous one, or each eighth with many moments: a cache that is
+                           loaded makes one or two steps
+    it does not level off  within the noise, the later half rises as fast as the earlier, and a recent part as fast as the
+                           part before it: caches and pools that fill up level off
+    it is a new high       higher than any earlier value: a sawtooth is not
+    it is urgent           if the limit is known and far away, more moments are awaited, in which a pool would level off
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ MAD_TO_SIGMA = 1.4826
 """Scales the median absolute deviation to the standard deviation of a normal distribution."""
 
 MAX_CORRELATION = 0.95
-"""Of neighbouring values; with more than that a series would have to be endless to prove anything."""
+"""The largest autocorrelation taken into account; beyond it no series is long enough to be significant."""
 
 CLEAN = 0.08
-"""Noise below this part of the growth is no noise, and its correlation says nothing."""
+"""Noise below this share of the growth is ignored, and so is its autocorrelation."""
 
 FLATTER = 0.1
-"""A slope that falls by less than this part is the same slope."""
+"""A slope that falls by less than this share counts as unchanged."""
 
 FLATTEST = 0.3
-"""A slope that falls by more is another one, however large the noise."""
+"""A slope that falls by more than this share has changed, however large the noise."""
 
 DOUBT = 2.5
-"""Standard errors by which a slope may fall before it is said to."""
+"""Standard errors by which a slope may fall and still count as unchanged."""
 
 MIN_BEFORE = 8
-"""Moments before a stretch that make a slope to compare with."""
+"""Moments needed before a stretch to have a slope to compare with."""
 
 FINER = 32
-"""Moments from which on eighths are looked at and not only quarters: several caches in turn can fill all quarters."""
+"""With this many moments, eighths are compared too: several caches, filled one after the other, can raise every quarter."""
 
 MEDIAN_ERROR = 1.25
-"""The standard error of a median, in those of a mean."""
+"""The standard error of a median, relative to that of a mean."""
 
 LOOKS = 12
-"""A series is looked at again when it has grown by one part in so many."""
+"""A series is tested again when it has grown by a twelfth."""
 
 T = TypeVar("T")
 
 
 class Thinned(Generic[T]):
-    """A long series in little space: the newest items all, the older ones evenly spread, ever fewer of them.
+    """A long series in bounded space: all of the newest items, and older ones at even and growing distances.
 
     >>> series = Thinned(8)
     >>> for number in range(100):
@@ -102,7 +102,7 @@ class Thinned(Generic[T]):
 
     @property
     def even(self) -> list[T]:
-        """The whole history at even distances."""
+        """The whole history, evenly spaced."""
         return self._old + [item for number, item in self._recent if number % self._stride == 0]
 
 
@@ -111,22 +111,22 @@ class Thinned(Generic[T]):
 
 @dataclass(frozen=True)
 class Trend:
-    """A line through a series that outliers cannot bend, and how far it is to be believed."""
+    """A robust line through a series, and how significant it is."""
 
     slope: float
     """Change per unit of the moments; Theil-Sen: the median of the slopes between all pairs."""
     level: float
-    """Where the line stands at the last moment."""
+    """The value of the line at the last moment."""
     growth: float
     """Slope times the span of the moments."""
     noise: float
     """Spread of the values around the line, as a standard deviation."""
     confidence: float
-    """That the series rises: one minus the one-sided p-value of the Mann-Kendall test."""
+    """Confidence that the series rises: one minus the one-sided p-value of the Mann-Kendall test."""
     steady: bool
-    """Every part of it stands well above the one before, and the later half rises about as fast as the earlier."""
+    """Every part is well above the previous one, and the later half rises about as fast as the earlier."""
     jitter: float
-    """Spread of single values, whatever the shape of the curve they lie on."""
+    """Spread of single values around a curve of any shape."""
 
 
 def fit_trend(moments: Sequence[float], values: Sequence[float]) -> Trend | None:
@@ -201,7 +201,7 @@ def _is_steady(x: np.ndarray, y: np.ndarray, slope: float, jitter: float) -> boo
 
 
 def _climbs(x: np.ndarray, y: np.ndarray, slope: float, jitter: float, count: int) -> bool:
-    """Whether each of so many parts stands above the one before, by a good part of what the slope says, less noise."""
+    """Whether each of `count` parts is higher than the previous one by a good part of the expected rise, within noise."""
     parts = np.array_split(np.arange(len(x)), count)
     centres = np.array([np.median(x[part]) for part in parts])
     heights = np.array([np.median(y[part]) for part in parts])
@@ -210,7 +210,7 @@ def _climbs(x: np.ndarray, y: np.ndarray, slope: float, jitter: float, count: in
 
 
 def _falls(early: float, early_x: np.ndarray, late: float, late_x: np.ndarray, jitter: float) -> bool:
-    """Whether a slope is less than it was before, as far as noise lets one see.
+    """Whether a slope has fallen, as far as noise allows to decide.
 
     An exponential that levels off with a time constant of T moments loses 1 - exp(-n / 2T) of its slope from one half of n
     moments to the other: 0.45 of it in 24 moments if T is 20.
@@ -239,10 +239,10 @@ class Leak:
     """The first moment of the rise."""
     confidence: float
     now_bytes: int
-    """What it holds now, by the trend."""
+    """What it holds now, according to the trend."""
 
     def shards_until(self, limit_bytes: int) -> float:
-        """Shards until the worker holds `limit_bytes`; 0 if it does already."""
+        """Shards until the worker holds `limit_bytes`; 0 if it already does."""
         return max(0.0, (limit_bytes - self.now_bytes) / self.bytes_per_shard)
 
     def seconds_until(self, limit_bytes: int) -> float | None:
@@ -258,20 +258,20 @@ _Point: TypeAlias = tuple[int, float, float | None]
 
 @dataclass
 class _Series:
-    """What one worker held, moment by moment; old moments are thinned."""
+    """The memory of one worker, moment by moment; old moments are thinned out."""
 
     points: Thinned[_Point]
     seen: int = 0
 
 
 class LeakDetector:
-    """Looks at what each worker still holds after each shard, and says once when a worker leaks.
+    """Checks the memory of each worker after each shard, and reports once when a worker leaks.
 
     Of a thousand series of 200 noisy moments, fewer than ten raise an alert; a leak of 1 % of the baseline per shard,
-    under noise of up to 1 %, is found within 30 shards. Where `limit_bytes` is given, an alert waits until 40 moments show
-    the rise, as long as twice the shards it has yet to wait are left to the limit; what fills up over 20 or 30 shards then
-    seldom raises one. Growth that takes a hundred shards to level off cannot be told from a leak before it does, and
-    is reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
+    under noise of up to 1 %, is found within 30 shards. If `limit_bytes` is given, an alert waits until 40 moments show the
+    rise, as long as the limit is at least twice as many shards away as it has to wait; pools that fill up over 20 or 30
+    shards then rarely raise one. Growth that takes a hundred shards to level off looks like a leak until it does, and is
+    reported too. Costs less than a millisecond per moment, and a few kilobytes per worker.
 
     >>> detector = LeakDetector("stage 1")
     >>> for shard in range(40):
@@ -295,21 +295,21 @@ class LeakDetector:
         min_confidence: float = 0.9999,
         keep: int = 256,
     ) -> None:
-        """`warmup` moments are ignored: imports, compilation and pools fill then. `min_growth` is of the baseline."""
+        """The first `warmup` moments are ignored: imports, compilation, pools. `min_growth` is relative to the baseline."""
         self.stage = stage
         self.warmup, self.min_points, self.patient_points, self.keep = warmup, min_points, patient_points, keep
         self.min_growth, self.min_growth_bytes = min_growth, min_growth_bytes
         self.noise_ratio, self.min_confidence = noise_ratio, min_confidence
         self.leaks: dict[int, Leak] = {}
-        """The leaking workers, by number, with the newest estimate."""
+        """The leaking workers by number, each with the latest estimate."""
         self._series: dict[int, _Series] = {}
 
     def add(
         self, worker: int, moment: int, num_bytes: int, at_s: float | None = None, limit_bytes: int | None = None
     ) -> Leak | None:
-        """Note what `worker` holds after its shard `moment`; the leak when this is the moment it becomes certain.
+        """Add what `worker` holds after its shard `moment`; returns the leak at the moment it becomes certain.
 
-        `limit_bytes` is what it may hold: as long as that is far, there is time to be sure.
+        `limit_bytes` is what it may hold: as long as that is far away, the detector waits for more moments.
         """
         series = self._series.setdefault(worker, _Series(Thinned(self.keep)))
         series.seen += 1
@@ -317,7 +317,7 @@ class LeakDetector:
             return None
         series.points.append((moment, float(num_bytes), at_s))
         if series.seen % max(1, len(series.points) // LOOKS):
-            return None  # every look is a chance for a false alert, and a long series changes slowly
+            return None  # each test may give a false alert, and a long series changes slowly
         leak = self._judge(worker, series.points, limit_bytes)
         if leak is None:
             return None
@@ -326,12 +326,12 @@ class LeakDetector:
         return None if known else leak
 
     def forget(self, worker: int) -> None:
-        """A worker was replaced; its successor starts afresh."""
+        """Drop the history of a worker that was replaced."""
         self.leaks.pop(worker, None)
         self._series.pop(worker, None)
 
     def _judge(self, worker: int, series: Thinned[_Point], limit_bytes: int | None) -> Leak | None:
-        """The leak over the longest stretch that shows one: the whole history, then ever shorter ends of it."""
+        """The leak over the longest stretch that shows one: the whole history, then shorter and shorter ends of it."""
         leak = self._judge_stretch(worker, series.even, [], limit_bytes)
         old, recent = series.old, series.recent
         length = len(recent) if old else len(recent) // 2
@@ -350,7 +350,7 @@ class LeakDetector:
         baseline = median(values[:quarter])
         enough = max(self.min_growth * baseline, self.min_growth_bytes)
         if median(values[-quarter:]) - baseline < 0.6 * enough:
-            return None  # the cheap question first, nearly always the answer; on a line it is 0.75 of the growth
+            return None  # a cheap test first, which nearly always decides; on a line the value is 0.75 of the growth
         trend = fit_trend(moments, values)
         if (
             trend is None
@@ -375,12 +375,12 @@ class LeakDetector:
         )
         wait = self.patient_points - len(points)
         if limit_bytes is not None and wait > 0 and leak.shards_until(limit_bytes) >= 2 * wait:
-            return None  # time enough to see whether it levels off
+            return None  # there is time to see whether it levels off
         return leak
 
 
 def _rose_faster(before: list[_Point], moments: list[int], trend: Trend) -> bool:
-    """Whether the stretch before was steeper: then this is the end of a curve that levels off."""
+    """Whether the stretch before was steeper, so that this is the end of a curve that levels off."""
     if len(before) < MIN_BEFORE:
         return False
     x = np.array([point[0] for point in before], np.float64)
@@ -389,7 +389,7 @@ def _rose_faster(before: list[_Point], moments: list[int], trend: Trend) -> bool
 
 
 def _usual_high(values: list[float]) -> float:
-    """What a series has shown itself to reach without leaking."""
+    """The highest value a series has reached without leaking."""
     if not values:
         return 0.0
     spread = MAD_TO_SIGMA * float(np.median(np.abs(np.asarray(values) - np.median(values))))

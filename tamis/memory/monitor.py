@@ -1,4 +1,4 @@
-"""What the process tree really holds, sampled while a run goes on.
+"""Samples the memory of the process tree during a run.
 
 thread, every half second:   machine, container, each process of the tree, each GPU   -> Snapshot
                                  |                                                          |
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEEP = 1024
-"""Snapshots held; the file has as many."""
+"""The number of snapshots kept, in memory and on file."""
 
 PEAK_STEP = 1.01
-"""A peak is taken when it seems to be higher than the last by so much, for it costs a walk over all page tables."""
+"""A new peak is measured when it seems this much higher than the last: that walks all page tables."""
 
 MOST_TREND_POINTS = 128
-"""Enough for a slope, and its cost is quadratic."""
+"""Enough for a slope; the cost of fitting is quadratic."""
 
 
 def held_bytes(pid: int) -> int:
-    """Memory of one process, shared pages counted by their share (PSS) where the kernel tells it."""
+    """Memory of one process, shared pages counted by their share (PSS) where the kernel reports it."""
     walked = walk(pid)
     if walked is not None:
         return walked.pss_bytes
@@ -51,13 +51,13 @@ def held_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of one process that no other shares; what a leak detector wants, for it does not depend on others."""
+    """Memory that a process shares with no other, so that it does not depend on other processes."""
     walked = walk(pid)
     return walked.private_bytes if walked is not None else held_bytes(pid)
 
 
 class MemoryMonitor:
-    """Watches a process tree from a thread of its own while the block runs.
+    """Watches a process tree from a separate thread while the block runs.
 
     Memory and file stay bounded however long it takes: the newest half of `keep` snapshots is whole, the other half is
     spread evenly over the time before. Costs less than 1 % of a core at two snapshots a second of ten processes.
@@ -95,7 +95,7 @@ class MemoryMonitor:
         self.every_s, self.keep, self.flush_every_s = every_s, max(8, keep), flush_every_s
         self.path = None if path is None else Path(path)
         self.peak: Snapshot | None = None
-        """The snapshot in which the tree held most."""
+        """The snapshot in which the tree held the most memory."""
         self.problems: list[str] = []
         self._roles = roles or (lambda: {self.pid: "driver"} if self.pid == os.getpid() else {})
         self._on_snapshot = on_snapshot
@@ -116,7 +116,7 @@ class MemoryMonitor:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """Oldest first; the newest all, the older ones evenly thinned."""
+        """Oldest first: all of the newest, and older ones thinned out evenly."""
         with self._lock:
             return list(self._snapshots)
 
@@ -131,7 +131,7 @@ class MemoryMonitor:
             before_bytes=self._before_bytes,
         )
         highest = self.peak is None or shot.held_bytes > PEAK_STEP * self.peak.held_bytes
-        if highest:  # a reading in passing counts shared pages that a process only just touched as its own
+        if highest:  # an inexact reading counts shared pages that a process has just touched as its own
             shot = replace(shot, processes=self._tree.read(self._roles(), exact=True))
         with self._lock:
             self._snapshots.append(shot)
@@ -142,12 +142,12 @@ class MemoryMonitor:
         return shot
 
     def hear(self, pid: int, shares: Mapping[int, GpuShare]) -> None:
-        """Note what another process says of its GPU memory (its `own_shares()`), to stand beside the driver's word."""
+        """Add what another process reports about its GPU memory (its `own_shares()`)."""
         with self._lock:
             self._told[pid] = dict(shares)
 
     def trend(self, last_s: float = 60.0) -> Trend | None:
-        """Where the tree's memory has been going, in bytes per second; None while there is too little to say."""
+        """The trend of the tree's memory in bytes per second; None while there are too few snapshots."""
         return trend_of(self.snapshots, lambda shot: shot.held_bytes, last_s)
 
     def _read_gpus(self) -> tuple[GpuMemory, ...]:
@@ -177,7 +177,7 @@ class MemoryMonitor:
         if self._error is None:
             try:
                 self.sample()
-            except Exception as raised:  # noqa: BLE001 - the same fate as in the thread
+            except Exception as raised:  # noqa: BLE001 - raised below, as one from the thread
                 self._error = raised
         self.flush()
         if self._error is not None and error is None:
@@ -194,7 +194,7 @@ class MemoryMonitor:
                 self.sample()
                 if self.path is not None and self._clock() - self._flushed >= self.flush_every_s:
                     self.flush()
-        except BaseException as error:  # noqa: BLE001 - kept, and raised where somebody sees it
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             self._error = error
 
     def _look_for_overuse(self) -> None:
@@ -207,7 +207,7 @@ class MemoryMonitor:
     # ------------------------------------------------------------------------------------------------------------- file
 
     def flush(self) -> None:
-        """Write what is held to `path`, complete or not at all."""
+        """Write the snapshots to `path` atomically."""
         self._flushed = self._clock()
         if self.path is None:
             return
@@ -230,10 +230,10 @@ class MemoryMonitor:
         return buffer.getvalue()
 
     def table(self) -> pa.Table:
-        """One row per snapshot and process; what concerns the machine is the same in all rows of a snapshot."""
+        """One row per snapshot and process; figures of the machine are repeated in each row of a snapshot."""
         import pyarrow.json
 
-        # By way of JSON, for pyarrow looks for pandas as soon as it is given Python values, and that takes a while.
+        # Through JSON, because pyarrow imports pandas, which is slow, as soon as it converts Python values.
         lines = "".join(json.dumps(row) + "\n" for shot in self.snapshots for row in _rows(shot))
         schema = _schema()
         if not lines:
@@ -244,12 +244,12 @@ class MemoryMonitor:
 
 
 def trend_of(snapshots: list[Snapshot], value: Callable[[Snapshot], float], last_s: float) -> Trend | None:
-    """The trend of a figure over the last seconds, from at most a hundred or so of the snapshots."""
+    """The trend of a figure over the last seconds, from at most `MOST_TREND_POINTS` snapshots or so."""
     if not snapshots:
         return None
     recent = [shot for shot in snapshots if shot.elapsed_s >= snapshots[-1].elapsed_s - last_s]
     while len(recent) > MOST_TREND_POINTS:
-        recent = recent[::-2][::-1]  # the newest stays
+        recent = recent[::-2][::-1]  # keeps the newest
     return fit_trend([shot.elapsed_s for shot in recent], [value(shot) for shot in recent])
 
 

@@ -1,4 +1,4 @@
-"""The memory of this very process: its peak, and giving back what it no longer needs."""
+"""The memory of the current process: its usage, its peak, and returning free memory to the system."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def status() -> dict[str, int]:
 
 
 def data_bytes() -> int:
-    """Private writable memory this process has mapped, which RLIMIT_DATA limits."""
+    """Private writable memory that this process has mapped; RLIMIT_DATA limits it."""
     return status().get("VmData", 0)
 
 
@@ -63,7 +63,7 @@ def _free_bytes() -> int | None:
 
 
 def reset_peak() -> int:
-    """Begin measuring the peak anew; returns what is held now. Does nothing where the kernel cannot."""
+    """Reset the peak; returns the memory held now. Returns 0 where the kernel does not support it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -72,7 +72,7 @@ def reset_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """The most this process held since `reset_peak`, or since it began where that cannot be reset."""
+    """The most memory held since `reset_peak`, or since the process started where the peak cannot be reset."""
     found = status().get("VmHWM")
     if found is not None:
         return found
@@ -81,9 +81,9 @@ def peak_bytes() -> int:
 
 
 def start_threads(path: Path) -> None:
-    """Have Arrow start its two pools, one thread each, as long as there is room for their stacks; `path` may be used.
+    """Make Arrow start its two thread pools, of one thread each, before a cap is set; `path` is for a temporary file.
 
-    It starts them when they are first needed, which a cap may prevent.
+    Arrow starts them on first use, when there may be no memory left for their stacks.
     """
     import pyarrow.json
 
@@ -97,7 +97,7 @@ def start_threads(path: Path) -> None:
 
 
 def trim() -> None:
-    """Give back to the system what is free: collect garbage, release Arrow's pool, trim arenas, let go of mapped files."""
+    """Return free memory to the system: collect garbage, release Arrow's pool and mapped files, trim arenas."""
     gc.collect()
     release_pages(code=True)
     pa.default_memory_pool().release_unused()
@@ -108,6 +108,6 @@ def trim() -> None:
 
 @functools.cache
 def _libc() -> Any:
-    """The C library if it can trim (glibc), else None."""
+    """The C library if it has malloc_trim (glibc), else None."""
     library = ctypes.CDLL(None)
     return library if hasattr(library, "malloc_trim") else None

@@ -1,4 +1,4 @@
-"""What a pipeline needs, measured on a sample: per operator peak, bytes held per byte given, time, and settings to use."""
+"""Measures a pipeline on a sample: for each operator peak memory, memory per input byte and time; and recommends settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tamis.parameters import format_bytes
 from tamis.report import Report
 
 HEADROOM = 1.25
-"""Other rows may need more than those of the sample."""
+"""Rows outside the sample may need more."""
 
 PARTITION_S = 10.0
 SMALLEST_BLOCKSIZE, LARGEST_BLOCKSIZE = 1_000_000, 256_000_000
@@ -38,19 +38,19 @@ class OperatorProfile:
     mb_per_s: float | None
     peak_bytes: int
     held_per_byte: float
-    """Peak over the bytes of a batch it was given."""
+    """Peak divided by the bytes of the batch it was given."""
     setup_bytes: int
-    """What it took before its first batch."""
+    """Memory it took before its first batch."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured, and what follows from it."""
+    """The measurements, and the settings that follow from them."""
 
     rows: int
     operators: tuple[OperatorProfile, ...]
     copies: float
-    """Bytes a worker held per byte of batch, over the whole stage."""
+    """Bytes a worker held per byte of batch, over a whole stage."""
     memory_bytes: int
     workers: int
     blocksize: int
@@ -76,9 +76,9 @@ class Profile:
 
 
 def profile_of(report: Report, driver_bytes: int, steps: Iterable[Operator]) -> Profile:
-    """Read the profile off the report of a profiled run with one worker, and recommend settings that keep to it.
+    """Make a profile from the report of a profiled run with one worker, and recommend settings.
 
-    Memory for a worker on each core; where the machine has less, for as many workers as it has memory for.
+    The recommended memory is enough for a worker on each core, or for as many workers as the machine has memory for.
     """
     held = report.memory["bytes_held_per_batch_byte"].values()
     copies = max(max(held, default=0.0), 2.0)
@@ -111,7 +111,7 @@ def profile_of(report: Report, driver_bytes: int, steps: Iterable[Operator]) -> 
 
 
 def _blocksize(report: Report) -> int:
-    """So much that a worker is busy with a partition for `PARTITION_S`: that is what a killed run loses."""
+    """The size that keeps a worker busy for about `PARTITION_S`, the most work that a killed run loses."""
     seconds = sum(op["seconds"] for op in report.operators)
     if not seconds or not report.num_bytes:
         return DEFAULT_BLOCKSIZE

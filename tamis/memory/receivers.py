@@ -1,4 +1,4 @@
-"""Where alerts go outside this process: a command, a webhook. A receiver says what went wrong and never raises."""
+"""Sends alerts out of this process, to a command or a webhook. A receiver returns an error as text, and never raises."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from tamis.memory.alerts import Alert
 
 RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
-"""Answers that another try may change."""
+"""Responses after which a retry may succeed."""
 
 
 class Receiver(Protocol):
-    """Passes an alert on; returns a sentence if it could not."""
+    """Sends an alert; returns a description of the error if that fails."""
 
     def __call__(self, alert: Alert) -> str | None: ...
 
 
 def as_json(alert: Alert) -> bytes:
-    """The alert as a program reads it."""
+    """The alert as JSON."""
     return json.dumps(asdict(alert), ensure_ascii=False).encode()
 
 
@@ -45,7 +45,7 @@ class CommandReceiver:
 
     def __call__(self, alert: Alert) -> str | None:
         name = self.command[0]
-        # A file and not a pipe: a grandchild that keeps a pipe open would hold us up after the program has ended.
+        # A file instead of a pipe: a grandchild that keeps a pipe open would block this after the program has ended.
         with tempfile.TemporaryFile() as said:
             try:
                 process = subprocess.Popen(
@@ -73,10 +73,10 @@ def _last_words(said: IO[bytes]) -> str:
 
 
 class WebhookReceiver:
-    """Posts the alert as JSON; tries again a few times when the server is busy or away.
+    """Posts the alert as JSON; retries a few times when the server is busy or unreachable.
 
-    Only http and https, and no redirects: an alert goes where it was told to and nowhere else. Messages name the host
-    alone, for the rest of a webhook's address is often a secret.
+    Only http and https, and no redirects, so that an alert is only sent to the configured address. Messages name only the
+    host, since the rest of a webhook's address is often a secret.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class WebhookReceiver:
         return None if problem is None else f"the alert webhook at {self.host} failed: {problem}"
 
     def _post(self, request: urllib.request.Request) -> tuple[str | None, bool]:
-        """(what went wrong, whether to try again)"""
+        """(error or None, whether to retry)"""
         try:
             with self._opener.open(request, timeout=self.timeout_s):
                 return None, False

@@ -1,4 +1,4 @@
-"""One moment of the machine, a process tree and the GPUs, read at a bounded cost.
+"""Snapshots of the memory of the machine, a process tree and the GPUs, at a bounded cost.
 
 The size of a process is cheap to read, but the share it has in common pages (PSS) means a walk over its page tables.
 That is done for the processes that changed most, as far as an allowance of a small part of a core goes; for the others
@@ -20,10 +20,10 @@ from tamis.memory import budget
 from tamis.memory.gpu import GpuMemory
 
 WALK_SHARE = 0.005
-"""Of a core, for walking page tables."""
+"""The share of a core that may be spent on walking page tables."""
 
 AGING_BYTES = 1_000_000
-"""A walk that is one reading older counts like a change of so many bytes, so that every process has its turn."""
+"""Each reading since a process's last walk counts like a change of this many bytes, so that every process gets its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class SystemMemory:
     total_bytes: int
     available_bytes: int
     percent: float
-    """Of the machine's memory that is not available."""
+    """The share of the machine's memory that is not available."""
     limit_bytes: int | None = None
-    """What the container allows; None without one."""
+    """The container's limit; None without one."""
     limited_bytes: int = 0
-    """What the container counts against that."""
+    """What the container counts against its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """One process. Where the kernel does not tell shares (macOS), pss and private are None."""
+    """One process. pss and private are None where the system does not report them (macOS)."""
 
     pid: int
     role: str
@@ -50,7 +50,7 @@ class ProcessMemory:
     pss_bytes: int | None = None
     private_bytes: int | None = None
     peak_bytes: int = 0
-    """The most it was ever resident with, or since its peak was reset."""
+    """Its largest resident size so far, or since its peak was reset."""
     swap_bytes: int = 0
 
     @property
@@ -65,16 +65,16 @@ class Snapshot:
     time: float
     """Seconds since the epoch."""
     elapsed_s: float
-    """Since the monitor began."""
+    """Since the monitor started."""
     system: SystemMemory
     processes: tuple[ProcessMemory, ...]
     gpus: tuple[GpuMemory, ...] = ()
     before_bytes: int = 0
-    """What the first process held before there was anything to watch."""
+    """What the first process held before the run."""
 
     @property
     def held_bytes(self) -> int:
-        """What the process tree holds beyond what was there before, shared pages counted once."""
+        """What the process tree holds, without `before_bytes`, shared pages counted once."""
         return max(0, sum(process.held_bytes for process in self.processes) - self.before_bytes)
 
 
@@ -95,7 +95,7 @@ class Walked:
     private_bytes: int
     rss_bytes: int = 0
     age: int = 0
-    """Readings since."""
+    """Readings since the walk."""
 
 
 @dataclass(slots=True)
@@ -124,9 +124,9 @@ class TreeReader:
         self._last: float | None = None
 
     def read(self, roles: Mapping[int, str] | None = None, *, exact: bool = False) -> tuple[ProcessMemory, ...]:
-        """The processes alive now, this one first; `roles` names them, and adds some that left the tree.
+        """The running processes, this one first. `roles` names them, and adds processes that are no longer in the tree.
 
-        `exact` walks the page tables of them all, whatever that costs.
+        With `exact`, walks the page tables of all of them.
         """
         names = roles or {}
         pids = list(dict.fromkeys([self.pid, *descendants(self.pid), *names]))
@@ -137,14 +137,14 @@ class TreeReader:
     def _walk_some(self, alive: Mapping[int, _Status], exact: bool) -> None:
         now = self._clock()
         if self._last is not None:
-            # What is not spent is saved for some seconds at most, so that a quiet time is not followed by a storm.
+            # Unspent time is saved for some seconds at most, so that walks do not pile up after a quiet time.
             self._allowance_s = min(self._allowance_s + self.walk_share * (now - self._last), 10 * self.walk_share)
         self._last = now
         self._walked = {pid: walked for pid, walked in self._walked.items() if pid in alive}
         order = sorted(alive, key=lambda pid: (-self._urgency(pid, alive[pid]), pid))
         for pid in order:
             if pid in self._walked and self._allowance_s <= 0 and not exact:
-                break  # a new process is always walked: nothing else is known of it
+                break  # a new process is always walked
             began = self._cpu_clock()
             walked = walk(pid)
             self._allowance_s -= self._cpu_clock() - began
@@ -170,7 +170,7 @@ class TreeReader:
 
 
 def read_process(pid: int, role: str | None = None) -> ProcessMemory | None:
-    """One process, page tables walked; None when it is gone."""
+    """Read one process and walk its page tables; None if it no longer exists."""
     status = _status(pid)
     if status is None:
         return None
@@ -181,7 +181,7 @@ def read_process(pid: int, role: str | None = None) -> ProcessMemory | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs, nearest first."""
+    """The descendants of a process, nearest first."""
     found, todo = [], [pid]
     for parent in todo:
         children = _children(parent)
@@ -193,7 +193,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int] | None:
-    """Read from the kernel's own list, which spares looking at every process there is; None where it keeps none."""
+    """The children of a process from the kernel's list, without scanning all processes; None if the kernel has no list."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - called ten times a second
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def read_file(path: str, most_bytes: int | None = 65536) -> bytes | None:
 
 
 def _status(pid: int) -> _Status | None:
-    """Size, peak and swap of a process; None when it is gone, or a zombie, which holds nothing."""
+    """Size, peak and swap of a process; None if it no longer exists or is a zombie."""
     if sys.platform != "linux":
         return _status_by_psutil(pid)
     data = read_file(f"/proc/{pid}/status")
@@ -252,7 +252,7 @@ def _status_by_psutil(pid: int) -> _Status | None:
 
 
 def walk(pid: int) -> Walked | None:
-    """Walk the page tables of a process; None when it is gone, not ours, or the kernel cannot."""
+    """Walk the page tables of a process; None if it no longer exists or cannot be read."""
     data = read_file(f"/proc/{pid}/smaps_rollup")
     if not data:
         return None

@@ -189,7 +189,7 @@ def test_a_remedy_that_fails_or_talks_nonsense_is_reported():
     for remedy in (broken, lambda alert: "explode"):
         assert AlertDesk(remedy=remedy, on_problem=problems.append).handle(ALARM) is None
     assert problems[0] == "the remedy for alerts failed: OSError: no"
-    assert "asked for 'explode'; it may ask for pause, recycle, shrink or None" in problems[1]
+    assert "returned 'explode'; it may return pause, recycle, shrink or None" in problems[1]
 
 
 def test_slow_receivers_hold_nobody_up_and_what_is_dropped_is_reported():
@@ -199,7 +199,7 @@ def test_slow_receivers_hold_nobody_up_and_what_is_dropped_is_reported():
             desk.handle(ALARM)
         go_on.set()
     assert problems
-    assert set(problems) == {"an alert was not sent, 64 others are waiting: the run holds much"}
+    assert set(problems) == {"an alert was not sent because 64 others are waiting: the run holds much"}
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_nothing_said_means_the_defaults():
         ({"command": []}, "must be a list of words"),
         ({"command": ["a", 1]}, "must be a list of words"),
         ({"remedy": "pause"}, "`remedy` of `alerts` must be a mapping"),
-        ({"remedy": {"budgets": "pause"}}, "knows no alert `budgets`\n\nhint: did you mean `budget`?"),
-        ({"remedy": {"budget": "stop"}}, "knows no action 'stop'"),
-        ({"remedy": {"leak": "pause"}}, "a leak is never over"),
+        ({"remedy": {"budgets": "pause"}}, "names an unknown kind of alert, `budgets`\n\nhint: did you mean `budget`?"),
+        ({"remedy": {"budget": "stop"}}, "names an unknown action, 'stop'"),
+        ({"remedy": {"leak": "pause"}}, "a leak does not end"),
         ({"webhook": "file:///x"}, "begins with http:// or https://"),
         ({"webhok": "https://x"}, "`alerts` has no setting `webhok`\n\nhint: did you mean `webhook`?"),
     ],

@@ -14,7 +14,7 @@ def test_a_budget_is_divided_among_the_workers_and_says_why():
     budget = make_budget(memory="8GB", workers=4)
     assert budget.workers == 4
     assert budget.workers * budget.worker_bytes <= 8_000_000_000
-    assert budget.reasons["memory"] == "8.0 GB: as asked"
+    assert budget.reasons["memory"] == "8.0 GB: requested"
     figures = {
         "memory",
         "driver",
@@ -50,7 +50,7 @@ def test_what_the_caller_holds_is_counted_up_to_what_tamis_needs():
     assert small.before_bytes == 0
     assert large.before_bytes == 2_850_000_000
     assert large.driver_bytes - small.driver_bytes == 50_000_000
-    assert "2.9 GB the caller held before" in large.reasons["driver"]
+    assert "2.9 GB that the caller held before" in large.reasons["driver"]
 
 
 def test_operators_that_need_memory_are_counted():

@@ -281,7 +281,7 @@ def test_what_the_caller_held_before_is_not_the_run_s(tmp_path):
     report = run(tmp_path, f"[{held} or JsonlReader(folder / 'in.jsonl'), JsonlWriter(folder / 'out')]")
     assert report.kept == 1
     manifest = json.loads((tmp_path / "out" / ".tamis" / "manifest.json").read_text())
-    assert "MB the caller held before" in json.dumps(manifest)
+    assert "MB that the caller held before" in json.dumps(manifest)
 
 
 def test_the_same_rows_at_every_budget(tmp_path):
