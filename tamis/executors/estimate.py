@@ -68,7 +68,8 @@ class Estimate:
     def __str__(self) -> str:
         lines = [
             f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk between "
-            f"stages and at most {format_bytes(self.output_bytes)} for the output; {format_bytes(self.free_disk_bytes)} are free"
+            f"stages and at most {format_bytes(self.output_bytes)} for the output; "
+            f"{format_bytes(self.free_disk_bytes)} are free"
         ]
         if len(self.stages) > 1:
             lines += map(str, self.stages)
