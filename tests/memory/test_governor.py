@@ -81,7 +81,7 @@ class TestDecisions:
         assert told.value.hint == "try --memory 1.8GB"
         with pytest.raises(BudgetError) as told:
             chief.too_large_to_set_up("`model` ran out of memory (CUDA out of memory. Tried to allocate 2 GiB)")
-        assert "the memory of the GPU" in told.value.hint
+        assert "the GPU is out of memory" in told.value.hint
 
     def test_steps_with_the_same_name_are_learned_together(self):
         learned, model = Learned(), ModelForTests()
