@@ -1,11 +1,11 @@
-"""Small text classifiers of one's own: hashed word and character n-grams, logistic regression, one file.
+"""Train and run small text classifiers: logistic regression on hashed word and character n-grams, in one file.
 
-    texts, labels --split by content--> nine tenths train, one tenth tests --> LinearModel, Evaluation
-                                                                                   |
-                                                                       model.safetensors: weights, settings
+    texts, labels --split by content--> 90 % train, 10 % held out --> LinearModel, Evaluation
+                                                                          |
+                                                              model.safetensors: weights, settings
 
-Training is deterministic: the same texts and settings give the same file, bit for bit, on one platform. Texts that are equal
-fall on the same side of the split, so what is measured was not seen. A model file holds numbers and JSON, nothing that runs.
+Training is deterministic: on one platform, the same texts and settings give the same file, bit for bit. Equal texts fall on
+the same side of the split, so the held-out texts were not seen in training. A model file holds numbers and JSON, no code.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ _KIND = "tamis linear classifier 1"
 
 @dataclass(frozen=True)
 class Settings:
-    """The shape of the features. 2**20 weights are 4 MB, most of which stays in a processor's cache."""
+    """The shape of the features. 2**20 weights are 4 MB, which mostly fits a processor's cache."""
 
     bits: int = 20
     min_ngram: int = 3
     max_ngram: int = 5
     max_chars: int = 0
-    """Characters read of each text, from its start, in training and afterwards; 0: all."""
+    """Characters read from the start of each text, in training and prediction; 0 reads whole texts."""
 
     def check(self) -> None:
         if not 8 <= self.bits <= 28:
             raise ParameterError(f"`bits` must be between 8 and 28, got {self.bits}")
         if not (self.min_ngram >= 1 and 0 <= self.max_ngram <= 16) or self.max_chars < 0:
-            raise ParameterError(f"n-grams of {self.min_ngram} to {self.max_ngram} of {self.max_chars} characters")
+            raise ParameterError(
+                f"got min_ngram {self.min_ngram}, max_ngram {self.max_ngram}, max_chars {self.max_chars}",
+                hint="min_ngram is at least 1, max_ngram from 0 to 16, and max_chars not negative",
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -50,14 +53,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model did on texts it had not seen. Ratios are 0 where there is nothing to divide by."""
+    """Held-out metrics of a model. A ratio with denominator 0 is 0."""
 
     true_positive: int
     false_positive: int
     true_negative: int
     false_negative: int
     auc: float
-    """The probability that a positive text scores above a negative one (ties count half); nan without both kinds."""
+    """The probability that a positive text scores above a negative one (ties count half); nan without both classes."""
 
     @staticmethod
     def of(targets: np.ndarray, scores: np.ndarray) -> Evaluation:
@@ -96,7 +99,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def area_under_curve(true: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the receiver operating characteristic, from the ranks of the scores (Mann and Whitney 1947).
+    """Return the area under the ROC curve, computed from the ranks of the scores (Mann and Whitney 1947).
 
     >>> area_under_curve(np.array([True, False, True]), np.array([0.9, 0.5, 0.5]))
     0.75
@@ -116,21 +119,21 @@ def area_under_curve(true: np.ndarray, scores: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Weights and what they belong to. `predict` gives the probability of the positive class."""
+    """Weights, bias and the settings of the features. `predict` returns the probability of the positive class."""
 
     settings: Settings
     weights: np.ndarray
     bias: float
 
     def predict(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """One probability per text, float32; nan for a text without a word or sign."""
+        """Return one probability per text, float32; nan for a text without words or symbols."""
         out = np.zeros(len(offsets) - 1, np.float32)
         stops = clip_rows(data, offsets, self.settings.max_chars)
         kernel.score_rows(data, offsets, stops, kernel.KINDS, self.settings.shape, self.weights, self.bias, out)
         return out
 
     def save(self, path: str | Path) -> None:
-        """Write the model as safetensors: an 8-byte length, JSON, numbers."""
+        """Write the model as a safetensors file: an 8-byte length, JSON, numbers."""
         metadata = {"kind": _KIND, "bias": float(self.bias).hex(), "settings": json.dumps(asdict(self.settings))}
         tensor = {"dtype": "F32", "shape": [len(self.weights)], "data_offsets": [0, self.weights.nbytes]}
         header = json.dumps({"__metadata__": metadata, "weights": tensor}, sort_keys=True).encode()
@@ -143,11 +146,11 @@ class LinearModel:
 
     @staticmethod
     def load(path: str | Path) -> LinearModel:
-        """Read a model, or raise a TamisError that says what is wrong with the file."""
+        """Read a model, or raise a TamisError with what is wrong with the file."""
         try:
             raw = Path(path).read_bytes()
         except OSError as error:
-            raise TamisError(f"the model {path} cannot be read: {error}") from error
+            raise TamisError(f"cannot read the model {path}: {error}") from error
         try:
             (size,) = struct.unpack_from("<Q", raw)
             header = json.loads(raw[8 : 8 + size])
@@ -164,13 +167,14 @@ class LinearModel:
                 raise ValueError("some of its weights are not finite numbers")
         except (ValueError, KeyError, TypeError, struct.error, TamisError) as error:
             raise TamisError(
-                f"{path} is not a classifier that Tamis trained: {error}", hint="make one with `tamis train-classifier`"
+                f"{path} is not a classifier that Tamis trained: {error}",
+                hint="train one with `tamis train-classifier`",
             ) from error
         return LinearModel(settings, weights, bias)
 
 
 def open_linear(path: Path) -> LinearModel:
-    """The model of a file, opened once in this process for as long as the file does not change."""
+    """Return the model in a file, read once per process until the file changes."""
     found = path.stat()
     return _open(str(path), found.st_size, found.st_mtime_ns)
 
@@ -189,7 +193,7 @@ class Trained:
     evaluation: Evaluation
     trained_rows: int
     losses: tuple[float, ...]
-    """The mean loss of each pass."""
+    """Mean loss of each epoch."""
 
 
 def train(
@@ -204,15 +208,16 @@ def train(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Trained:
-    """Train on texts (their bytes and offsets) with targets 1 and 0, and evaluate on the share `holdout` kept apart.
+    """Train on texts (bytes and offsets) with targets 1 and 0, and evaluate on the held-out share `holdout`.
 
-    Both classes count the same in all, however many texts each has, so that 0.5 is a sensible threshold.
+    Both classes have the same total weight, however many texts each has, so that 0.5 is a sensible threshold.
     """
     settings = settings or Settings()
     settings.check()
     if epochs < 1 or not 0 <= holdout < 1 or rate <= 0:
         raise ParameterError(
-            f"{epochs} epochs, rate {rate}, holdout {holdout}: the first two are positive, the last below 1"
+            f"got epochs {epochs}, rate {rate}, holdout {holdout}",
+            hint="epochs is at least 1, rate is positive, and holdout is at least 0 and below 1",
         )
     stops = clip_rows(data, offsets, settings.max_chars)
     apart = _held_out(data, offsets, stops, holdout)
@@ -221,7 +226,8 @@ def train(
     per_class = np.bincount(kinds[chosen], minlength=2)
     if not per_class.all():
         raise TamisError(
-            f"there are {per_class[1]} positive and {per_class[0]} negative texts to train on", hint="give some of each"
+            f"there are {per_class[1]} positive and {per_class[0]} negative texts to train on",
+            hint="training needs both",
         )
     costs = (len(chosen) / 2 / per_class)[kinds]
     weights, squares = np.zeros(1 << settings.bits, np.float32), np.zeros(1 << settings.bits, np.float32)
@@ -243,7 +249,7 @@ def train(
 
 
 def _held_out(data: np.ndarray, offsets: np.ndarray, stops: np.ndarray, holdout: float) -> np.ndarray:
-    """Which texts are for testing: those whose content hashes below a bound, whatever their order or number."""
+    """Return which texts are held out: those whose content hashes below a bound, regardless of order and number."""
     raw, bound = data.data, int(holdout * 2**32)
     hashes = (
         hashlib.blake2b(raw[first:last], digest_size=4).digest()

@@ -1,5 +1,8 @@
-"""Filters by learned scores that need no GPU: fastText classifiers, linear ones trained with `tamis train-classifier`, and
-n-gram language models trained with `tamis train-language-model`."""
+"""Filters by the scores of models that need no GPU.
+
+These are fastText classifiers, linear classifiers trained with `tamis train-classifier`, and n-gram language models trained
+with `tamis train-language-model`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _open(model: str | Path, label: str | None = None) -> FastText:
 
 
 def _scores(model: FastText, column: Column, label: str, max_chars: int) -> np.ndarray:
-    """What a model says of a label, 0 for a text without words, at most 1."""
+    """The probability of a label for each text, at most 1; 0 for a text without words."""
     data, offsets = buffers(column)
     scores = np.minimum(model.score(data, offsets, label, max_chars=max_chars), 1)
     scores[model.blank(data, offsets)] = 0
@@ -40,16 +43,18 @@ def _scores(model: FastText, column: Column, label: str, max_chars: int) -> np.n
 
 def _check_length(step: Operator, max_chars: int) -> None:
     if max_chars < 0:
-        raise ParameterError(f"`max_chars` of `{step.name}` must not be negative, got {max_chars}", hint="0 reads all")
+        raise ParameterError(
+            f"`max_chars` of `{step.name}` must not be negative, got {max_chars}", hint="0 reads whole texts"
+        )
 
 
 @operator(reads="text", writes="fasttext_score", resources=_MEMORY)
 class FastTextScore(Filter):
-    """Keep documents to which a fastText classifier gives `label` with a probability between the bounds.
+    """Keep documents for which a fastText classifier gives `label` a probability of at least 0.5.
 
-    `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores are those
-    of the fastText library, line breaks read as spaces; a text that is null, empty or only spaces scores 0. Several models
-    in one pipeline keep their scores apart by `score_column`.
+    `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores equal
+    those of the fastText library, with line breaks as spaces; a text that is null, empty or blank scores 0. `max_chars` limits
+    the model to that many characters from the start. To use several models in one pipeline, set `score_column` for each.
 
     >>> FastTextScore(model="oh_eli5.bin", label="__label__hq", min_score=0.018).rules()[0].minimum
     0.018
@@ -91,12 +96,13 @@ class FastTextScore(Filter):
 
 @operator(reads="text", writes=("fasttext_quality", "fasttext_quality_margin"), resources=_MEMORY)
 class FastTextQuality(Filter):
-    """Keep documents of quality, and by lot a few of the others, so that the rest of the world is not lost.
+    """Keep documents that a fastText classifier rates highly, and a random sample of the rest.
 
-    With the probability p of `label`, a document stays if a number drawn from the Pareto distribution with `alpha` is
-    more than 1 - p (Brown et al. 2020, appendix A; NeMo Curator's alpha is 3). `fasttext_quality` is p,
-    `fasttext_quality_margin` the number drawn less 1 - p: what is below 0 goes. The draw depends on the address of the row
-    and on `seed`, so it is the same on every run and for any number of workers.
+    A document with probability p of `label` is kept if a random number from the Pareto distribution with shape `alpha` is
+    greater than 1 - p (Brown et al. 2020, appendix A; alpha is 3 in NeMo Curator). Low scores are thus kept sometimes, which
+    preserves diversity. `fasttext_quality` is p; `fasttext_quality_margin` is the random number minus (1 - p), and
+    documents below 0 are dropped. The random number depends only on the address of the row and on `seed`, so it is the same
+    in every run and for any number of workers.
 
     >>> FastTextQuality(model="quality.bin").rules()[0].score
     'fasttext_quality_margin'
@@ -137,7 +143,7 @@ class FastTextQuality(Filter):
 
 
 def _random_keys(batch: Batch, seed: int) -> np.ndarray:
-    """A number from 0 to 1 for each row, the same wherever and whenever it is drawn."""
+    """A random number from 0 to 1 for each row, which depends on its address and the seed only."""
     salt = seed.to_bytes(8, "little", signed=True)
     keys = (address.encode() for address in batch.origin.addresses())
     drawn = b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys)
@@ -146,9 +152,9 @@ def _random_keys(batch: Batch, seed: int) -> np.ndarray:
 
 @operator(reads="text", writes=("label", "label_confidence"), resources=_MEMORY)
 class FastTextLabel(Map):
-    """Add the best label of a fastText classifier and its probability; null for a text without words.
+    """Add the most probable label of a fastText classifier and its probability; both are null for a text without words.
 
-    The prefix "__label__" is taken off.
+    The prefix "__label__" is removed from labels. `max_chars` limits the model to that many characters from the start.
 
     >>> FastTextLabel(model="topics.ftz").writes()
     ('label', 'label_confidence')
@@ -184,11 +190,11 @@ class FastTextLabel(Map):
 
 @operator(reads="text", writes="classifier_score", resources=Resources(memory="64MB"))
 class LinearClassifier(Filter):
-    """Keep documents that a classifier of one's own takes for positive.
+    """Keep documents that a classifier you trained scores at least 0.5.
 
-    `model` is the file that `tamis train-classifier --positive A --negative B -o model` wrote: logistic regression on hashed
-    word and character n-grams. The score is the probability that a text is like A; one without a word scores 0. Several
-    models in one pipeline keep their scores apart by `score_column`.
+    `model` is a file written by `tamis train-classifier --positive A --negative B -o model`: logistic regression on hashed
+    word and character n-grams. The score is the probability that a text is like those in A; a text without words scores 0.
+    To use several models in one pipeline, set `score_column` for each.
 
     >>> LinearClassifier(model="quality.model", min_score=0.8).rules()[0].minimum
     0.8
@@ -227,13 +233,13 @@ class LinearClassifier(Filter):
 
 @operator(reads="text", writes="perplexity", resources=Resources(memory="256MB"))
 class Perplexity(Filter):
-    """Keep documents that do not surprise a language model, or do not bore it (Wenzek et al. 2020).
+    """Keep documents whose perplexity under an n-gram language model is within bounds (Wenzek et al. 2020).
 
-    10 ** (-log10 p(text) / (words + lines)), p by n-grams of words, each line on its own, its end predicted too. `model` is
-    the file that `tamis train-language-model --input A -o model` wrote, with the spread of values to be expected of texts
-    like A, or an ARPA file of SRILM or KenLM (plain or gzip), whose words are split at spaces. What is high depends on the
-    model; there is no default. A text without a word has no perplexity and goes. Several models in one pipeline
-    keep their scores apart by `score_column`.
+    10 ** (-log10 p(text) / (words + lines)), where p is the product over lines of the probabilities of their words and of
+    the end of the line. `model` is a file written by `tamis train-language-model --input A -o model`, which prints the range
+    of values for texts like those in A, or an ARPA file of SRILM or KenLM (plain or gzip), for which words are split at
+    spaces. Useful bounds depend on the model, so there are no defaults. A text without words has no perplexity and is
+    dropped. To use several models in one pipeline, set `score_column` for each.
 
     >>> Perplexity(model="wiki.model", max_perplexity=1000).rules()[0].maximum
     1000
@@ -252,7 +258,7 @@ class Perplexity(Filter):
         if self.min_perplexity is None and self.max_perplexity is None and not self.score_only:
             raise ParameterError(
                 f"`{self.name}` has neither `min_perplexity` nor `max_perplexity`",
-                hint="training printed percentiles; score_only=True only adds the score",
+                hint="use the percentiles that training printed, or score_only=True to add the score only",
             )
 
     def identity(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-r"""Cleaning of whole texts: broken Unicode, line ends, URLs, markup, quotation marks, boilerplate, white space.
+r"""Steps that clean whole texts: broken Unicode, line ends, URLs, markup, quotation marks, boilerplate, white space.
 
-    text column --pyarrow.compute--> new text column      the same rows, nulls stay null
+    text column --pyarrow.compute--> new text column      same rows, nulls stay null
 
-Each step is a `Rewrite`: it replaces its column, or fills another one (`into=`). Expressions are RE2, which takes time
-linear in the text whatever the text is; Python sees a row only where a library demands it.
+Each step is a `Rewrite`: it replaces its column or writes another one (`into=`). Regular expressions are RE2, whose time is
+linear in the text for any text. Rows become Python objects only where a library requires it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOT_LAST_IN_URL = _NOT_IN_URL + r".,;:!?'()\[\]{}*\x{2018}-\x{201f}\x{2026}\x{a
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite(Map):
-    """A map from one text column to its new content. Subclasses say how in `clean`."""
+    """A map that replaces the texts of a column. Subclasses implement `clean`."""
 
     column: str = "text"
     into: str | None = None
@@ -55,7 +55,7 @@ class Rewrite(Map):
         return (self.into or self.column,)
 
     def clean(self, text: Column) -> Column:
-        """The new texts, one for each old one; a null for a null."""
+        """The new texts, one per old text; nulls stay null."""
         raise NotImplementedError
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
@@ -63,7 +63,7 @@ class Rewrite(Map):
 
 
 def strings(column: Column) -> Column:
-    """A text column as `pyarrow.compute` wants it: plain strings."""
+    """A text column as plain strings, the type that `pyarrow.compute` handles."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return column
@@ -71,11 +71,11 @@ def strings(column: Column) -> Column:
         return column.cast(pa.string())
     if pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.large_string())
-    raise OperatorError(f"a text column holds strings, this one holds {kind}", hint="name another column=")
+    raise OperatorError(f"a text column holds strings, this one holds {kind}", hint="set `column` to a text column")
 
 
 def where(text: Column, chosen: Column, change: Callable[[Column], Column]) -> Column:
-    """`text` with `change` applied to the chosen rows only, so that the work is in proportion to them."""
+    """`text` with `change` applied to the chosen rows only."""
     chosen = pc.fill_null(chosen, False)
     count = pc.sum(chosen).as_py() or 0
     if count == 0:
@@ -84,12 +84,12 @@ def where(text: Column, chosen: Column, change: Callable[[Column], Column]) -> C
 
 
 def literal(text: str) -> str:
-    """An RE2 expression that matches just this text."""
+    """An RE2 expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def any_of(phrases: Sequence[str]) -> str:
-    """An RE2 expression that matches any of these phrases, whatever the case of their letters."""
+    """An RE2 expression that matches any of these phrases in any case."""
     return "(?i)" + "|".join(literal(phrase) for phrase in phrases)
 
 
@@ -97,9 +97,9 @@ def any_of(phrases: Sequence[str]) -> str:
 
 
 class Pieces:
-    """The texts of a column cut at a separator: all pieces in one array, and where each text begins in it.
+    """The texts of a column, split at a separator: all pieces in one array, and the offset of each text in it.
 
-    `join(keep)` puts the pieces that are kept back together; `join(pieces=...)` takes other pieces in their place.
+    `join(keep)` joins the kept pieces again; its argument `pieces` replaces them first.
     """
 
     def __init__(self, text: Column, separator: str) -> None:
@@ -110,7 +110,7 @@ class Pieces:
         self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """The sum of a value of each piece over the pieces of each text."""
+        """For each text, the sum of the values of its pieces."""
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
         return running[self.offsets[1:]] - running[self.offsets[:-1]]
 
@@ -127,7 +127,7 @@ class Pieces:
 
 
 def mask_of(values: Column) -> np.ndarray:
-    """A boolean column as numpy; null is False."""
+    """A boolean column as a NumPy array; null is False."""
     return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
@@ -243,11 +243,10 @@ def _python_class(ranges: Sequence[int]) -> str:
 
 @operator(reads="text")
 class Newlines(Rewrite):
-    r"""Make all line ends \n, and no more than `max_newlines` of them in a row.
+    r"""Replace all line ends by \n, and limit runs of them to `max_newlines`.
 
-    Line ends are those of `str.splitlines` that mean a new line: \r\n, \r, \v, \f, U+0085, U+2028 and U+2029. With
-    `unify=False` they stay what they are, and only runs of \n and of \r\n are shortened (NeMo Curator's
-    NewlineNormalizer). Twice is as good as once.
+    Line ends are \r\n, \r, \v, \f, U+0085, U+2028 and U+2029. With `unify=False` they are kept, and only runs of \n and
+    of \r\n are shortened, as NeMo Curator's NewlineNormalizer does. A second application changes nothing.
 
     >>> import pyarrow as pa
     >>> Newlines().clean(pa.array(["a\r\n\r\n\r\n\r\nb\rc"])).to_pylist()
@@ -276,10 +275,10 @@ def _unify_line_ends(text: Column) -> Column:
 
 @operator(reads="text")
 class Whitespace(Rewrite):
-    r"""Make each run of blanks one space, and trim lines and texts.
+    r"""Replace each run of blanks by one space, and trim lines and texts.
 
-    Blanks are tabs and every Unicode space (category Zs), no-break spaces among them; line ends stay. Not for code or
-    tables, whose blanks mean something. Twice is as good as once.
+    Blanks are tabs and all Unicode spaces (category Zs), including no-break spaces; line ends are kept. Not for code or
+    tables, in which blanks have a meaning. A second application changes nothing.
 
     >>> import pyarrow as pa
     >>> Whitespace().clean(pa.array(["  a \t b\u00a0c  \n   d "])).to_pylist()
@@ -292,7 +291,7 @@ class Whitespace(Rewrite):
 
     def clean(self, text: Column) -> Column:
         if self.collapse:
-            # A single plain space is what it should become: left out, or every space would be a match.
+            # A single plain space needs no replacement; matching it would match nearly every word.
             lone = r"\t\x{a0}\x{1680}\x{2000}-\x{200a}\x{202f}\x{205f}\x{3000}"
             text = pc.replace_substring_regex(text, rf"[{_SPACE}]{{2,}}|[{lone}]", " ")
         if self.trim_lines:
@@ -305,11 +304,11 @@ class Whitespace(Rewrite):
 
 @operator(reads="text")
 class UrlRemoval(Rewrite):
-    """Remove URLs that begin with http://, https:// or www., or put `replacement` in their place.
+    """Remove URLs that begin with http://, https:// or www., or replace them by `replacement`.
 
-    A URL ends before white space, quotation marks, angle brackets, and letters of scripts written without spaces; the
-    punctuation after it stays, so that a sentence keeps its full stop. (NeMo Curator's UrlRemover takes all up to
-    the next space.)
+    A URL ends before white space, double quotes, angle brackets and letters of scripts written without spaces.
+    Punctuation after it is kept, so a sentence keeps its full stop. (NeMo Curator's UrlRemover removes everything up to the
+    next white space.)
 
     >>> import pyarrow as pa
     >>> UrlRemoval(replacement="<url>").clean(pa.array(["See https://example.org/a?b=1. Or (www.example.org)!"])).to_pylist()
@@ -378,9 +377,9 @@ _MAX_NESTING = 16
 
 @operator(reads="text")
 class QuotationRemoval(Rewrite):
-    """Remove the quotation marks around a text that is one quotation as a whole.
+    """Remove the quotation marks around a text that is a single quotation.
 
-    A text with the same marks inside, such as a dialogue that happens to begin and end with them, stays as it is. Each of
+    A text with the same marks inside, such as a dialogue that begins and ends with them, is left alone. Each item of
     `quotes` is an opening and a closing mark.
 
     >>> import pyarrow as pa
@@ -393,7 +392,7 @@ class QuotationRemoval(Rewrite):
     def check(self) -> None:
         for pair in self.quotes:
             if len(pair) != 2:
-                raise ParameterError(f"`quotes` holds pairs of marks such as '\"\"', got {pair!r}")
+                raise ParameterError(f"`quotes` must hold pairs of marks such as '\"\"', got {pair!r}")
 
     def clean(self, text: Column) -> Column:
         for pair in self.quotes:
@@ -411,9 +410,9 @@ class QuotationRemoval(Rewrite):
 class Slice(Rewrite):
     """Keep the part of each text between `left` and `right`.
 
-    A number is a position in characters, negative from the end; a string is its first (left) or last (right)
-    occurrence, kept if `include_left` or `include_right`. A text without that string becomes empty, as in NeMo
-    Curator's Slicer; a length filter behind this step says so.
+    A number is a position in characters, counted from the end if negative. A string stands for its first (left) or last
+    (right) occurrence, which is kept if `include_left` or `include_right`. A text without that string becomes empty, as in
+    NeMo Curator's Slicer; follow this step with a length filter to drop such rows.
 
     >>> import pyarrow as pa
     >>> Slice(left="***", include_left=False, right=-1).clean(pa.array(["legal notes *** the book.", "no mark"])).to_pylist()
@@ -457,9 +456,9 @@ class Slice(Rewrite):
 
 @operator(reads="text")
 class LineRemoval(Rewrite):
-    r"""Remove each line that is exactly one of `lines`.
+    r"""Remove each line that equals one of `lines`.
 
-    A carriage return at the end of a line does not count. Twice is as good as once.
+    A carriage return at the end of a line is ignored. A second application changes nothing.
 
     >>> import pyarrow as pa
     >>> LineRemoval(["Share this", "Menu"]).clean(pa.array(["Menu\nA story.\nShare this"])).to_pylist()
@@ -470,7 +469,7 @@ class LineRemoval(Rewrite):
 
     def check(self) -> None:
         if not self.lines:
-            raise ParameterError("`lines` of `line_removal` is empty: there is nothing to remove")
+            raise ParameterError("`lines` of `line_removal` is empty, so there is nothing to remove")
 
     def clean(self, text: Column) -> Column:
         pieces = Pieces(text, "\n")
@@ -480,12 +479,12 @@ class LineRemoval(Rewrite):
 
 @operator(reads="text", version=2)
 class BoilerplateRemoval(Rewrite):
-    r"""Remove paragraphs that hold a policy phrase, such as a cookie notice, at the top and the bottom of a text.
+    r"""Remove paragraphs with a policy phrase, such as a cookie notice, from the top and the bottom of a text.
 
-    Paragraphs are separated by an empty line; `phrases` are found whatever their case. With `place="edges"` a text that has
-    such paragraphs in its middle too, or nothing else, is about the matter and stays whole (NeMo Curator's
-    BoilerPlateStringModifier); with "anywhere" they go wherever they are. A text with one of `placeholders` is
-    no text: it becomes empty, and a length filter behind this step says so.
+    Paragraphs are separated by an empty line; `phrases` match in any case, and by default are those of C4 and NeMo Curator,
+    as in the filter `BoilerPlate`. With `place="edges"`, a text that has such paragraphs in its middle too, or has no
+    others, is left alone (as in NeMo Curator's BoilerPlateStringModifier); with "anywhere" they are removed wherever they
+    are. A text with one of `placeholders` becomes empty; follow this step with a length filter to drop such rows.
 
     >>> import pyarrow as pa
     >>> BoilerplateRemoval().clean(pa.array(["We use cookies.\n\nA story.", "lorem ipsum"])).to_pylist()
@@ -498,7 +497,7 @@ class BoilerplateRemoval(Rewrite):
 
     def check(self) -> None:
         if "" in self.phrases or "" in self.placeholders:
-            raise ParameterError("an empty phrase is found in every text")
+            raise ParameterError("an empty phrase would match every text")
 
     def clean(self, text: Column) -> Column:
         if self.phrases:

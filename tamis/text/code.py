@@ -1,7 +1,7 @@
 """Filters for source code, after StarCoder (Li et al. 2023) and NeMo Curator.
 
-Comments are found by scanners that know the quotes and comment signs of a language and nothing else: they read files
-of any version, broken ones too, and never fail. A missing or empty file scores 0.
+Comments are found by scanners that know the quotes and comment marks of a language and nothing else, so they accept files of
+any version, including broken ones. A missing or empty file scores 0.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ SYNTAX: dict[str, tuple[str, str, str, str, str, str]] = {
     "fortran": ("!", "", "", "", "\"'", ""),
     "julia": ("#", "", "#=", "=#", '"', ""),
 }
-"""Of each language: line comment, another, opening and closing of a block, quotes of one line, quotes of several."""
+"""For each language: mark of a line comment, another one, start and end of a block comment, quotes whose strings end with
+the line, quotes whose strings may span lines."""
 
 MIME_TYPES = {
     "text/x-c": "c", "text/x-c++": "c++", "text/x-java": "java", "text/x-java-source": "java",
     "text/x-javascript": "javascript", "application/javascript": "javascript", "text/x-go": "go",
     "text/x-golang": "go", "text/x-ruby": "ruby", "text/x-shellscript": "shell", "text/html": "html", "text/xml": "xml",
 }  # fmt: skip
-"""The names NeMo Curator gives languages, as far as its parser knows them."""
+"""The MIME types that NeMo Curator's comment parser accepts."""
 
 
 def python_comments(column: Column) -> Facts:
@@ -108,7 +109,7 @@ class GeneralCommentToCode(Filter):
         super().__post_init__()
         if MIME_TYPES.get(self.language, self.language) not in SYNTAX:
             hint = did_you_mean(self.language, SYNTAX) or f"known: {', '.join(sorted(SYNTAX))}"
-            raise ParameterError(f"the comments of `{self.language}` are not known to `{self.name}`", hint=hint)
+            raise ParameterError(f"`{self.name}` does not know the language `{self.language}`", hint=hint)
 
     def score(self, batch: Batch) -> Scores:
         line, other, opening, closing, short, long = SYNTAX[MIME_TYPES.get(self.language, self.language)]
@@ -131,7 +132,7 @@ def _bytes(text: str) -> np.ndarray:
 
 @operator(reads="text", writes="lines_of_code")
 class NumberOfLinesOfCode(Filter):
-    """Keep files of 10 to 20 000 lines: newlines + 1.
+    """Keep files with 10 to 20,000 lines: newlines + 1.
 
     >>> NumberOfLinesOfCode().score(Batch.from_rows([{"text": "a\\nb"}]))["lines_of_code"].tolist()
     [2]
@@ -150,7 +151,7 @@ class NumberOfLinesOfCode(Filter):
 
 @operator(reads="text", writes="xml_header")
 class XmlHeader(Filter):
-    """Drop files that are XML under another name: 1 if "<?xml version=" stands in the first 100 characters.
+    """Drop files that are XML, whatever their extension: 1 if the first 100 characters contain "<?xml version=", else 0.
 
     >>> XmlHeader().score(Batch.from_rows([{"text": '<?xml version="1.0"?>'}, {"text": "x = 1"}]))["xml_header"].tolist()
     [1, 0]
@@ -170,7 +171,7 @@ class XmlHeader(Filter):
 
 @operator(reads="text", writes="alpha")
 class Alpha(Filter):
-    """Keep files of which at least a quarter are letters (of any script) / characters: no tables of numbers.
+    """Keep files of which at least a quarter are letters of any script, unlike tables of numbers: letters / characters.
 
     >>> Alpha().score(Batch.from_rows([{"text": "ab12"}]))["alpha"].tolist()
     [0.5]
@@ -231,11 +232,11 @@ def _number(text: str | None) -> float | None:
 
 @operator(reads="text", writes=("longest_line", "mean_line_length", "alphanumeric", "alphabetic", "included"))
 class PerExtension(Filter):
-    """Bounds for the files of one language and extension, read from a table (StarCoder, Li et al. 2023).
+    """Keep files within the bounds that a table sets for a language and extension (StarCoder, Li et al. 2023).
 
-    The table is a CSV file with the columns language, extension, Include (1 to keep), Long_line_threshold (longest
-    line; with one, the mean length of a line is at most 100), Alphanum_threshold (least share of A-Z a-z 0-9, newline
-    and ? ! , .) and "Alpha filter" (least share of letters). A pair that is not in it is dropped.
+    The table is a CSV file with the columns language, extension, Include (1 to keep), Long_line_threshold (maximum length
+    of a line; if set, the mean length is at most 100), Alphanum_threshold (minimum share of A-Z a-z 0-9, newline and
+    ? ! , .) and "Alpha filter" (minimum share of letters). Files of a pair that is not in the table are dropped.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "code_meta.csv"

@@ -1,6 +1,6 @@
-"""Benchmarks in training data: found by shared word n-grams, with what was found where.
+"""The filter that finds examples of benchmarks in training data, by shared word n-grams.
 
-folder of JSONL --every text of every example--> n-gram keys --> index, once per worker
+folder of JSONL --every text of every example--> n-gram keys --> index, built once per worker
 batch -----------------------------------------> n-gram keys --> hits --> per example: share of its n-grams, spans
 """
 
@@ -39,13 +39,13 @@ EVIDENCE = pa.list_(
         ]
     )
 )
-"""One entry per span: whose it is, the share of that text found here, its words, and its characters text[start:stop]."""
+"""One entry per span: its example, the share of that text found here, its words, and its characters text[start:stop]."""
 
 MOST_SPANS = 100
-"""Spans told of one document; the rest is in the counts."""
+"""Spans listed per document. Counts and shares include all."""
 
 _DIFFERENT = 3
-"""An n-gram needs one different word in so many: runs of one number or of dots prove nothing."""
+"""An n-gram of n words needs n / 3 distinct ones: runs of one number or of dots are no evidence."""
 
 
 @operator(
@@ -54,22 +54,22 @@ _DIFFERENT = 3
     resources=Resources(memory="256MB"),
 )
 class Decontaminate(Filter):
-    """Drop documents that hold a benchmark's examples.
+    """Drop documents that contain more than half of an example of a benchmark.
 
-    `benchmarks` is a folder of JSONL files, one per benchmark, or files and patterns. Every string in an example, or only
-    those under the names in `fields`, is cut into n-grams of `ngram` words, in lower case and without punctuation; a text
-    shorter than that but of `min_words` or more must be found whole, and one shorter still is not looked for. For each such
-    text, the share of its n-grams that a document holds is measured, and the largest decides: above `max_share`, the
-    document goes. `max_share=0` is the rule of GPT-3 (Brown et al. 2020, appendix C: any shared 13-gram); PaLM asked for
-    70 % of 8-grams (Chowdhery et al. 2022).
+    `benchmarks` is a folder of JSONL files, one per benchmark, or files and patterns. Every string of an example, or of the
+    fields named in `fields`, is split into n-grams of `ngram` words, in lower case and without punctuation. A shorter
+    string of at least `min_words` words must be found whole; strings below that are ignored. The score of a document is the
+    largest share of the n-grams of one string that it contains, and documents above `max_share` are dropped.
+    `max_share=0` is the rule of GPT-3 (Brown et al. 2020, appendix C: any shared 13-gram); PaLM required 70 % of the
+    8-grams (Chowdhery et al. 2022).
 
-    Against false alarms, an n-gram that is in more than `max_places` texts of the benchmarks (instructions, templates) or
-    that repeats a few words proves nothing and is not in the index.
+    To avoid false positives, n-grams that occur in more than `max_places` strings of the benchmarks (instructions,
+    templates) or that repeat a few words are ignored.
 
-    Scores: `contamination_share`; `contamination_ngrams`, how many n-grams of the document are in the index;
-    `contamination`, the evidence: for each span its benchmark (file), example (its `id`, else its line), field, share, words
-    and characters, the largest shares first, at most 100. A null or empty document scores 0. Costs about 40 bytes of memory
-    per word of the benchmarks in each worker.
+    Scores: `contamination_share`; `contamination_ngrams`, the number of n-grams of the document that are in a benchmark;
+    `contamination`, the evidence: for each span its benchmark (file), example (its `id` or line number), field, share, words
+    and characters, largest shares first, at most 100. A null or empty document scores 0. Needs about 40 bytes of memory per
+    word of the benchmarks in each worker.
 
     >>> import json, pathlib
     >>> from tamis import Pipeline, Rows
@@ -110,7 +110,7 @@ class Decontaminate(Filter):
     def setup(self) -> None:
         paths = tuple(file.path for file in self._files())
         made = _build(paths, self._stamp(), tuple(self.fields), self.ngram, self.min_words, self.max_places)
-        self.__dict__["_index"] = made  # the one thing that is not a parameter; it stays in the worker
+        self.__dict__["_index"] = made  # not a parameter: it is neither compared nor pickled
 
     def close(self) -> None:
         self.__dict__.pop("_index", None)
@@ -151,11 +151,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class BenchmarkIndex:
-    """n-gram keys of benchmark texts, and for each key the texts it is in."""
+    """The n-gram keys of benchmark texts, and for each key the texts that contain it."""
 
     parts: list[Part]
-    totals: np.ndarray  # int64, different n-grams in the index of each part
-    lengths: np.ndarray  # int64, the sizes of n-grams there are
+    totals: np.ndarray  # int64, distinct n-grams of each part that are in the index
+    lengths: np.ndarray  # int64, lengths of n-grams in the index
     keys: np.ndarray  # uint64, ascending
     firsts: np.ndarray  # int64, where the texts of each key begin in `members`
     members: np.ndarray  # int32
@@ -163,7 +163,7 @@ class BenchmarkIndex:
     bits: np.ndarray
 
     def look_up(self, data: np.ndarray, offsets: np.ndarray, found: np.ndarray) -> np.ndarray:
-        """What of these texts is in the index, as `kernels.overlap.find_hits` tells it."""
+        """The n-grams of these texts that are in the index, as returned by `kernels.overlap.find_hits`."""
         room, powers = np.zeros((64, 6), np.int64), kernel.powers_of(self.lengths)
         tables = kernel.word_tables()
         hits, count = kernel.find_hits(
@@ -221,7 +221,7 @@ def _joined(hits: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
 def _build(
     paths: tuple[str, ...], stamp: str, fields: tuple[str, ...], ngram: int, min_words: int, max_places: int
 ) -> BenchmarkIndex:
-    """The index of some files, built once in a process while they do not change (`stamp`)."""
+    """The index of some files, built once per process until they change (`stamp`)."""
     parts, texts = [], []
     for path, benchmark in zip(paths, _names(paths), strict=True):
         for part, text in _texts_of(path, benchmark, fields):
@@ -255,7 +255,7 @@ def _build(
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """What to call the benchmarks of some files: their paths below the folder they share, without the endings.
+    """The names of the benchmarks in some files: their paths below the common folder, without extensions.
 
     >>> _names(["b/mmlu/test.jsonl", "b/boolq/test.jsonl.gz"]), _names(["b/mmlu.jsonl"])
     (['mmlu/test', 'boolq/test'], ['mmlu'])
@@ -266,7 +266,7 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def _texts_of(path: str, benchmark: str, fields: tuple[str, ...]) -> Iterator[tuple[Part, str]]:
-    """Every string of every line of a file, with where it stands."""
+    """Every string of every line of a file, with its position."""
     with pa.input_stream(path) as stream:
         lines = stream.read().split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -283,7 +283,7 @@ def _texts_of(path: str, benchmark: str, fields: tuple[str, ...]) -> Iterator[tu
 
 
 def _strings(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """(dotted name, text) of every string in a JSON value; members of lists go by the name of the list."""
+    """(dotted name, text) of every string in a JSON value; items of a list have the name of the list."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, list):

@@ -1,20 +1,19 @@
-"""Words of scripts without spaces by dictionary, for `words="dictionary"`.
+"""Word segmentation by dictionary for scripts without spaces, used by `words="dictionary"`.
 
-    text --runs of letters without spaces--> by script: rjieba, SudachiPy, nlpO3, ICU --> the text with a space before each word
+    text --runs of such letters--> by script: rjieba, SudachiPy, nlpO3, ICU --> the text with a space before each word
 
     我来到北京。Hello  -->  我 来到 北京。 Hello
 
-Only spaces are added, so that what counts words by whitespace counts these. Signs stay with the word before them, as
-everywhere. Han characters are Japanese where kana make up a twentieth of the letters of the row, and Chinese elsewhere.
-Lao, Khmer and Burmese are ICU's. Tibetan syllables and Ethiopic words end at the mark that their scripts put there. Of the few
-scripts that are left each letter is a word, as in "auto".
+Only spaces are added, so counting words by white space counts these words. Punctuation stays with the word before it, as in
+spaced scripts. Han characters are taken as Japanese if kana are at least 5 % of the letters of the row, else as Chinese. ICU
+segments Lao, Khmer and Burmese. Tibetan syllables and Ethiopic words end at the separator of their script. In other scripts
+without spaces each letter is a word, as in "auto".
 
-The packages come with `tamis[segment]`, and are needed from the first row on that has letters of theirs: where one is
-missing then, the run stops and says so, for it is not the row that is at fault. Their dictionaries are compiled tables and a
-list of words; nothing is unpickled. Rjieba holds 36 MB in each worker that has met Chinese, SudachiPy 35 MB, nlpO3 64 MB,
-ICU 8 MB. All are deterministic: rjieba takes the most probable path (and a hidden Markov model for names), SudachiPy the
-cheapest path through its lattice (short units, mode A), nlpO3 the path of fewest words (newmm), ICU the longest words that
-let what follows be words too.
+The packages come with `tamis[segment]` and are loaded at the first row that needs them. If one is missing, the run stops with
+an error instead of failing rows. Their dictionaries are compiled tables and a list of words; nothing is unpickled. In each
+worker that needs it, rjieba uses 36 MB, SudachiPy 35 MB, nlpO3 64 MB and ICU 8 MB. All are deterministic: rjieba takes the
+most probable path (and a hidden Markov model for names), SudachiPy the path of least cost (short units, mode A), nlpO3 the
+path with the fewest words (newmm), and ICU the longest words that leave words behind them.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from tamis.text.segment import buffers
 Cutter = Callable[[str], list[str]]
 
 _LONGEST = 4000
-"""Characters handed over at a time: SudachiPy takes at most 49 149 bytes, and others slow down on endless runs."""
-_LOOKED_AT = 20_000
-"""Characters of a row that tell Japanese from Chinese."""
+"""Characters segmented at a time: SudachiPy accepts at most 49,149 bytes, and other segmenters slow down on long runs."""
+_MAX_SAMPLE = 20_000
+"""Characters of a row examined to distinguish Japanese from Chinese."""
 _PURPOSE = 'words="dictionary" for {}'
 
 
 def _class(points: Iterable[int]) -> str:
-    """A class of a regular expression that holds some code points, as ranges."""
+    """Code points as ranges for a character class of a regular expression."""
     ranges: list[list[int]] = []
     for point in sorted(points):
         if ranges and ranges[-1][1] == point - 1:
@@ -75,7 +74,7 @@ _SOUTHERN = (
 
 
 _VARIANTS, _THAI_MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef", "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
-"""Marks that follow a letter."""
+"""Marks that combine with the letter before them."""
 
 
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
@@ -136,14 +135,14 @@ def southern() -> Cutter:
 
 
 def _is_japanese(text: str) -> bool:
-    start = text[:_LOOKED_AT]
+    start = text[:_MAX_SAMPLE]
     kana = sum(map(len, _KANA.findall(start)))
     letters = sum(len(match) for match, *_ in _RUN.findall(start)) if kana else 0
     return kana > 0 and kana * 20 >= letters
 
 
 def respace(text: str) -> str:
-    """The text with a space before each word of a script without spaces, and after it where another word follows.
+    """The text with a space before each word of a script without spaces, and after it if another word follows.
 
     >>> respace("我来到北京清华大学。OK(好)")
     '我 来到 北京 清华大学。 OK( 好)'
@@ -183,7 +182,7 @@ def respace(text: str) -> str:
 
 
 def _begin_word(gap: str) -> str:
-    """What follows a run, with a space before its first letter or digit unless white space comes first."""
+    """The text after a run, with a space before its first letter or digit unless white space comes first."""
     first = _LETTER_OR_SPACE.search(gap)
     if first is None or first.group().isspace():
         return gap
@@ -191,7 +190,7 @@ def _begin_word(gap: str) -> str:
 
 
 def respaced(column: Column) -> Column:
-    """A string column with `respace` done to the rows that have letters of such scripts; the others cost little."""
+    """A string column with `respace` applied to the rows that have letters of scripts without spaces."""
     data, offsets = buffers(column)
     chosen = np.zeros(len(column), np.bool_)
     find_unspaced(data, offsets, POINTS, KINDS, chosen)

@@ -1,12 +1,11 @@
-r"""Documents cut into segments, and segments put together again.
+r"""Steps that split documents into segments and join segments to documents.
 
     id  text                     id  text  segment                id  text
     7   "a\n\nb"  DocumentSplit  7   "a"   0        DocumentJoin  7   "a\n\nb"
                   ------------>  7   "b"   1        ----------->
 
-Splitting looks at one row at a time. Joining has to know the neighbours of a row, which may lie in another batch or
-partition, so it is a Gather: it sees all rows in source order before it decides, and gives the same documents for any
-number of workers.
+Splitting handles each row alone. Joining needs the neighbours of a row, which may be in another batch or partition, so it
+is a Gather: it observes all rows in source order before it decides, and gives the same documents for any number of workers.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from tamis.text.clean import Pieces, mask_of, strings
 
 @operator(reads="text")
 class DocumentSplit(Expand):
-    r"""Make a row of each segment of a text, segments being what `separator` separates.
+    r"""Split each text at `separator` and make a row of each segment.
 
-    The other columns are repeated, `segment` numbers the segments of a text from 0. Empty segments are rows too, so that
-    `DocumentJoin` with the same separator gives the text back; an empty text and a null are one segment.
+    Other columns are repeated, and `segment` numbers the segments of a text from 0. Empty segments become rows too, so that
+    `DocumentJoin` with the same separator restores the text. An empty text and a null are one segment.
 
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"id": 7, "text": "a\n\nb"}]), DocumentSplit()).collect().to_pylist()
@@ -60,15 +59,15 @@ class DocumentSplit(Expand):
 
 @operator(reads=("text", "id"))
 class DocumentJoin(Gather):
-    r"""Join the texts of neighbouring rows that have the same `key`, with `separator` between them.
+    r"""Join the texts of consecutive rows that have the same `key`, with `separator` between them.
 
-    Neighbours are rows that follow each other in source order, whatever files, partitions or batches they are in, once rows
-    dropped before are gone. The first row of a run stays, with its other columns; the others are dropped, with the
-    reason "joined to a row before". Rows with the same key further apart are not joined, rows without a key neither. Nulls
-    add nothing to a text. With `max_chars` a text is joined only as long as it stays within so many characters, and
-    the next one begins a row of its own.
+    Rows are consecutive if they follow each other in source order, across batches, partitions and files, after earlier
+    steps dropped rows. The first row of a run is kept, with its other columns; the rest are dropped with the reason
+    "joined to a row before". Rows with the same key that are not consecutive are not joined, nor are rows without a key.
+    Nulls add nothing to a text. With `max_chars`, a document that would become longer than this many characters ends, and
+    the next segment begins a new row.
 
-    Costs disk for the texts while it runs; what is joined passes through one process.
+    Needs disk space for the texts during the run; all texts pass through one process.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"id": 7, "text": "a"}, {"id": 7, "text": "b"}, {"id": 8, "text": "c"}]
@@ -124,7 +123,7 @@ class DocumentJoin(Gather):
         return {self.column: payload.cast(kind) if fits else payload}
 
     def _begins(self, text: Column, key: Column, carried: _Carried | None) -> np.ndarray:
-        """Which rows begin a document, given the one that is open."""
+        """Which rows begin a document, given the document that is still open."""
         before = pa.concat_arrays([pa.array([carried.key if carried else None], key.type), key.slice(0, len(key) - 1)])
         begins = ~mask_of(pc.equal(key, before))
         if self.max_chars is None:
@@ -145,11 +144,11 @@ _REASON = "joined to a row before"
 
 @dataclass
 class _Carried:
-    """The partition whose last document is still open: its fates, and what that document holds so far."""
+    """The partition whose last document is still open: its decisions, and the text of that document so far."""
 
     partition: int
     begins: np.ndarray
-    closed: Column  # the texts of the documents that begin there, but for the last
+    closed: Column  # the texts of the documents that begin there, except the last
     parts: list[str]
     num_chars: int | None
     key: str | None
@@ -179,7 +178,7 @@ class _Carried:
 
 
 def _join_runs(text: Column, starts: np.ndarray, separator: str) -> Column:
-    """The texts from each of `starts` up to the next one, joined; the last of them ends what is given."""
+    """The texts from each of `starts` up to the next, joined; the last run ends with `text`."""
     valid = mask_of(text.is_valid())
     running = np.concatenate([np.zeros(1, np.int64), np.cumsum(valid, dtype=np.int64)])
     offsets = running[starts]

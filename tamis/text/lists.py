@@ -1,4 +1,4 @@
-"""Filters by lists: phrases, bad words, characters, blocked sites."""
+"""Filters by lists of phrases, words and characters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD_WORDS = (
     "erotic", "fuck", "fucked", "fucking", "gangbang", "handjob", "hentai", "horny", "masturbate", "milf", "nude",
     "nsfw", "orgasm", "porn", "porno", "pornhub", "pussy", "sexcam", "slut", "threesome", "tits", "whore", "xxx",
 )  # fmt: skip
-"""A short English list, for a start; C4 used a longer one, to be given as a file."""
+"""A short English list to start with. C4 used a longer one, which can be given as a file."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -37,7 +37,7 @@ def automaton(phrases: tuple[str, ...], *, exact: bool = False) -> Automaton:
 
 
 class PhraseStats:
-    """Facts about some phrases in a column: `matches`, `paragraphs` with a match, and `first`, matches of the first."""
+    """Facts about phrases in a column: `matches`, `paragraphs` with a match, and `first`, matches of the first phrase."""
 
     def __init__(self, phrases: tuple[str, ...], *, whole: bool) -> None:
         self.phrases, self.whole = phrases, whole
@@ -54,7 +54,7 @@ class PhraseStats:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a text file, or of one compressed with gzip."""
+    """The lines of a text file, plain or compressed with gzip."""
     raw = Path(path).read_bytes()
     try:
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig").splitlines()
@@ -74,28 +74,29 @@ def _read_list(path: str, stamp: int) -> tuple[str, ...]:
 
 
 def read_list(path: str | None) -> tuple[str, ...]:
-    """The words or phrases of a file, one a line; without the spaces around, without lines that begin with '#'."""
+    """The words or phrases of a file, one per line, trimmed. Lines that begin with '#' are comments."""
     return () if path is None else _read_list(path, file_stamp(path))
 
 
 def check_files(owner: str, paths: Iterable[str | None]) -> None:
-    """Raise if a list that an operator names is not there."""
+    """Raise if a file that an operator needs does not exist."""
     for path in paths:
         if path is not None and not Path(path).is_file():
-            raise ParameterError(f"`{owner}` reads the file {path!r}, which is not there")
+            raise ParameterError(f"`{owner}` reads the file {path!r}, which does not exist")
 
 
 def identify_files(identity: dict[str, Any], paths: Iterable[str | None]) -> dict[str, Any]:
-    """An operator's identity with the contents of the files it reads."""
+    """An operator's identity, with hashes of the files it reads."""
     hashes = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if path is not None}
     return {**identity, "files": hashes}
 
 
 @operator(reads="text", writes="boilerplate_paragraphs", version=2)
 class BoilerPlate(Filter):
-    """Drop documents in which more than 40 % of the paragraphs speak of cookies, privacy or terms of use.
+    """Drop documents in which more than 40 % of the paragraphs are about cookies, privacy or terms of use.
 
-    Paragraphs with one of `phrases` in any case / paragraphs; 1 if "lorem ipsum" stands anywhere.
+    Paragraphs that contain one of `phrases`, in any case / paragraphs; 1 if the text contains "lorem ipsum". The default
+    phrases are those of C4 and NeMo Curator, as in `BoilerplateRemoval`.
 
     >>> batch = Batch.from_rows([{"text": "News.\\n\\nPrivacy Policy"}, {"text": "Lorem ipsum dolor"}])
     >>> BoilerPlate().score(batch)["boilerplate_paragraphs"].tolist()
@@ -118,10 +119,10 @@ class BoilerPlate(Filter):
 
 @operator(reads="text", writes="bad_words")
 class BadWords(Filter):
-    """Drop documents with a word or phrase of a list (Raffel et al. 2020).
+    """Drop documents that contain a word or phrase of a list (Raffel et al. 2020).
 
-    Occurrences, in any case, as whole words; in scripts without spaces, anywhere. The list is `listed`, or the lines
-    of the file `path`, or a short one in English.
+    Occurrences in any case: as whole words, or anywhere in scripts without spaces. The list is `listed` and the lines of
+    the file `path`; without either, a short English one.
 
     >>> BadWords(listed=["darn", "oh no"]).score(Batch.from_rows([{"text": "Darn! Oh no, darning."}]))["bad_words"].tolist()
     [2]
@@ -150,7 +151,7 @@ class BadWords(Filter):
 
 @operator(reads="text", writes="substring")
 class Substring(Filter):
-    """Keep documents that have a substring at their beginning, at their end or anywhere: 1 if so, 0 if not.
+    """Keep documents that begin with a substring, end with it or contain it: 1 if so, else 0.
 
     >>> Substring("Dear").score(Batch.from_rows([{"text": "Dear reader"}, {"text": "Oh Dear"}]))["substring"].tolist()
     [1, 0]
@@ -171,7 +172,7 @@ class Substring(Filter):
 
 @functools.lru_cache(maxsize=16)
 def _read_histogram(path: str, end: str, stamp: int) -> np.ndarray:
-    """The characters that begin the lines of a file, up to the line that begins with `end`."""
+    """The first characters of the lines of a file, up to the line that begins with `end`."""
     members = []
     for line in Path(path).read_text(encoding="utf-8").split("\n"):
         if line[:1] == end:
@@ -182,10 +183,10 @@ def _read_histogram(path: str, end: str, stamp: int) -> np.ndarray:
 
 @operator(reads="text", writes="known_characters")
 class Histogram(Filter):
-    """Keep documents written in the characters of their language (NLLB team 2022, section 4.1.3).
+    """Keep documents of which at least 80 % of the characters are usual in their language (NLLB team 2022, section 4.1.3).
 
-    Characters found in the histogram, white space around the text aside / characters. The histogram is a text file
-    whose lines begin with a character, the commonest first; the line that begins with `end` ends the trusted part.
+    Characters in the histogram, without white space around the text / characters. The histogram is a text file whose
+    lines begin with a character, the most frequent first. The line that begins with `end` ends the part that is used.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "en"

@@ -1,9 +1,9 @@
-r"""Personal data in text, found with as few mistakes as shapes and checksums allow, and masked.
+r"""A step that masks personal data, found by patterns and checksums.
 
-    text --RE2--> rows that may hold some --Python, kind by kind--> spans that hold it --> text with masks, counts
+    text --RE2--> rows with candidates --Python, kind by kind--> spans of personal data --> text with masks, counts
 
-Only rows with a candidate reach Python, and there each kind looks at a few characters around each candidate, so that the time
-taken is linear in the text. What cannot be told from its shape (names, addresses) is not looked for.
+Only rows with a candidate are processed in Python, and each kind examines a few characters around each candidate, so time is
+linear in the text. Names and postal addresses have no fixed form and are not searched for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kind: TypeAlias = Literal["email", "iban", "card", "ip", "phone"]
 Span: TypeAlias = tuple[int, int]
 
 KINDS: tuple[Kind, ...] = ("email", "iban", "card", "ip", "phone")
-"""In order of precedence: where two kinds overlap, the one that is harder to meet by chance wins."""
+"""In order of precedence: where two kinds overlap, the one less likely to match by chance wins."""
 
 MASKS: dict[str, str] = {"email": "[EMAIL]", "iban": "[IBAN]", "card": "[CARD]", "ip": "[IP]", "phone": "[PHONE]"}
 
@@ -34,7 +34,7 @@ COUNTS: dict[str, str] = {
     "email": "num_emails", "iban": "num_ibans", "card": "num_cards", "ip": "num_ips", "phone": "num_phones",
 }  # fmt: skip
 
-# What a row must match to be looked at. Wider than the kind itself, narrow enough to leave most rows alone.
+# What a row must match to be searched. Each pattern matches more than its kind, but few rows.
 _CANDIDATES: dict[str, str] = {
     "email": r"[^\s@]@(?:\[|[^\s@]+\.[^\s@])",
     "iban": r"[A-Z]{2}[0-9]{2}[ -]?[A-Z0-9]{4}",
@@ -103,7 +103,7 @@ _IBAN_LENGTHS = {
 
 
 def find_ibans(text: str) -> Iterator[Span]:
-    """Account numbers of the length their country prescribes and with a valid checksum, compact or in groups of four."""
+    """Account numbers with a valid checksum and the length of their country, compact or in groups of four."""
     for match in _IBAN_START.finditer(text):
         length = _IBAN_LENGTHS.get(match[0][:2])
         if length is None:
@@ -128,7 +128,7 @@ def find_ibans(text: str) -> Iterator[Span]:
 
 
 def is_iban(account: str) -> bool:
-    """Whether the two digits after the country check the rest (ISO 7064, modulo 97).
+    """Whether the two check digits after the country code are correct (ISO 7064, modulo 97).
 
     >>> is_iban("DE89370400440532013000"), is_iban("DE88370400440532013000")
     (True, False)
@@ -164,7 +164,7 @@ _ISSUERS = re.compile(
 
 
 def find_cards(text: str) -> Iterator[Span]:
-    """Numbers of an issuer's prefix and length with a valid checksum, compact or in the groups printed on cards."""
+    """Numbers with an issuer's prefix, its length and a valid checksum, compact or in the groups printed on cards."""
     for match in _CARD.finditer(text):
         digits = match[0].replace(" ", "").replace("-", "")
         if _ISSUERS.fullmatch(digits) and passes_luhn(digits):
@@ -172,7 +172,7 @@ def find_cards(text: str) -> Iterator[Span]:
 
 
 def passes_luhn(digits: str) -> bool:
-    """Whether the last digit checks the others (ISO/IEC 7812-1, annex B).
+    """Whether the last digit is the correct check digit (ISO/IEC 7812-1, annex B).
 
     >>> passes_luhn("4111111111111111"), passes_luhn("4111111111111112")
     (True, False)
@@ -193,7 +193,7 @@ _NUMBERING = re.compile(
     r"figure|fig|table|rule|item|no|number|oid)|§|[A-Za-z]/)\.?[\s:=(#]{0,3}\Z",
     re.IGNORECASE,
 )
-# IANA special-purpose address registries, what is not globally reachable.
+# Addresses that are not globally reachable, by the IANA special-purpose address registries.
 _PRIVATE_V4 = tuple(
     IPv4Network(net)
     for net in (
@@ -211,7 +211,7 @@ def find_ips(text: str, public_only: bool = True) -> Iterator[Span]:
     """Addresses of either version. Not: version and section numbers, times, MAC addresses, names such as std::a."""
     for match in _IPV4.finditer(text):
         address = IPv4Address(match[0])
-        # 1.2.3.4 is a section far more often than an address; so is what follows "version".
+        # 1.2.3.4 and numbers after "version" are section or version numbers far more often than addresses.
         small = max(address.packed) < 10
         if small or _NUMBERING.search(text[max(0, match.start() - 16) : match.start()]):
             continue
@@ -228,7 +228,7 @@ def _is_ipv6(text: str, public_only: bool) -> bool:
     except ValueError:
         return False
     public = address in _GLOBAL_V6 and not any(address in net for net in _RESERVED_V6)
-    # Beyond the ranges in use stand words: add::bad is an address to a parser, not to a reader.
+    # Outside the ranges in use there are words: a parser accepts add::bad as an address.
     return public or (not public_only and (address in _GLOBAL_V6 or any(address in net for net in _LOCAL_V6)))
 
 
@@ -249,7 +249,7 @@ _GROUP = re.compile("[0-9]+")
 
 
 def find_phones(text: str) -> Iterator[Span]:
-    """Numbers written as phone numbers are: international, North American, or national with a trunk 0, in groups.
+    """Numbers in the usual formats of phone numbers: international, North American, or national with a trunk 0, in groups.
 
     Not: bare digits, dates, times, amounts, columns of numbers.
     """
@@ -270,7 +270,7 @@ def find_phones(text: str) -> Iterator[Span]:
 
 
 def _between_numbers(text: str, start: int, stop: int) -> bool:
-    """Whether a number stands a space away: a row of a table."""
+    """Whether another number is one space away, as in a row of a table."""
     before, after = text[max(0, start - 2) : start], text[stop : stop + 2]
     return (before[-1:] == " " and before[:1].isdigit()) or (after[:1] == " " and after[1:].isdigit())
 
@@ -289,12 +289,12 @@ FINDERS: dict[str, Callable[[str], Iterator[Span]]] = {
 
 @operator(reads="text", version=2)
 class PersonalDataMask(Map):
-    """Put a mask in place of e-mail addresses, IP addresses, phone numbers, card numbers and bank accounts.
+    """Replace e-mail addresses, IP addresses, phone numbers, card numbers and bank account numbers by masks.
 
-    Shapes are checked as far as they can be: cards by issuer and Luhn digit, IBANs by country and checksum, IP addresses for
-    being public (unless `public_ips_only=False`). `replacements` changes the mask of a kind, for example {"email":
-    "email@example.com"}; with `counts` the numbers found become the columns num_emails, num_ips and so on.
-    A second pass finds nothing. Names and postal addresses are not looked for: that takes a model.
+    Candidates are checked: cards by issuer and Luhn digit, IBANs by country and checksum, and IP addresses must be public
+    (unless `public_ips_only=False`). `replacements` changes the mask of a kind, for example {"email":
+    "email@example.com"}. With `counts`, the numbers of masks become the columns num_emails, num_ips and so on.
+    A second application changes nothing. Names and postal addresses, which need a model, are not masked.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"text": "Mail ann@example.org or call +44 20 7946 0958, version 1.2.3.4."}]
@@ -311,14 +311,16 @@ class PersonalDataMask(Map):
 
     def check(self) -> None:
         if not self.kinds:
-            raise ParameterError("`kinds` is empty: there is nothing to look for", hint=f"kinds are {', '.join(KINDS)}")
+            raise ParameterError("`kinds` is empty, so there is nothing to mask", hint=f"kinds are {', '.join(KINDS)}")
         for kind in self.replacements or {}:
             if kind not in KINDS:
-                raise ParameterError(f"`replacements` names `{kind}`", hint=f"kinds are {', '.join(KINDS)}")
+                raise ParameterError(
+                    f"`replacements` names the unknown kind `{kind}`", hint=f"kinds are {', '.join(KINDS)}"
+                )
         for kind, mask in self._masks().items():
             for other, spans in ((other, list(self._find(other, mask))) for other in self._order()):
                 if spans and not (other == kind and spans == [(0, len(mask))]):
-                    raise ParameterError(f"the replacement of `{kind}` holds a {other} itself: {mask!r}")
+                    raise ParameterError(f"the replacement of `{kind}` would be masked as `{other}` itself: {mask!r}")
 
     def writes(self) -> tuple[str, ...]:
         return (self.into or self.column, *(COUNTS[kind] for kind in self._order() if self.counts))
@@ -330,7 +332,7 @@ class PersonalDataMask(Map):
         chosen = mask_of(pc.match_substring_regex(text, "|".join(_CANDIDATES[kind] for kind in kinds)))
         rows, masked = np.flatnonzero(chosen), text.filter(pa.array(chosen)).to_pylist()
         turn = np.arange(len(rows))
-        for _ in range(_TURNS):  # a mask may uncover what its neighbour hid, so rows that changed are looked at again
+        for _ in range(_TURNS):  # a mask may turn its neighbours into a match, so changed rows are searched again
             now = pa.array([masked[number] for number in turn], pa.large_string())
             candidates = np.array([mask_of(pc.match_substring_regex(now, _CANDIDATES[kind])) for kind in kinds])
             for at, number in enumerate(turn):
@@ -353,7 +355,7 @@ class PersonalDataMask(Map):
         return find_ips(text, self.public_ips_only) if kind == "ip" else FINDERS[kind](text)
 
     def _mask(self, text: str, candidates: np.ndarray, found: np.ndarray) -> str:
-        """`text` with masks for the kinds it has candidates of; `found` is raised by what was found of each."""
+        """`text` with masks for the kinds it has candidates of; adds the number of masks of each kind to `found`."""
         for number, (kind, mask) in enumerate(self._masks().items()):
             if not candidates[number]:
                 continue
@@ -369,4 +371,4 @@ class PersonalDataMask(Map):
 
 
 _TURNS = 10
-"""More than two are for replacements that nobody would choose."""
+"""Only unusual replacements need more than two."""

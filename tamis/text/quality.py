@@ -1,8 +1,8 @@
-"""Filters on one measure of a document: its length, its words, its characters, its lines.
+"""Filters on one measure of a document: its length, words, characters or lines.
 
-Each has one score and one rule; defaults are those of NeMo Curator, which took most of them from Gopher (Rae et al.
-2021) and C4 (Raffel et al. 2020). A share is a part of a whole between 0 and 1. A missing or empty text has no
-characters, no words and no lines, and every share of nothing is 0.
+Each filter has one score and one rule. Defaults are those of NeMo Curator, which took most of them from Gopher (Rae et
+al. 2021) and C4 (Raffel et al. 2020). Shares are between 0 and 1. A missing or empty text has no characters, words or
+lines, and all its shares are 0.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def word_facts(batch: Batch, words: Words) -> Facts:
 
 
 class WordFilter(Filter):
-    """A filter with a parameter `words`: how words are told apart."""
+    """A filter with a parameter `words`, the definition of a word."""
 
     words: Words | None
 
 
 @operator(reads="text", writes="words")
 class WordCount(WordFilter):
-    """Keep documents of a sane length, counted in words (Rae et al. 2021: 50 to 100 000).
+    """Keep documents with 50 to 100,000 words (Rae et al. 2021).
 
     >>> WordCount().score(Batch.from_rows([{"text": "one two  three"}, {"text": None}]))["words"].tolist()
     [3, 0]
@@ -53,10 +53,10 @@ class WordCount(WordFilter):
 
 @operator(reads="text", writes="mean_word_length")
 class MeanWordLength(WordFilter):
-    """Keep documents whose words are 3 to 10 characters long on average (Rae et al. 2021).
+    """Keep documents whose words have 3 to 10 characters on average (Rae et al. 2021).
 
-    Characters in words / words. In scripts without spaces a character is a word unless a dictionary tells words apart;
-    lower the minimum for them.
+    Characters in words / words. In scripts without spaces each character is a word unless `words="dictionary"`; lower
+    the minimum for them.
 
     >>> MeanWordLength().score(Batch.from_rows([{"text": "a bcd"}]))["mean_word_length"].tolist()
     [2.0]
@@ -77,7 +77,7 @@ class MeanWordLength(WordFilter):
 
 @operator(reads="text", writes="longest_word")
 class LongestWord(WordFilter):
-    """Drop documents with a word of more than 1000 characters: minified code, data in base64 (Raffel et al. 2020).
+    """Drop documents with a word of more than 1,000 characters, such as minified code or base64 (Raffel et al. 2020).
 
     >>> LongestWord().score(Batch.from_rows([{"text": "a bcd ef"}]))["longest_word"].tolist()
     [3]
@@ -96,9 +96,10 @@ class LongestWord(WordFilter):
 
 @operator(reads="text", writes="symbols_to_words")
 class SymbolsToWords(WordFilter):
-    """Drop documents in which many words are symbols (Rae et al. 2021: 10 %).
+    """Drop documents in which more than 10 % of the words are symbols (Rae et al. 2021).
 
-    Words that are an ellipsis ("...", the character, either in brackets) or more than half '#' / words.
+    Symbols / words. A symbol is a word that consists of an ellipsis ("..." or the character, with or without brackets) or
+    that is more than half '#'.
 
     >>> SymbolsToWords().score(Batch.from_rows([{"text": "and so on ... #"}]))["symbols_to_words"].tolist()
     [0.4]
@@ -118,7 +119,7 @@ class SymbolsToWords(WordFilter):
 
 @operator(reads="text", writes="alphabetic_words")
 class WordsWithoutAlphabets(WordFilter):
-    """Keep documents in which 80 % of the words have a letter of any script (Rae et al. 2021).
+    """Keep documents in which at least 80 % of the words contain a letter of any script (Rae et al. 2021).
 
     >>> WordsWithoutAlphabets().score(Batch.from_rows([{"text": "a1 22 b 3,5"}]))["alphabetic_words"].tolist()
     [0.5]
@@ -138,10 +139,10 @@ class WordsWithoutAlphabets(WordFilter):
 
 @operator(reads="text", writes="common_words")
 class CommonEnglishWords(WordFilter):
-    """Keep documents with at least two of the commonest English words, in lower case (Rae et al. 2021).
+    """Keep documents with at least two occurrences of common English words (Rae et al. 2021).
 
-    Occurrences of the, be, to, of, and, that, have, with; other languages name theirs in `common_words`. A text in
-    capitals has none of them, on purpose.
+    Occurrences of the, be, to, of, and, that, have, with, in lower case only; so a text in capitals has none. For other
+    languages, set `common_words`.
 
     >>> CommonEnglishWords().score(Batch.from_rows([{"text": "The cat and the dog"}]))["common_words"].tolist()
     [2]
@@ -164,8 +165,8 @@ class CommonEnglishWords(WordFilter):
 class NonAlphaNumeric(Filter):
     """Drop documents in which more than a quarter of the characters are neither letters nor digits.
 
-    Characters outside the alphabet / characters. The "english" alphabet, NeMo Curator's, is A-Z a-z 0-9, newline and
-    ? ! , . ; a space is outside. "unicode" counts letters, marks and digits of every script, and the same signs.
+    Characters outside the alphabet / characters. The "english" alphabet of NeMo Curator is A-Z a-z 0-9, newline and
+    ? ! , . (not the space). "unicode" has the letters, marks and digits of every script instead of A-Z a-z 0-9.
 
     >>> NonAlphaNumeric().score(Batch.from_rows([{"text": "a b!"}, {"text": ""}]))["non_alphanumeric"].tolist()
     [0.25, 0.0]
@@ -188,7 +189,7 @@ class NonAlphaNumeric(Filter):
 
 @operator(reads="text", writes="numbers")
 class Numbers(Filter):
-    """Drop documents of which more than 15 % are digits (of any script) / characters.
+    """Drop documents of which more than 15 % are digits of any script: digits / characters.
 
     >>> Numbers().score(Batch.from_rows([{"text": "in 1999"}, {"text": "\u0663 \u0664 \u0665"}]))["numbers"].round(2).tolist()
     [0.57, 0.6]
@@ -207,7 +208,7 @@ class Numbers(Filter):
 
 @operator(reads="text", writes="white_space")
 class WhiteSpace(Filter):
-    """Drop documents of which more than a quarter is white space / characters.
+    """Drop documents of which more than a quarter is white space: white space / characters.
 
     White space is space, tab, newline, carriage return and backspace, as in NeMo Curator.
 
@@ -228,7 +229,9 @@ class WhiteSpace(Filter):
 
 @operator(reads="text", writes="parentheses")
 class Parentheses(Filter):
-    """Drop documents of which more than 10 % are brackets: ( ) [ ] { } and angle brackets / characters.
+    """Drop documents of which more than 10 % are brackets: brackets / characters.
+
+    Brackets are ( ) [ ] { } and the mathematical angle brackets.
 
     >>> Parentheses().score(Batch.from_rows([{"text": "f(x)[0]"}]))["parentheses"].round(2).tolist()
     [0.57]
@@ -249,8 +252,8 @@ class Parentheses(Filter):
 class Urls(Filter):
     """Drop documents of which more than 20 % are URLs: characters in URLs / characters.
 
-    A URL is http:// or https:// and what follows up to white space or one of < > " '. A regular expression in
-    `pattern` replaces this, at the speed of Python.
+    A URL starts with http:// or https:// and ends before white space or one of < > " '. A regular expression in
+    `pattern` replaces this definition and is much slower (Python's `re`).
 
     >>> Urls().score(Batch.from_rows([{"text": "see http://a.org/x"}]))["url_share"].round(2).tolist()
     [0.78]
@@ -273,7 +276,7 @@ class Urls(Filter):
 
 @operator(reads="text", writes="pornographic_urls")
 class PornographicUrls(Filter):
-    """Drop documents with a URL that has "porn" in it, in any case. URLs as in `Urls`.
+    """Drop documents with a URL that contains "porn", in upper or lower case. URLs are defined as in `Urls`.
 
     >>> PornographicUrls().score(Batch.from_rows([{"text": "http://porn.example"}]))["pornographic_urls"].tolist()
     [1]
@@ -302,8 +305,8 @@ def _matches(pattern: str, batch: Batch) -> list[list[str]]:
 class BulletPoints(Filter):
     """Drop documents in which more than 90 % of the lines begin with a bullet (Rae et al. 2021).
 
-    Lines whose first character, spaces aside, is one of twelve bullet characters (U+2022 and its kin; not '-' or '*')
-    / lines that are not blank.
+    Lines that begin with a bullet / non-blank lines. Bullets are U+2022 and eleven similar characters, not '-' or '*';
+    white space before them is ignored.
 
     >>> BulletPoints().score(Batch.from_rows([{"text": "List\\n\u2022 a\\n\\n \u2022 b\\n\u2022 c"}]))["bullet_lines"].tolist()
     [0.75]
@@ -325,8 +328,9 @@ class BulletPoints(Filter):
 class Punctuation(Filter):
     """Drop documents in which more than 85 % of the lines end without . ? ! " or ' (Raffel et al. 2020).
 
-    Such lines / lines that are not blank; spaces at the end of a line do not count. With `stops="unicode"` a line may
-    end in the stop of any script, closing quotes and brackets aside, and in any letter of Thai and Lao, which have none.
+    Such lines / non-blank lines; white space at the end of a line is ignored. With `stops="unicode"` a line may also end
+    in a full stop of any script, followed by closing quotes and brackets or not, and in any letter of Thai and Lao, which
+    have no full stop.
 
     >>> Punctuation().score(Batch.from_rows([{"text": "Home\\nIt rains. \\nAbout"}]))["unpunctuated_lines"].round(2).tolist()
     [0.67]
@@ -347,9 +351,9 @@ class Punctuation(Filter):
 
 @operator(reads="text", writes="ellipsis_lines")
 class Ellipsis(Filter):
-    """Drop documents in which more than 30 % of the lines break off (Rae et al. 2021).
+    """Drop documents in which more than 30 % of the lines end in an ellipsis (Rae et al. 2021).
 
-    Lines that end in "...", the ellipsis character, either of them in brackets, or "read more" / lines not blank.
+    Lines that end in "..." or the ellipsis character, with or without brackets, or in "read more" / non-blank lines.
 
     >>> Ellipsis().score(Batch.from_rows([{"text": "Once upon a...\\nRead more\\nThe\\nend."}]))["ellipsis_lines"].tolist()
     [0.5]

@@ -1,7 +1,7 @@
-"""The text as RedPajama-Data-v2 reads it, for `dialect="redpajama"`.
+"""Facts about texts as RedPajama-Data-v2 computes them, for `dialect="redpajama"`.
 
-normalised   ASCII punctuation taken out, lower case, Unicode NFD; words are split at white space
-raw          as it is; words and signs are told apart by the regular expression of NLTK's WordPunctTokenizer
+normalized   the text without ASCII punctuation, in lower case and Unicode NFD; words are split at white space
+raw          the text itself; words are the matches of the regular expression of NLTK's WordPunctTokenizer
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def normalized(column: Column) -> Column:
 
 
 class NormalizedMarks:
-    """Find the words of the normalised text, as `WordMarks`."""
+    """The word boundaries of the normalized text, as in `WordMarks`."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
@@ -41,7 +41,7 @@ class NormalizedMarks:
 
 
 class NormalizedStats:
-    """Facts about the words or the n-grams of the normalised text, as those of `stats`, which has the same words."""
+    """The facts of `stats`, about words or n-grams, for the normalized text."""
 
     def __init__(self, stats: WordStats | NgramStats) -> None:
         self.stats, self.needs = stats, NormalizedMarks(stats.needs.words)

@@ -1,7 +1,7 @@
-"""Filters on text that repeats itself: lines, paragraphs, n-grams of words.
+"""Filters on repeated lines, paragraphs and word n-grams.
 
-Paragraphs are parted by empty lines, trimmed, and blank ones do not count; neither do blank lines, unless a dialect
-says so. A missing or empty text repeats nothing.
+Paragraphs are separated by empty lines and trimmed. Blank paragraphs do not count, nor do blank lines, except in some
+dialects. A missing or empty text repeats nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tamis.text.web import Dialect
 
 
 def ngram_facts(batch: Batch, words: Words, length: int) -> Facts:
-    """Facts about the n-grams of one length."""
+    """Facts about n-grams of one length."""
     return {name: each[:, length - SHORTEST] for name, each in batch.facts("text", NGRAM_STATS[words]).items()}
 
 
 @operator(reads="text", writes="unique_lines")
 class RepeatedLines(Filter):
-    """Keep documents of which at least 70 % of the lines are left without repeated ones (Rae et al. 2021).
+    """Keep documents in which at least 70 % of the lines are distinct (Rae et al. 2021).
 
-    Different lines / lines, both not blank. A text without lines scores 1.
+    Distinct lines / lines, without blank lines. A text without lines scores 1.
 
     >>> RepeatedLines().score(Batch.from_rows([{"text": "a\\nb\\na\\n\\na"}]))["unique_lines"].tolist()
     [0.5]
@@ -48,7 +48,9 @@ class RepeatedLines(Filter):
 
 @operator(reads="text", writes="unique_paragraphs")
 class RepeatedParagraphs(Filter):
-    """Keep documents of which at least 70 % of the paragraphs are left without repeated ones (Rae et al. 2021).
+    """Keep documents in which at least 70 % of the paragraphs are distinct (Rae et al. 2021).
+
+    Distinct paragraphs / paragraphs. A text without paragraphs scores 1.
 
     >>> RepeatedParagraphs().score(Batch.from_rows([{"text": "a\\n\\nb\\n\\na\\n\\nc"}]))["unique_paragraphs"].tolist()
     [0.75]
@@ -67,7 +69,9 @@ class RepeatedParagraphs(Filter):
 
 @operator(reads="text", writes="unique_line_chars")
 class RepeatedLinesByChars(Filter):
-    """Keep documents of which at least 80 % of the characters are left without repeated lines (Rae et al. 2021).
+    """Keep documents in which at least 80 % of the characters are in distinct lines (Rae et al. 2021).
+
+    Characters of the first copy of each line / characters of lines. A text without lines scores 1.
 
     >>> RepeatedLinesByChars().score(Batch.from_rows([{"text": "aaaa\\nb\\nb\\n"}]))["unique_line_chars"].round(2).tolist()
     [0.83]
@@ -86,7 +90,9 @@ class RepeatedLinesByChars(Filter):
 
 @operator(reads="text", writes="unique_paragraph_chars")
 class RepeatedParagraphsByChars(Filter):
-    """Keep documents of which at least 80 % of the characters are left without repeated paragraphs (Rae et al. 2021).
+    """Keep documents in which at least 80 % of the characters are in distinct paragraphs (Rae et al. 2021).
+
+    Characters of the first copy of each paragraph / characters of paragraphs. A text without paragraphs scores 1.
 
     >>> batch = Batch.from_rows([{"text": "aaa\\n\\nb\\n\\nb"}])
     >>> RepeatedParagraphsByChars().score(batch)["unique_paragraph_chars"].tolist()
@@ -110,19 +116,19 @@ def _check_length(name: str, length: int) -> None:
 
 
 def _with_length(columns: dict[str, str], length: int) -> dict[str, str]:
-    """Names of scores and columns that say which n-grams are meant: several lengths stand in one recipe."""
+    """Names of scores and columns with the length of the n-grams, since a recipe may use several lengths."""
     pairs = ((name.replace("ngrams", f"{length}_grams"), column) for name, column in columns.items())
     return {name: column.replace("ngrams", f"{length}_grams") for name, column in pairs}
 
 
 @operator(reads="text", writes="top_ngrams")
 class RepeatingTopNGrams(WordFilter):
-    """Drop documents in which the most frequent n-gram of words takes up too much (Rae et al. 2021).
+    """Drop documents in which the most frequent word n-gram makes up more than 20 % of the text (Rae et al. 2021).
 
-    Occurrences of the most frequent n-gram * its characters with the spaces between its words / characters. Of equally
-    frequent ones the first in the text counts, so that the score never depends on chance. A text of fewer than n words
-    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4. The score is
-    top_2_grams and so on.
+    Occurrences of the most frequent n-gram * its characters, including the spaces between its words / characters. Among
+    equally frequent n-grams the first in the text counts, so the score is deterministic. A text of fewer than n words
+    scores 1, as in NeMo Curator. Gopher's bounds are 0.20, 0.18 and 0.16 for n = 2, 3 and 4. The score is named
+    top_2_grams, top_3_grams and so on.
 
     >>> RepeatingTopNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["top_2_grams"].round(2).tolist()
     [0.67]
@@ -151,11 +157,11 @@ class RepeatingTopNGrams(WordFilter):
 
 @operator(reads="text", writes="duplicate_ngrams")
 class RepeatingDuplicateNGrams(WordFilter):
-    """Drop documents in which n-grams of words that stood before take up too much (Rae et al. 2021).
+    """Drop documents in which repeated word n-grams make up more than 20 % of the text (Rae et al. 2021).
 
-    Characters, with the spaces between, covered by n-grams that occurred earlier in the text, each counted once
-    / characters. A text of fewer than n words scores 1, as in NeMo Curator. Gopher's bounds are 0.15 ... 0.10 for
-    n = 5 ... 10. The score is duplicate_5_grams and so on.
+    Characters covered by n-grams that occurred earlier in the text, including the spaces between words, each counted once
+    / characters. A text of fewer than n words scores 1, as in NeMo Curator. Gopher's bounds are 0.15, 0.14, 0.13, 0.12,
+    0.11 and 0.10 for n = 5 to 10. The score is named duplicate_5_grams and so on.
 
     >>> RepeatingDuplicateNGrams().score(Batch.from_rows([{"text": "a b c a b"}]))["duplicate_2_grams"].round(2).tolist()
     [0.33]
@@ -195,27 +201,28 @@ class GopherRepetition(WordFilter):
     """Drop documents that repeat themselves, by the rules of MassiveWeb (Rae et al. 2021, table A1).
 
     score                 datatrove             dolma                  dclm                    paper
-    duplicate_lines       copies after the      all copies of what     all copies, trimmed     copies after the
-                          first / lines, with   repeats, blank lines   lines / lines           first / lines
-                          one for a newline     too / all lines
+    duplicate_lines       copies after the      all copies of lines    all copies of trimmed   copies after the
+                          first / lines, plus   that repeat, blank     lines / lines           first / lines
+                          one for a newline     ones too / all lines
                           at either end
     duplicate_line_chars  their characters      / characters in words  / characters of lines   / characters of lines
                           / characters
     duplicate_paragraphs  as lines              0                      as lines                as lines
-    top_n_grams           occurrences * length  occurrences * letters  the longest of the      occurrences * letters
-                          with spaces           / characters in words  most frequent, if it    / characters in words,
+    top_n_grams           occurrences * length  occurrences * letters  longest of the most     occurrences * letters
+                          with spaces           / characters in words  frequent, if it         / characters in words,
                           / characters                                 repeats                 if it repeats
-    duplicate_n_grams     read on, skipping     all occurrences,       words inside, once      as dclm
-                          each repeat           overlaps again         / characters in words
-                          / characters          / all n-grams
+    duplicate_n_grams     copies after the      all occurrences, with  words inside, once      as dclm
+                          first, not            overlaps               / characters in words
+                          overlapping           / all n-grams
+                          / characters
 
-    redpajama leaves lines and paragraphs alone (0), takes top_n_grams as paper and duplicate_n_grams as dclm, both of the
-    text without ASCII punctuation, in lower case and in NFD.
+    redpajama scores lines and paragraphs 0, computes top_n_grams as paper does and duplicate_n_grams as dclm does, both on
+    the text without ASCII punctuation, in lower case and in NFD.
 
-    `letters` are the characters of the words. Of equally frequent n-grams the first in the text counts, except with
-    dclm. `words=None` tells words apart as the dialect does: datatrove takes punctuation for words of its own ("tokens"),
-    dolma and redpajama split at whitespace, dclm by UAX #29, paper is "auto". datatrove joins the words of an n-gram before
-    it compares; here n-grams are equal if their words are. Its lines may consist of spaces; here they may not.
+    Letters are the characters of the words. Among equally frequent n-grams the first in the text counts, except in dclm.
+    `words=None` uses the dialect's definition of a word: datatrove counts punctuation marks as words ("tokens"), dolma
+    and redpajama split at white space, dclm follows UAX #29, paper is "auto". datatrove joins the words of an n-gram before
+    it compares them and counts lines of spaces; here n-grams are equal if their words are, and blank lines do not count.
 
     >>> batch = Batch.from_rows([{"text": "one two\\none two\\none two three"}])
     >>> scores = GopherRepetition().score(batch)
@@ -273,7 +280,7 @@ _WORDS: dict[str, Words] = {
 
 
 def _lines_datatrove(text: Facts, letters: np.ndarray) -> _Four:
-    # split at newlines, a text that begins or ends with one has an empty line there
+    # Split at newlines, a text that begins or ends with one has an empty line there.
     before = (text["newlines"] > 0) & (text["first_line_open"] == 0)
     after = (text["newlines"] > 0) & (text["last_line_open"] == 0)
     return (

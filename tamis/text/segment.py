@@ -1,10 +1,10 @@
-"""The text column as kernels see it, and the facts about it that operators share.
+"""The text column as kernels read it, and the facts about it that operators share.
 
-    text column --buffers--> bytes, offsets --kernel--> facts: arrays with one entry per row, memoised on the batch
+    text column --buffers--> bytes, offsets --kernel--> facts: arrays with one entry per row, cached on the batch
 
-`word_stats` and `ngram_stats` depend on how words are told apart; each way has its own function, found by name in
-`WORD_STATS` and `NGRAM_STATS`, so that operators that agree on the way share the result. Words are found once for both
-(`WORD_MARKS`).
+Facts about words and n-grams depend on the definition of a word. `WORD_STATS` and `NGRAM_STATS` have one function per
+definition, so that operators with the same definition share its result. Both use the same word boundaries (`WORD_MARKS`),
+which are found once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
 
 def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes and the int64 offsets of a string column, read-only; a null is an empty row."""
+    """The bytes and int64 offsets of a string column, read-only; a null is an empty text."""
     if isinstance(column, pa.DictionaryArray) or pa.types.is_string_view(column.type):
         column = column.cast(pa.large_string())
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise OperatorError(f"a text column holds strings, this one holds {column.type}", hint="name another column=")
+        raise OperatorError(
+            f"a text column holds strings, this one holds {column.type}", hint="set `column` to a text column"
+        )
     if column.null_count:
         column = column.fill_null("")
     _, spans, text = column.buffers()
@@ -45,12 +47,12 @@ def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
         offsets = np.zeros(len(column) + 1, np.int64)
     else:
         offsets = np.frombuffer(spans, kind)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    data.flags.writeable = offsets.flags.writeable = False  # one specialisation of each kernel
+    data.flags.writeable = offsets.flags.writeable = False  # so that each kernel is compiled once
     return data, offsets
 
 
 class WordMarks:
-    """Find the words of a column: what `WordStats` and `NgramStats` are told from."""
+    """The word boundaries of a column, from which `WordStats` and `NgramStats` are computed."""
 
     def __init__(self, words: Words) -> None:
         self.words = words
@@ -74,12 +76,12 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def word_table(words: Iterable[str]) -> tuple[np.ndarray, int]:
-    """The hash table of a list of words as `measure_words` wants it, and the most bytes a word has."""
+    """The hash table of a list of words for `measure_words`, and the length of the longest word in bytes."""
     listed = sorted({word.lower().encode() for word in words} - {b""})
     data, offsets = buffers(pa.array([word.decode() for word in listed], pa.string()))
     hashes = np.zeros(len(listed), np.uint64)
     hash_words(data, offsets, hashes)
-    keys = np.zeros(1 << (8 * len(listed) + 8).bit_length(), np.uint64)  # so sparse that most lookups end at once
+    keys = np.zeros(1 << (8 * len(listed) + 8).bit_length(), np.uint64)  # sparse, so that most lookups need one probe
     fill_table(keys, hashes)
     return keys, max(map(len, listed), default=0)
 
@@ -126,7 +128,7 @@ class LineCopies:
 
 
 def ended_lines(column: Column) -> Facts:
-    """How many lines end as sentences do in any script, see `kernels.unspaced`."""
+    """The number of lines that end like a sentence, in any script; see `kernels.unspaced`."""
     data, offsets = buffers(column)
     out = np.zeros(len(column), np.int64)
     count_ended_lines(data, offsets, POINTS, KINDS, out)
@@ -134,7 +136,7 @@ def ended_lines(column: Column) -> Facts:
 
 
 class LineStats:
-    """How many lines that are not blank have at most `limit` characters."""
+    """The number of non-blank lines with at most `limit` characters."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -169,7 +171,7 @@ word_stats = WORD_STATS["auto"]
 
 
 def split_words(text: str, words: Words = "auto") -> list[str]:
-    """The words of one text, as the kernels see them: for looking at what a choice of `words` does.
+    """The words of a text under a definition, to see what a value of `words` does.
 
     >>> split_words("the cat's 3.5 lives", "unicode"), split_words("我喜欢 Python。")
     (['the', "cat's", '3.5', 'lives'], ['我', '喜', '欢', 'Python。'])

@@ -1,10 +1,10 @@
-"""What a corpus is like: lengths, languages, characters, repetition, duplicates.
+"""Statistics of a corpus: lengths, languages, characters, repetition, duplicates.
 
-    rows --TextStatistics--> a struct per row --Arrow files--> describe() folds them, file by file --> Description
+    rows --TextStatistics--> a struct per row --Arrow files--> fold --> Description
 
-`TextStatistics` is an ordinary step that leaves its measurements on every row. `describe` runs it over files of any format,
-keeps only the measurements, and folds them within bounded memory: a histogram per measure, and duplicates by sorting keys
-in as many passes as it takes.
+`TextStatistics` is an ordinary step that adds its measurements to every row. `tamis.workflows.describe` runs it over files
+and keeps only the measurements; `fold` summarizes them in bounded memory, with a histogram per measure, and finds
+duplicates by sorting keys in several passes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ _NEAR = tuple(f"near_{number}" for number in range(_GROUPS))
 
 @operator(reads="text", writes="statistics", resources=Resources(memory="64MB"))
 class TextStatistics(Map):
-    """Add a column `statistics`: a struct with what `tamis stats` is made of.
+    """Add a column `statistics`, a struct with the measurements that `tamis stats` summarizes.
 
-    bytes, chars (code points), words (split as elsewhere, scripts without spaces by character), lines (not blank), sentences,
-    paragraphs; the shares of characters that are letters, digits, punctuation, symbols, spaces and, of letters, upper case;
-    repeated_lines, the share of characters in lines seen before in the text; repeated_5grams, the share in word 5-grams that
-    occur again; language, language_confidence and script as `Language` has them (the first two null with `language=False`);
-    keys by which duplicates are known. A null counts as an empty text; its shares are 0.
+    bytes, chars (code points), words (each character in scripts without spaces), lines (non-blank), sentences, paragraphs
+    letters, digits, punctuation, symbols, spaces: shares of the characters; upper: share of the letters
+    repeated_lines: share of the characters in lines that occurred before; repeated_5grams: share in repeated word 5-grams
+    language, language_confidence, script: as in `Language` (the first two are null with `language=False`)
+    exact, near_0 to near_3: keys that duplicates share
+
+    A null counts as an empty text; its shares are 0.
 
     >>> from tamis import Pipeline, Rows
     >>> row = Pipeline(Rows([{"text": "Two words."}]), TextStatistics(language=False)).collect(executor="inline").to_pylist()[0]
@@ -104,7 +106,7 @@ class TextStatistics(Map):
 
 
 def _keys(data: np.ndarray, offsets: np.ndarray) -> dict[str, np.ndarray]:
-    """Keys that duplicates share: of the whole text, and of its word 5-grams; 0 where there is nothing."""
+    """Keys that duplicates share: of the whole text, and of its word 5-grams; 0 for an empty text."""
     exact, near = np.zeros((len(offsets) - 1, 2), np.uint64), np.zeros((len(offsets) - 1, _GROUPS), np.uint64)
     digest_spans(data, offsets[:-1], offsets[1:], 0, exact)
     exact[offsets[:-1] == offsets[1:]] = 0
@@ -122,7 +124,7 @@ NARROW_COLUMNS = ("mean", "5 %", "median", "95 %", "max")
 
 @dataclass(frozen=True)
 class Summary:
-    """One measure over all documents. Quantiles are good to one part in a hundred, or to 0.001 for shares."""
+    """One measure over all documents. Quantiles are accurate to 1 %, or to 0.001 for shares."""
 
     mean: float
     minimum: float
@@ -132,7 +134,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Description:
-    """A corpus in numbers. `print` shows tables, `as_dict` is for JSON."""
+    """Statistics of a corpus. `print` shows tables; `as_dict` is for JSON."""
 
     rows: int
     empty: int
@@ -195,11 +197,11 @@ def _top(counts: dict[str, int], most: int = 20) -> list[tuple[str, int]]:
 _PER_DOUBLING = 64  # bins of the histogram of a count
 _BINS = {**dict.fromkeys(COUNTS, 48 * _PER_DOUBLING), **dict.fromkeys(SHARES, 1001)}
 ROWS_AT_ONCE = 4_000_000
-"""Keys sorted at a time when duplicates are counted."""
+"""Keys sorted per pass to count duplicates."""
 
 
 def fold(files: Sequence[Path], notes: Sequence[str] = ()) -> Description:
-    """One description of the `statistics` columns of some Arrow files, in the order they are given."""
+    """Summarize the `statistics` columns of some Arrow files, in the given order."""
     histograms = {name: np.zeros(bins, np.int64) for name, bins in _BINS.items()}
     totals, lowest, highest = dict.fromkeys(_BINS, 0.0), dict.fromkeys(_BINS, np.inf), dict.fromkeys(_BINS, -np.inf)
     words: dict[str, dict[str, int]] = {"language": {}, "script": {}}
@@ -262,7 +264,7 @@ def _bin(name: str, values: np.ndarray) -> np.ndarray:
 def _quantiles(
     name: str, histogram: np.ndarray, lowest: Mapping[str, float], highest: Mapping[str, float]
 ) -> tuple[float, ...]:
-    """The middle of the bin that holds each quantile, within the bounds that were seen."""
+    """The middle of the bin of each quantile, clipped to the observed range."""
     upto = np.cumsum(histogram)
     bins = np.searchsorted(upto, np.array(QUANTILES) * upto[-1])
     if name in SHARES:
@@ -273,7 +275,7 @@ def _quantiles(
 
 
 def _repeats(files: Sequence[Path], names: Sequence[str], rows: int) -> np.ndarray:
-    """Whether an earlier row has the same key in one of the columns; a share of the keys is sorted at a time."""
+    """Whether an earlier row has the same key in one of the columns; sorts a part of the keys per pass."""
     repeated = np.zeros(rows, np.bool_)
     passes = -(-rows // ROWS_AT_ONCE)
     for name in names:

@@ -1,12 +1,12 @@
-"""Filters on the tokens a language model would see.
+"""Filters on the number of tokens.
 
-A tokenizer is a file: `tokenizer.json` of the Hugging Face library `tokenizers`, or a SentencePiece `.model`.
+A tokenizer is a file: a `tokenizer.json` of the Hugging Face library `tokenizers`, or a SentencePiece `.model`.
 
-    text --cut--> pieces --table--> counts of those met before
-                         --tokenizer--> counts of the others, which are then in the table
+    text --split--> pieces --table--> counts of known pieces
+                           --tokenizer--> counts of new pieces, added to the table
 
-A `tokenizer.json` whose rules for taking texts apart are among those below is asked about each piece of text only once
-(`tamis.kernels.pieces`), any other tokenizer about all of every text. The counts are the same.
+If the `tokenizer.json` splits texts by one of the rules below, each distinct piece of text is tokenized only once
+(`tamis.kernels.pieces`). Other tokenizers tokenize every text as a whole. The counts are the same.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ STYLES = {
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}": WORDS_WITH_SIGNS,  # GPT-4o
 }
-"""How texts are cut for each of the regular expressions that take them apart."""
+"""The rule to split texts into pieces for each regular expression of a pre-tokenizer."""
 
-_ROOM = 1 << 14
-"""Pieces that wait for their counts."""
+_MAX_NEW_PIECES = 1 << 14
+"""Pieces tokenized at a time."""
 _SLOTS = 1 << 20
-"""Of the table: 20 MB if half of them are taken; then it is begun anew."""
+"""Slots of the table, 20 MB. The table is cleared when half of them are taken."""
 
 
 class PieceCounter:
-    """Counts tokens piece by piece; `encode` is asked about those it has not met.
+    """Counts tokens piece by piece; calls `encode` for new pieces only.
 
-    style    how texts are cut (tamis.kernels.pieces)
-    special  a regular expression; of a text with a match of it `encode` is asked about the whole
+    style    how texts are split into pieces (tamis.kernels.pieces)
+    special  a regular expression; texts with a match are encoded as a whole
     """
 
     def __init__(self, encode: Encode, style: int, special: str) -> None:
@@ -79,7 +79,7 @@ class PieceCounter:
         for row in np.flatnonzero(whole):
             (out[row],) = self.encode([str(column[row])])
         position = np.zeros(2, np.int64)
-        fresh, waiting = np.empty((_ROOM, 3), np.int64), np.empty((_ROOM, 2), np.int64)
+        fresh, waiting = np.empty((_MAX_NEW_PIECES, 3), np.int64), np.empty((_MAX_NEW_PIECES, 2), np.int64)
         while position[0] < len(column):
             if self.used > _SLOTS // 2:
                 self.forget()
@@ -96,7 +96,7 @@ class PieceCounter:
             pieces = [bytes(data[start:stop]).decode() for start, stop, _ in fresh]
             self.counts[fresh[:, 2]] = self.encode(pieces) if pieces else []
         except BaseException:
-            self.forget()  # what is in the table has no counts
+            self.forget()  # the table has pieces without counts
             raise
 
     def forget(self) -> None:
@@ -105,7 +105,7 @@ class PieceCounter:
 
 
 def piecewise(settings: dict[str, Any]) -> tuple[int, str] | None:
-    """The style and the special texts of a tokenizer by its settings; None if it must see every text as a whole."""
+    """The style and the special texts of a tokenizer, from its settings; None if it must encode whole texts."""
     before = settings["pre_tokenizer"] or {}
     style = None
     for step in before["pretokenizers"] if before.get("type") == "Sequence" else [before]:
@@ -119,7 +119,7 @@ def piecewise(settings: dict[str, Any]) -> tuple[int, str] | None:
                 return None
         elif kind != "Digits":
             return None
-        style = found if style is None else style  # what comes later only cuts parts into smaller ones
+        style = found if style is None else style  # later pre-tokenizers only split the parts further
     added, normalizer = settings["added_tokens"], settings["normalizer"]
     if normalizer and (normalizer["type"] != "NFC" or any(token["normalized"] for token in added)):
         return None
@@ -127,7 +127,7 @@ def piecewise(settings: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def load_tokenizer(path: str | Path) -> Counter:
-    """What counts the tokens of each text of a column, kept until the file changes."""
+    """A function that counts the tokens of each text of a column, cached until the file changes."""
     return _load(str(path), Path(path).stat().st_mtime_ns)
 
 
@@ -135,11 +135,11 @@ def load_tokenizer(path: str | Path) -> Counter:
 def _load(path: str, stamp: int) -> Counter:
     if path.endswith(".model"):
         module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
-        with _told(path, "a SentencePiece model"):
+        with _must_be(path, "a SentencePiece model"):
             processor = module.SentencePieceProcessor(model_file=path)
         return functools.partial(_count_whole, lambda texts: [len(ids) for ids in processor.encode(texts)])
     module = require("tokenizers", extra="text", purpose="counting tokens")
-    with _told(path, "a tokenizer.json of the library tokenizers"):
+    with _must_be(path, "a tokenizer.json of the library tokenizers"):
         tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -154,12 +154,12 @@ def _load(path: str, stamp: int) -> Counter:
 
 
 @contextmanager
-def _told(path: str, what: str) -> Iterator[None]:
-    """The libraries raise whatever comes to hand."""
+def _must_be(path: str, what: str) -> Iterator[None]:
+    """Turn any error into a ParameterError: the libraries raise bare exceptions for files they cannot read."""
     try:
         yield
     except Exception as error:
-        raise ParameterError(f"{path} is not {what}: {error}", hint="name another file in tokenizer=") from error
+        raise ParameterError(f"{path} is not {what}: {error}", hint="set `tokenizer` to another file") from error
 
 
 def _count_whole(encode: Encode, column: Column) -> np.ndarray:
@@ -168,15 +168,17 @@ def _count_whole(encode: Encode, column: Column) -> np.ndarray:
 
 
 def count_tokens(path: str, batch: Batch) -> np.ndarray:
-    """How many tokens each text has, without special ones; a missing text has none."""
+    """The number of tokens of each text, without special tokens; 0 for a missing text."""
     return load_tokenizer(path)(batch["text"])
 
 
 @operator(reads="text", writes="tokens")
 class TokenCount(Filter):
-    """Keep documents of so many tokens, without special ones.
+    """Keep documents with `min_tokens` to `max_tokens` tokens, not counting special tokens.
 
-    TokenCount("tokenizer.json", max_tokens=8192)
+    `tokenizer` is a `tokenizer.json` of the Hugging Face library tokenizers, or a SentencePiece `.model`. Needs `tamis[text]`.
+
+        TokenCount("tokenizer.json", max_tokens=8192)
     """
 
     tokenizer: str
@@ -202,9 +204,11 @@ class TokenCount(Filter):
 
 @operator(reads="text", writes="chars_per_token")
 class TokenizerFertility(Filter):
-    """Drop files a tokenizer breaks into crumbs: at least 2.5 characters / tokens (StarCoder, Li et al. 2023).
+    """Keep files with at least 2.5 characters per token (StarCoder, Li et al. 2023).
 
-    A text without tokens scores 0.
+    Characters / tokens; a text without tokens scores 0. A low value means that the tokenizer knows little of the text, such
+    as base64. `tokenizer` is a `tokenizer.json` of the Hugging Face library tokenizers, or a SentencePiece `.model`. Needs
+    `tamis[text]`.
 
         TokenizerFertility("tokenizer.json")
     """

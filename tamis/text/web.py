@@ -1,15 +1,15 @@
-"""The quality rules of well-known web corpora, several measures each: Gopher, C4, FineWeb, MADLAD-400.
+"""The quality rules of well-known web corpora: Gopher, C4, FineWeb, MADLAD-400. Each filter has several scores.
 
-The same rule is computed differently from project to project. `dialect` names whose sums are meant:
+Projects compute the same rule differently. `dialect` selects whose formulas to use:
 
     datatrove  Hugging Face's library, which made FineWeb
     dolma      AI2's toolkit, tagger gopher_v1
     dclm       DataComp-LM and datamap-rs
     redpajama  the quality signals of RedPajama-Data-v2
-    paper      the words of the paper, where they decide
+    paper      as the paper defines it
 
-Bounds are inclusive, whatever a project does at equality; but for the share of MadladSentences, on which many documents
-lie: one sentence of five is a fifth. A missing or empty text scores 0 throughout.
+Bounds are inclusive, even where a project's are not. The share of MadladSentences is the exception, since many documents
+lie exactly on it (one sentence of five is 0.2). All scores of a missing or empty text are 0.
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ class GopherQuality(WordFilter):
     """Keep documents that read like prose, by the rules of MassiveWeb (Rae et al. 2021, appendix A.1.1).
 
     score             datatrove                dolma                    dclm                     paper
-    words             words that are not all   words                    words by UAX #29         words
-                      symbols
+    words             words that are not       words                    words by UAX #29         words
+                      only symbols
     word_length       mean over these          median                   mean                     mean
-    symbols           '#', or ellipses, the    words with '#' or the    '#' and ellipses         as datatrove
-                      larger; / words          ellipsis character       / words
-                                               / words
+    symbols           '#' or ellipses,         words with '#' or the    '#' and ellipses         as datatrove
+                      whichever are more       ellipsis character       / words
+                      / words                  / words
     bullet_lines      begin with the bullet    '-' or '*' in the first  black circle, bullet,    any bullet, '-', '*'
-                      or '-' / lines           column / lines           '*', '-' / not blank     / not blank
+                      or '-' / lines           column / lines           '*', '-' / non-blank     / non-blank lines
+                                                                        lines
     ellipsis_lines    end in either ellipsis   end in the character     end in any ellipsis,     end in either
-                      / lines                  / lines                  ". . ." too / not blank  / not blank
+                      / lines                  / lines                  also ". . ."             / non-blank lines
+                                                                        / non-blank lines
     alphabetic_words  words with a letter / words
-    stop_words        different ones, lower    occurrences, lower case  occurrences, any case    as datatrove
-                      case
+    stop_words        distinct, lower case     occurrences, lower case  occurrences, any case    as datatrove
 
-    Symbols are punctuation, symbols and controls by Unicode category. `words=None` tells words apart as the dialect
-    does: datatrove by spaCy, in which every comma is a word ("tokens" comes close), paper takes the characters of scripts
-    without spaces as words ("auto"), the others split at whitespace.
+    Symbols are punctuation, symbols and control characters by Unicode category. `words=None` uses the dialect's definition
+    of a word: datatrove uses spaCy, for which a comma is a word ("tokens" is close to it), paper counts each character of a
+    script without spaces ("auto"), and the other dialects split at white space.
 
-    redpajama counts words and their mean length in the text without ASCII punctuation, in lower case and in NFD; symbols
-    as dclm, but without ". . ."; bullet_lines of ten bullets, the en dash among them; both shares are of all lines. Its
-    other words are runs of letters and digits, and runs of signs: alphabetic_words are those with a letter from a to z,
-    stop_words the share of them in `stop_words` (its own list has hundreds), symbols are divided by them. A minimum of
-    stop_words above 1 is meant for counts and does not apply.
+    redpajama counts words, and their mean length, in the text without ASCII punctuation, in lower case and in NFD. Its other
+    words are runs of letters and digits, and runs of other characters: alphabetic_words is the share of these with a letter
+    from a to z, stop_words the share that is in `stop_words` (its own list has hundreds), and symbols are divided by them.
+    Symbols are those of dclm without ". . .", bullet_lines has ten bullets including the en dash, and both line scores are
+    shares of all lines. A minimum of stop_words above 1 is a count and is ignored.
 
     >>> batch = Batch.from_rows([{"text": "- The cat and\\n- the dog have # 2 lives..."}])
     >>> for name, value in GopherQuality().score(batch).items(): print(name, round(float(value[0]), 2))
@@ -220,18 +221,18 @@ _GOPHER = {
 
 
 def lorem_ipsum(column: Column) -> Facts:
-    """1 where the words of the printers' filler text stand in a row's text, in any case."""
+    """1 for each text that contains "lorem ipsum", in any case, else 0."""
     found = pc.fill_null(pc.match_substring(column, "lorem ipsum", ignore_case=True), False)
     return {"lorem_ipsum": found.to_numpy(zero_copy_only=False).astype(np.int64)}
 
 
 @operator(reads="text", writes=("c4_sentences", "c4_curly_brackets", "c4_lorem_ipsum", "c4_chars"))
 class C4Quality(Filter):
-    """Keep documents by the page rules of C4 (Raffel et al. 2020, section 2.2); its line rules are a cleaning step.
+    """Keep documents that pass the page rules of C4 (Raffel et al. 2020, section 2.2). `C4Lines` applies its line rules.
 
-    At least 5 sentences, no curly bracket (code), no "lorem ipsum" (placeholders). The "dclm" dialect asks for 3
-    sentences and at most 190 000 characters, as in the configuration of DataComp-LM. Sentences are counted in the text
-    as it comes, by stops (see `kernels.lines`), not with a trained splitter.
+    At least 5 sentences, no curly bracket (code), no "lorem ipsum" (placeholder text). The "dclm" dialect requires 3
+    sentences and at most 190,000 characters, as DataComp-LM's configuration does. Sentences are counted in the text as
+    it is, by their full stops (see `kernels.lines`), not with a trained splitter.
 
     >>> batch = Batch.from_rows([{"text": "One. Two! Three?\\nLorem Ipsum {}"}])
     >>> {name: int(value[0]) for name, value in C4Quality().score(batch).items()}
@@ -290,16 +291,16 @@ class C4Paragraphs(Filter):
     writes=("fineweb_ended_lines", "fineweb_short_lines", "fineweb_duplicate_line_chars", "fineweb_newlines"),
 )
 class FineWebQuality(WordFilter):
-    """Drop lists, menus and repeated lines, by the rules FineWeb found on top of Gopher's and C4's (Penedo et al. 2024).
+    """Drop documents of lists, menus and repeated lines, by the rules FineWeb adds to Gopher and C4 (Penedo et al. 2024).
 
     score                 meaning                                                                 default
-    ended_lines           lines ending in a stop / lines                                          at least 0.12
+    ended_lines           lines that end in a stop / lines                                        at least 0.12
     short_lines           lines of at most 30 characters / lines                                  at most 0.67
-    duplicate_line_chars  characters of lines that stood before in the text / characters but \\n   at most 0.01
-    newlines              newlines / words, punctuation among them                                at most 0.3
+    duplicate_line_chars  characters of lines that occurred before / characters except newlines   at most 0.01
+    newlines              newlines / words, where punctuation marks count as words                at most 0.3
 
-    Lines are those that are not blank (datatrove) or all of them (paper: the code that made FineWeb). A stop is one of
-    . ? ! " ' (paper, `stops="english"`) or the sentence stop of any script, quotes aside (datatrove 0.10, `stops="unicode"`).
+    Lines are the non-blank ones (datatrove) or all (paper: the code that made FineWeb). A stop is one of . ? ! " ' (paper,
+    `stops="english"`) or the full stop of any script, but no quote (datatrove 0.10, `stops="unicode"`).
 
     >>> batch = Batch.from_rows([{"text": "It rains.\\nHome\\nHome\\n"}])
     >>> for name, value in FineWebQuality().score(batch).items(): print(name, round(float(value[0]), 2))
@@ -353,9 +354,9 @@ class FineWebQuality(WordFilter):
 
 
 class SentenceStats:
-    """How many sentences a column's texts have and how many of them are questionable, see `kernels.sentences`.
+    """Sentences and questionable sentences of each text, see `kernels.sentences`.
 
-    limits: as there, in that order.
+    limits: as described there, in the same order.
     """
 
     needs = WORD_MARKS["unicode"]
@@ -377,21 +378,21 @@ class SentenceStats:
 
 @operator(reads="text", writes=("madlad_sentences", "madlad_questionable"))
 class MadladSentences(Filter):
-    """Drop documents of few sentences, or with many questionable ones (MADLAD-400, Kudugunta et al. 2023, section 2.3).
+    """Drop documents with few sentences or many questionable ones (MADLAD-400, Kudugunta et al. 2023, section 2.3).
 
-    sentences     at least `min_sentences`; they are parted by . ! ? followed by a space, and blank ones do not count
-    questionable  questionable ones / sentences; below `max_share`: a document goes as soon as it is reached
+    sentences     at least `min_sentences`; sentences end with . ! ? and a space, and blank ones do not count
+    questionable  questionable sentences / sentences; must be below `max_share`
 
-    A sentence is questionable for one of the `signals`, all of them unless some are named:
+    A sentence is questionable for any of the `signals`, by default all of them:
 
     list_case     at least `list_case_words` words (UAX #29), more than `list_case_share` of which begin with a capital
     length        fewer than `min_sentence_chars` or more than `max_sentence_chars` characters
     technical     more than `technical_share` of its characters are among 0-9 { } + / ( ) >
-    phrases       one of `phrases` is in it, or of the lines of the file `path`: as written, capitals too; none by default
+    phrases       contains one of `phrases` or a line of the file `path`, compared with case; there are none by default
 
-    These are rules 2 to 5 of the paper. Its rule 1, a sentence in another language than its document, is not here, nor is
-    its list for rule 5, some of which are regular expressions. Ai2's datamap-rs, where the all_dressed recipe is from,
-    counts bytes instead of characters, and has no share for documents that are too short.
+    These are rules 2 to 5 of the paper. Rule 1, a sentence in another language than its document, is not implemented, and
+    the list of rule 5, which includes regular expressions, is not supplied. Ai2's datamap-rs, the source of the all_dressed
+    recipe, counts bytes instead of characters and computes no share for documents that are too short.
 
     >>> batch = Batch.from_rows([{"text": "It rained all day long. Nobody went out! f(1) + g(2)"}])
     >>> {name: round(float(value[0]), 2) for name, value in MadladSentences().score(batch).items()}
@@ -426,7 +427,7 @@ class MadladSentences(Filter):
         }
 
     def _stats(self) -> SentenceStats:
-        """A signal that is not wanted gets limits that no sentence reaches."""
+        """Signals that are off get limits that no sentence reaches."""
         wanted = ("list_case", "length", "technical", "phrases") if self.signals is None else self.signals
         lists, length, technical = "list_case" in wanted, "length" in wanted, "technical" in wanted
         limits = (

@@ -211,7 +211,7 @@ def test_bad_words_come_from_a_file(tmp_path: Path) -> None:
     first = step.identity()
     path.write_text("food\n")
     assert step.identity() != first
-    with pytest.raises(ParameterError, match="not there"):
+    with pytest.raises(ParameterError, match="does not exist"):
         BadWords(path=str(tmp_path / "none")).check()
 
 

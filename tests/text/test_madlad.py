@@ -103,7 +103,7 @@ def test_phrases_come_from_a_file(tmp_path: Path) -> None:
     first = step.identity()
     path.write_text("other\n")
     assert step.identity() != first
-    with pytest.raises(ParameterError, match="not there"):
+    with pytest.raises(ParameterError, match="does not exist"):
         MadladSentences(path=str(tmp_path / "none")).check()
 
 

@@ -283,10 +283,10 @@ class TestMask:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"replacements": {"name": "x"}}, "names `name`"),
-            ({"replacements": {"phone": "a@b.org"}}, "holds a email itself"),
-            ({"replacements": {"phone": "call 212-555-0123"}}, "holds a phone itself"),
-            ({"kinds": []}, "nothing to look for"),
+            ({"replacements": {"name": "x"}}, "unknown kind `name`"),
+            ({"replacements": {"phone": "a@b.org"}}, "would be masked as `email` itself"),
+            ({"replacements": {"phone": "call 212-555-0123"}}, "would be masked as `phone` itself"),
+            ({"kinds": []}, "nothing to mask"),
         ],
     )
     def test_mistakes_are_reported_before_data_moves(self, options, message):

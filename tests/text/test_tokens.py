@@ -38,7 +38,7 @@ def test_an_empty_batch_has_no_tokens() -> None:
 
 
 def test_a_tokenizer_that_is_not_there_is_missed_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="not there"):
+    with pytest.raises(ParameterError, match="does not exist"):
         TokenCount(str(tmp_path / "tokenizer.json")).check()
 
 
