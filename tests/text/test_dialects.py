@@ -170,7 +170,7 @@ def test_duplicate_paragraphs_differ() -> None:
 
 
 def test_top_ngrams_differ() -> None:
-    # "ab c" and "c ddd" twice each: 4 and 5 characters with the space, 3 and 4 without; 13 characters in words, 20 in all
+    # "ab c" and "c ddd" twice each: 4 and 5 characters with the space, 3 and 4 without; 13 characters in words, 19 in the text
     text = "ab c ddd ab c ddd e"
     assert len(text) == 19
     assert across(repetition, text, "top_2_grams") == [

@@ -109,7 +109,7 @@ def test_a_language_the_model_does_not_know_is_a_mistake():
 
 def test_a_missing_model_is_reported_before_data_moves(monkeypatch, tmp_path):
     monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
-    with pytest.raises(TamisError, match="put the file glotlid"):
+    with pytest.raises(TamisError, match="copy glotlid"):
         Pipeline(Rows([{"text": "a"}]), Language(model="glotlid.bin")).check()
 
 
