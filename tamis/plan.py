@@ -1,4 +1,4 @@
-"""Steps to stages: check the columns, read only what is needed, fuse neighbours, cut at each Gather.
+"""Turn steps into stages: check the columns, read only the columns needed, fuse consecutive steps, end a stage at each Gather.
 
 JsonlReader  Language  GopherQuality  FuzzyDedup  WordCount  ParquetWriter
 |-- stage 1 -----------------------------------|                              read ... observe
@@ -32,7 +32,7 @@ from tamis.store import Store
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run: the stages, the partitions they all share, and the reasons for each choice."""
+    """The stages of a run, the partitions they share, and the reason for each choice."""
 
     stages: tuple[Stage, ...]
     layout: Layout
@@ -41,7 +41,7 @@ class Plan:
     store: Store
     identity: list[dict[str, Any]]
     recipe: list[dict[str, Any]] = field(default_factory=list)
-    """The steps with their parameters, secrets left out, as a recipe holds them."""
+    """The steps with their parameters, as in a recipe, without secrets."""
     reasons: dict[str, str] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Shape:
-    """The steps of a pipeline told apart: where rows come from, what is done to them, where they go."""
+    """The steps of a pipeline by role: source, operators, sink."""
 
     source: Source
     operators: tuple[Operator, ...]
@@ -63,7 +63,7 @@ class Shape:
 
 
 def shape_of(steps: Sequence[Operator]) -> Shape:
-    """Check that the kinds of step stand where they can."""
+    """Return the steps by role. Raise if a source or a sink is in the wrong position."""
     if not steps:
         raise ParameterError("a pipeline needs at least a source", hint='Pipeline(JsonlReader("in/"), ...)')
     source = steps[0]
@@ -91,7 +91,7 @@ def check_columns(shape: Shape, layout: Layout) -> None:
     """Raise if a step reads a column that no earlier step provides."""
     here: dict[str, None] = dict.fromkeys(layout.schema.names)
     if not here:
-        return  # no rows, or rows without columns: nothing can be said
+        return  # no rows, or rows without columns: there is nothing to check
     steps = [shape.source, *shape.operators, *([shape.sink] if shape.sink else [])]
     for number, step in enumerate(steps, start=1):
         if isinstance(step, Function):
@@ -121,16 +121,16 @@ def _missing_column(name: str, number: int, total: int, step: Operator, here: li
 
 
 def lines_pass_through(shape: Shape) -> bool:
-    """Whether rows can be written as the lines they were read from: nothing changes them, and both ends speak lines.
+    """Return whether lines can be written exactly as they were read: source and sink are JSON lines, and no step changes rows.
 
-    Then only what the steps look at is parsed, and what is written is byte for byte what was read.
+    Only the columns that steps read are then parsed.
     """
     passive = all(isinstance(op, (Filter, Gather)) and not op.writes() for op in shape.operators)
     return passive and shape.source.gives_lines() and shape.sink is not None and shape.sink.takes_lines()
 
 
 def sink_schema(shape: Shape, schema: pa.Schema) -> pa.Schema:
-    """The columns of the source that are still there at the sink."""
+    """Return the columns of the source that reach the sink."""
     for step in shape.operators:
         gone = set(step.removes(schema.names))
         schema = pa.schema([column for column in schema if column.name not in gone], metadata=schema.metadata)
@@ -138,7 +138,7 @@ def sink_schema(shape: Shape, schema: pa.Schema) -> pa.Schema:
 
 
 def columns_to_read(shape: Shape, *, everything: bool, nothing: bool = False) -> tuple[str, ...] | None:
-    """The columns the source must provide, worked out backwards from the sink; None for all of them."""
+    """Return the columns that the source must read, derived backwards from the sink; None for all columns."""
     needed: set[str] | None = set() if nothing else None
     if not everything and not nothing:
         fields = getattr(shape.sink, "fields", None) if shape.sink else ()
@@ -166,9 +166,9 @@ def make_plan(
     profile: bool = False,
     scores: bool = False,
 ) -> Plan:
-    """Look at the input and turn the steps into stages. Reads file listings, footers and samples, no more.
+    """Turn the steps into stages. Reads only file listings, footers and samples of the input.
 
-    `blocksize` is that of the run to be resumed, if any: other partitions would be other work.
+    `blocksize` is that of the run to resume, if any: with other partitions, its commits could not be reused.
     """
     shape = shape_of(steps)
     for number, step in enumerate(steps, start=1):
@@ -214,7 +214,7 @@ def make_plan(
 
 
 def _identity(step: Operator) -> dict[str, Any]:
-    """What decides the rows of a step. Where that cannot be compared between runs, it is different in each."""
+    """Return what determines the result of a step; unique to this run if it cannot be compared between runs."""
     found = step.identity()
     return found | ({"run": uuid.uuid4().hex} if "opaque" in found else {})
 
@@ -236,7 +236,7 @@ def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any
 
 
 def check_resources(step: Operator) -> None:
-    """Raise if a step asks for what no worker on this machine can have; memory is the budget's business."""
+    """Raise if a step needs more cores or GPUs than this machine has. The budget checks memory."""
     if step.resources.cpus > usable_cpus():
         raise ParameterError(f"it needs {step.resources.cpus:g} cores, and there are {usable_cpus()}")
     if step.resources.gpus > 0:
@@ -269,7 +269,7 @@ def _cut(
         operators = rest if cut is None else rest[:cut]
         end = shape.sink if cut is None else rest[cut]
         assert end is None or isinstance(end, (Sink, Gather))
-        # Rows that nothing was done to are read from the source again instead of being copied to disk.
+        # Rows that no step has changed are read from the source again instead of being copied to disk.
         untouched = isinstance(source, type(shape.source)) and not operators and index == 0
         parts = [fingerprint, [known[id(op)] for op in operators], known[id(end)] if end else None]
         fingerprint = digest(parts)
@@ -294,7 +294,7 @@ def _cut(
                 on_error=on_error,
                 keep_lines=keep_lines,
                 profile=profile,
-                # Rows a stage reads from disk have no file whose identity could name their scores.
+                # Rows that a stage reads from disk have no input file whose identity could key their scores.
                 scores=_measuring(shape.source, operators, known) if scores and index == 0 else None,
             )
         )
@@ -308,7 +308,7 @@ def _cut(
 
 
 def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The identity of what filters at the head of a stage measure; None if there are none."""
+    """Return the identity of the measurements of the filters at the start of a stage; None if there are none."""
     head = operators[: measured_operators(operators)]
     runs = [known[id(step)].get("run") for step in (source, *head)]
     return digest([measuring_identity(source, head), *filter(None, runs)]) if head else None
@@ -321,25 +321,25 @@ def _written(step: Operator) -> dict[str, Any]:
 
 def _columns_reason(columns: tuple[str, ...] | None, keep_lines: bool) -> str:
     if columns is None:
-        return "all columns are read: the output holds them all"
+        return "all columns are read: the output contains them all"
     if keep_lines:
         return f"only {', '.join(columns) or 'nothing'} is parsed: lines are written as they were read"
-    return f"only {', '.join(columns) or 'the number of rows'}: nothing else is asked for"
+    return f"only {', '.join(columns) or 'the number of rows'}: no step needs other columns"
 
 
 def _spill_reason(stages: Sequence[Stage]) -> str:
     if any(stage.spills_rows for stage in stages):
-        return "rows, and what was observed of them, wait on disk and are taken up in parts that fit a worker"
-    return "what was observed of rows waits on disk and is taken up in parts that fit a worker; the rows are read again"
+        return "rows and observations are stored on disk and processed in parts that fit a worker"
+    return "observations are stored on disk and processed in parts that fit a worker; the rows are read again"
 
 
 def order_hints(operators: Sequence[Operator]) -> list[str]:
-    """Where a cheap filter stands behind a dear step that it does not depend on."""
+    """Return hints for cheap filters that follow an expensive step they do not depend on."""
     hints = []
-    for dear, cheap in itertools.pairwise(operators):
-        free = isinstance(cheap, Filter) and not set(dear.writes()) & set(cheap.real_names().values())
-        if free and not isinstance(dear, (Function, Gather)) and dear.cost >= 10 * cheap.cost:
-            hints.append(f"`{cheap.name}` is cheap: before `{dear.name}` it would spare that step the rows it drops")
+    for costly, cheap in itertools.pairwise(operators):
+        free = isinstance(cheap, Filter) and not set(costly.writes()) & set(cheap.real_names().values())
+        if free and not isinstance(costly, (Function, Gather)) and costly.cost >= 10 * cheap.cost:
+            hints.append(f"move `{cheap.name}`, which is cheap, before `{costly.name}`, to process fewer rows there")
     return hints
 
 
@@ -347,7 +347,7 @@ def order_hints(operators: Sequence[Operator]) -> list[str]:
 
 
 class Explanation:
-    """A plan in words and as data: stages, partitions, memory, and what will be read."""
+    """A plan as text and as data: stages, partitions, memory, and columns to read."""
 
     def __init__(self, plan: Plan, learned: Learned | None = None) -> None:
         self._plan = plan
@@ -417,7 +417,7 @@ def _parameters(op: Operator) -> str:
 
 def _shorten(names: Sequence[str], most: int = 12) -> str:
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in total)"
 
 
 __all__ = ["Explanation", "Plan", "make_plan", "shape_of"]

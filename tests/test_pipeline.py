@@ -458,7 +458,7 @@ class TestShape:
 
     def test_a_cheap_filter_after_an_expensive_one_gets_a_hint(self):
         @operator(reads="text", writes="expensive")
-        class DearForTests(Filter):
+        class ExpensiveForTests(Filter):
             """Slow."""
 
             cost = 100.0
@@ -469,8 +469,8 @@ class TestShape:
             def rules(self):
                 return [at_least("expensive", 0)]
 
-        hints = Pipeline(Rows(numbered(3)), DearForTests(), WordCount()).explain().as_dict()["hints"]
-        assert hints == ["`word_count` is cheap: before `dear_for_tests` it would spare that step the rows it drops"]
+        hints = Pipeline(Rows(numbered(3)), ExpensiveForTests(), WordCount()).explain().as_dict()["hints"]
+        assert hints == ["move `word_count`, which is cheap, before `expensive_for_tests`, to process fewer rows there"]
 
     @pytest.mark.parametrize(
         ("needs", "message"),

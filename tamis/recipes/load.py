@@ -11,8 +11,8 @@
       - word_count: {min_words: 3}
       - parquet_writer: {path: out/}
 
-Steps go by the names `tamis ops` lists. Relative paths start at the current directory. A recipe may leave out the
-reader and the writer; `--input` and `--output` then bring them.
+Steps have the names that `tamis ops` lists. Relative paths start at the current directory. A recipe may omit the reader and
+the writer; `--input` and `--output` then add them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a recipe wants to be run, where the caller does not say otherwise."""
+    """Run settings of a recipe, which the caller can override."""
 
     memory: int | str | None = None
     workers: int | str | None = None
@@ -63,7 +63,7 @@ class Settings:
     max_failed: float | str | None = None
     """How many rows or files may fail before the run ends."""
     alerts: Mapping[str, Any] | None = None
-    """When to raise the alert about memory, and whom to tell."""
+    """When to raise alerts about memory, and who receives them."""
 
     def __post_init__(self) -> None:
         if self.memory is not None:

@@ -1,11 +1,11 @@
-"""Rows as lines of JSON.
+"""Encode rows as lines of JSON.
 
-Text goes from the Arrow buffer through a kernel to its place in the line; every other column first becomes a column of
-JSON fragments. What JSON has no word for is written so:
+A kernel copies text from the Arrow buffer into the lines; all other columns are first converted to JSON fragments. Values
+that JSON cannot represent are written as follows:
 
     NaN, infinity      null                      binary       base64 text
     timestamps         ISO 8601 text, in UTC     decimals     text, every digit kept
-    durations          the count in their unit   maps         objects if the keys are text, else [[key, value], ...]
+    durations          a number in their unit    maps         objects if the keys are text, else [[key, value], ...]
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tamis.sinks.schemas import list_parts, struct_array, with_nulls_of
 
 
 def encode_rows(table: pa.Table) -> pa.Buffer:
-    """One JSON object per row and line, keys in the order of the columns.
+    """Encode each row as a JSON object on one line, keys in the order of the columns.
 
     >>> encode_rows(pa.table({"text": ["a", None], "words": [1, 2]})).to_pybytes()
     b'{"text":"a","words":1}\\n{"text":null,"words":2}\\n'
     """
-    from tamis.kernels.json import measure, write  # numba takes a while to import: not before there is work for it
+    from tamis.kernels.json import measure, write  # imported late, because importing numba is slow
 
     rows = table.num_rows
     if not table.num_columns:
@@ -56,7 +56,7 @@ def encode_rows(table: pa.Table) -> pa.Buffer:
 
 
 def json_text(array: pa.Array, where: str) -> pa.Array:
-    """Each value as JSON text, nulls staying nulls: for formats that cannot hold nested values."""
+    """Convert each value to JSON text and keep nulls, for formats without nested values."""
     array = json_values(array, where)
     values = array.to_pylist()
     if _has_map(array.type):
@@ -65,7 +65,7 @@ def json_text(array: pa.Array, where: str) -> pa.Array:
 
 
 def json_values(array: pa.Array, where: str) -> pa.Array:
-    """The array with everything JSON has no word for replaced by text, at any depth."""
+    """Replace all values that JSON cannot represent by text, at any depth."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return json_values(array.storage, where)
@@ -117,13 +117,13 @@ def _json_leaf(array: pa.Array, where: str) -> pa.Array:
     if types.is_duration(kind):
         return array.cast(pa.int64())
     raise SinkError(
-        f"column `{where}` is {kind}, which has no form in JSON",
+        f"column `{where}` is {kind}, which JSON cannot represent",
         hint="convert the column in a step before the sink, or leave it out with fields=[...]",
     )
 
 
 def _fragments(array: pa.Array, name: str) -> tuple[pa.Array, bool]:
-    """The values as text, and whether that text is JSON already."""
+    """Return the values as text, and whether the text is already JSON."""
     values = json_values(array, name)
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -132,7 +132,7 @@ def _fragments(array: pa.Array, name: str) -> tuple[pa.Array, bool]:
         return values.cast(pa.string()), True
     if pa.types.is_floating(kind):
         finite = pc.if_else(pc.is_finite(values), values, None)
-        # Python's repr is the shortest text that reads back as the same number, and keeps 1.0 apart from 1.
+        # repr() gives the shortest text that parses to the same number, and distinguishes 1.0 from 1.
         return pa.array([None if x is None else repr(x) for x in finite.to_pylist()], type=pa.string()), True
     return json_text(values, name), True
 
@@ -145,7 +145,7 @@ def _dumps(value: Any) -> str:
 
 
 def _objects(value: Any, kind: pa.DataType) -> Any:
-    """Maps, which Arrow gives as lists of pairs, as objects where their keys are text."""
+    """Convert maps, which Arrow returns as lists of pairs, to objects if their keys are text."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -169,14 +169,14 @@ def _without_nan(value: Any) -> Any:
 
 
 def _buffers(text: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Data, words, offsets and validity of a string array as the kernels take them: one set of types, compiled once."""
+    """Return the data, words, offsets and validity of a string array, always with the same types, so kernels compile once."""
     width = np.int64 if pa.types.is_large_string(text.type) else np.int32
     _, offsets, content = text.buffers()
     starts = np.zeros(len(text) + 1, dtype=np.int64)
     if offsets is not None and len(text):
         starts[:] = np.frombuffer(offsets, dtype=width)[text.offset : text.offset + len(text) + 1]
     data = np.frombuffer(content if content is not None else b"", dtype=np.uint8)
-    if data.ctypes.data % 8:  # a buffer that someone cut out of a larger one
+    if data.ctypes.data % 8:  # a slice of a larger buffer
         data = data[starts[0] : starts[-1]].copy()
         starts -= starts[0]
     data.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Files that have a schema: how they are written a group of rows at a time, and read back to be rewritten."""
+"""Formats whose files have a schema: write them a group of rows at a time, and read them back to rewrite them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TypedFile(Protocol):
 
 
 class TypedFormat(Protocol):
-    """How a kind of typed file is written, and read back to be rewritten."""
+    """A format of typed files."""
 
     def create(self, path: Path, schema: pa.Schema) -> TypedFile: ...
 
@@ -53,7 +53,7 @@ class ParquetFormat:
 class _ParquetFile:
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         self._path, self._schema = path, storable(schema)
-        # zstd 3 writes 8 % fewer bytes than zstd 1, at 150 MB/s instead of 250: what is kept is read more than once.
+        # zstd 3 writes 8 % fewer bytes than zstd 1, at 150 MB/s instead of 250. Outputs are read more than once.
         level = 3 if compression == "zstd" else None
         self._file = path.open("wb")
         try:
@@ -80,7 +80,7 @@ class _ParquetFile:
 
 
 def _cannot_hold(schema: pa.Schema, error: Exception) -> SinkError:
-    """Which column it is that Parquet refuses: it does not say so itself."""
+    """Find the column that Parquet rejects; the original error does not name it."""
     guilty = []
     for field in schema:
         try:
@@ -95,7 +95,7 @@ def _cannot_hold(schema: pa.Schema, error: Exception) -> SinkError:
 
 @dataclass(frozen=True)
 class ArrowFormat:
-    """The Arrow IPC file format, which is Feather version 2: read by mapping it into memory."""
+    """The Arrow IPC file format (Feather version 2), which can be memory-mapped."""
 
     compression: str | None
 
@@ -143,10 +143,10 @@ def rewrite(form: TypedFormat, path: Path, schema: pa.Schema, target: Path) -> S
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """The schema as Parquet can hold it.
+    """Return the schema with types that Parquet supports.
 
-    A struct without fields is not among its types, and is written as text. Lists of a fixed size are written as lists:
-    Parquet makes no difference, but most versions of Arrow fail to read a null back if they are told of one.
+    A struct without fields is written as text. Fixed-size lists are written as lists: Parquet does not distinguish them, and
+    most versions of Arrow cannot read nulls back if the schema declares a fixed size.
     """
     return pa.schema([(field.name, _storable(field.type)) for field in schema])
 

@@ -1,8 +1,8 @@
-"""One schema for tables that disagree: what types they share, and the tables rewritten to it.
+"""Find a common schema for tables with different schemas, and convert tables to it.
 
 merge_schemas    null + T -> T, int + double -> double, structs field by field, lists by their values
-conform          a table with exactly the columns and types of a schema, missing ones as nulls
-plain            a schema in the few types that every reader of files knows
+conform          a table with exactly the columns and types of a schema; missing columns are null
+plain            a schema with only the types that every file reader supports
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tamis.errors import SinkError
 
 
 def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """The narrowest schema that all of `schemas` fit into, columns in order of first appearance.
+    """Return the narrowest schema that can represent all of `schemas`, columns in order of first appearance.
 
     >>> merge_schemas([pa.schema({"a": pa.int64()}), pa.schema({"a": pa.float64(), "b": pa.null()})])
     a: double
@@ -33,7 +33,7 @@ def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def merge_types(one: pa.DataType, other: pa.DataType, where: str) -> pa.DataType:
-    """The type both fit into; `where` names the column, and the field in it, for the error."""
+    """Return a type that can represent both; `where` names the column or field in errors."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -64,10 +64,10 @@ def merge_types(one: pa.DataType, other: pa.DataType, where: str) -> pa.DataType
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """The schema with dictionaries, views, run lengths, large and extension types replaced by their plain kin.
+    """Replace dictionary, view, run-length, large and extension types by the corresponding plain types.
 
-    Files are written in pieces far below 2 GB, so the large types say nothing that the plain ones do not; and two
-    shards that hold the same rows should not differ because of how their rows were once held in memory.
+    Files are written in pieces far below 2 GB, so large types are not needed, and shards with the same rows should not differ
+    because of the in-memory representation of the rows.
     """
     return pa.schema([(field.name, plain_type(field.type)) for field in schema])
 
@@ -95,7 +95,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with exactly the columns of `schema`: converted without loss, missing ones as nulls."""
+    """Convert a table to exactly the columns of `schema`, without loss; missing columns are null."""
     columns = []
     for field in schema:
         index = table.schema.get_field_index(field.name)
@@ -109,7 +109,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def conform_array(array: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    """The values of `array` as `kind`, nested ones level by level: Arrow's own cast cannot add fields to a struct."""
+    """Cast `array` to `kind`, nested types level by level: Arrow's own cast cannot add fields to a struct."""
     have = array.type
     if have == kind:
         return array
@@ -146,7 +146,7 @@ def conform_array(array: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
 
 
 def struct_array(parts: Sequence[pa.Array], fields: list[pa.Field], nulls: pa.Array) -> pa.Array:
-    """A struct of `parts`, null where `nulls` is."""
+    """Return a struct of `parts` that is null where `nulls` is."""
     if not fields:
         bits = None if not nulls.null_count else pa.array(nulls.is_valid()).buffers()[1]
         return pa.Array.from_buffers(pa.struct([]), len(nulls), [bits])
@@ -154,7 +154,7 @@ def struct_array(parts: Sequence[pa.Array], fields: list[pa.Field], nulls: pa.Ar
 
 
 def list_parts(array: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Offsets from zero and values of a list or map array, whatever its slice; null rows hold nothing."""
+    """Return the offsets, from zero, and the values of a list or map array, even if it is a slice; null rows are empty."""
     lengths = pc.fill_null(pc.list_value_length(_as_list(array)), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -163,19 +163,19 @@ def list_parts(array: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def with_nulls_of(array: pa.Array, made: pa.Array) -> pa.Array:
-    """`made`, null where `array` is."""
+    """Return `made`, with nulls where `array` is null."""
     if not array.null_count:
         return made
     return pc.if_else(array.is_valid(), made, pa.scalar(None, made.type))
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """A schema as text, for the ledger."""
+    """Serialize a schema for the ledger."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """The schema that `encode_schema` wrote."""
+    """Parse the text of `encode_schema`."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
@@ -204,7 +204,7 @@ def _conform_list(array: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """A map array as the list of structs that it is."""
+    """View a map array as a list of structs."""
     if not pa.types.is_map(array.type):
         return array
     entry = pa.struct([array.type.key_field, array.type.item_field])

@@ -1,4 +1,4 @@
-"""Files that are written compressed: the same bytes in give the same bytes out, and what was closed is on disk."""
+"""Compressed output files. The same input bytes always give the same file, and a closed file is synced to disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPRESSIONS = ("gz", "zst", "bz2", "xz", "lz4")
 
 
 class ByteStream:
-    """A file under way. `size` is what has reached the disk so far, the compressor's own buffer not counted."""
+    """A file being written. `size` is the number of bytes written so far, without the buffer of the compressor."""
 
     def __init__(self, path: Path, compression: str | None) -> None:
         self.path = path
@@ -31,12 +31,12 @@ class ByteStream:
         self._stream.write(data)
 
     def flush(self) -> None:
-        """Let the compressor give out what it holds, where it can (bz2 and xz cannot)."""
+        """Flush the compressor, if it supports that (bz2 and xz do not)."""
         if not isinstance(self._stream, (bz2.BZ2File, lzma.LZMAFile)):
             self._stream.flush()
 
     def close(self) -> int:
-        """Flush, sync, and tell the size of the file."""
+        """Flush and sync the file, and return its size."""
         try:
             self._stream.close()
         finally:
@@ -44,7 +44,7 @@ class ByteStream:
         return synced(self.path)
 
     def abort(self) -> None:
-        """Delete the file; that it could not be finished (a full disk, perhaps) is why it goes."""
+        """Delete the file, ignoring errors while closing it: a full disk may be why it is deleted."""
         with contextlib.suppress(OSError):
             self._stream.close()
         with contextlib.suppress(OSError):
@@ -54,21 +54,21 @@ class ByteStream:
 
 def _compressor(file: IO[bytes], compression: str | None) -> Any:
     if compression == "gz":
-        # No name and no time in the header: the bytes depend on the rows alone. Level 4 writes twice as fast as level 6
-        # and 4 % more bytes.
+        # Without a name and a timestamp in the header, the file depends only on the rows. Level 4 is twice as fast as
+        # level 6 and writes 4 % more bytes.
         return gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=4, mtime=0)
     if compression == "bz2":
         return bz2.BZ2File(file, mode="wb")
     if compression == "xz":
         return lzma.LZMAFile(file, mode="wb")
     if compression in ("zst", "lz4"):
-        # One frame for the whole file: pandas and fsspec stop reading behind the first.
+        # One frame for the whole file: pandas and fsspec stop reading after the first.
         return pa.CompressedOutputStream(file, "zstd" if compression == "zst" else "lz4")
     return file
 
 
 def synced(path: Path) -> int:
-    """Force a closed file to disk and tell its size."""
+    """Sync a closed file to disk and return its size."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

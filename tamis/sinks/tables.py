@@ -1,9 +1,9 @@
 """Sinks that write tables: JSON lines, Parquet, CSV and Arrow.
 
-ParquetWriter("clean/")                                  one file for each partition
+ParquetWriter("clean/")                                  one file per partition
 JsonlWriter("clean/", compression="zst")                 compressed lines
 JsonlWriter("clean/", fields=["text", "url"])            these columns, in this order
-ParquetWriter("clean/", columns={"text": "content"})     under the name the data had before
+ParquetWriter("clean/", columns={"text": "content"})     with the original name of the column
 ParquetWriter("clean/", target_shard_size="256MB")       files of about this size
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TableSink(Sink):
-    """What the sinks of this module have in common. Subclass one of them, not this."""
+    """Shared by the sinks of this module. Subclass one of them, not this class."""
 
     compressions: ClassVar[tuple[str, ...]] = COMPRESSIONS
 
@@ -58,7 +58,7 @@ class TableSink(Sink):
 
     @property
     def file_suffix(self) -> str:
-        """What the names of the files end with, compression included."""
+        """The suffix of file names, including the compression."""
         return f"{self.suffix}.{self.compression}" if self.compression else self.suffix
 
     def reads(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class TableSink(Sink):
             raise ParameterError(f"`path` of `{self.name}` is empty", hint="name the folder to write to")
         if self.compression is not None and self.compression not in self.compressions:
             raise ParameterError(
-                f"`{self.name}` knows no compression {self.compression!r}",
+                f"`{self.name}` does not support the compression {self.compression!r}",
                 hint=did_you_mean(self.compression, self.compressions)
                 or f"one of {', '.join(self.compressions)}, or none",
             )
@@ -90,7 +90,7 @@ class TableSink(Sink):
 
 
 class TypedSink(TableSink):
-    """A sink whose files have a schema, which can be widened afterwards so that all files agree."""
+    """A sink whose files have a schema, which can be widened afterwards so that it is the same in all files."""
 
     @property
     def _format(self) -> TypedFormat:
@@ -118,8 +118,8 @@ class TypedSink(TableSink):
 class JsonlWriter(TableSink):
     """Write JSON lines: UTF-8, one object per row, keys in the order of the columns.
 
-    Text that is not ASCII is written as it is. Nulls are written as null, and so are NaN and infinity; binary is
-    written as base64, timestamps as ISO 8601, decimals as text. `compression` is gz, zst, bz2, xz or lz4.
+    Text outside ASCII is not escaped. Nulls, NaN and infinity are written as null, binary values as base64, timestamps as
+    ISO 8601, decimals as text. `compression` is gz, zst, bz2, xz or lz4.
 
     >>> JsonlWriter("clean/", fields=["text", "url"], compression="zst").file_suffix
     '.jsonl.zst'
@@ -139,8 +139,8 @@ class JsonlWriter(TableSink):
 class CsvWriter(TableSink):
     """Write comma-separated values with a header in each file.
 
-    A null is an empty field, an empty text is `""`. Nested values are written as JSON text, binary as base64. Every
-    column must be known when a file is begun. `compression` is gz, zst, bz2, xz or lz4.
+    A null is an empty field, an empty text is `""`. Nested values are written as JSON text, binary values as base64. All
+    columns must be known before the first row of a file. `compression` is gz, zst, bz2, xz or lz4.
 
     >>> CsvWriter("clean/").file_suffix
     '.csv'
@@ -154,10 +154,10 @@ class CsvWriter(TableSink):
 
 @operator()
 class ParquetWriter(TypedSink):
-    """Write Parquet, in row groups of about 32 MB before compression, with statistics.
+    """Write Parquet in row groups of about 32 MB before compression, with statistics.
 
-    Rows that disagree about the type of a column get the type that holds all of them. A column without any value keeps
-    the type null. A struct without fields, which Parquet cannot hold, is written as the text `{}`.
+    If rows have different types in a column, the column gets a type that can represent all of them. A column without any
+    value keeps the type null. A struct without fields, which Parquet does not support, is written as the text `{}`.
     `compression` is zstd, snappy, gzip, brotli, lz4 or none.
 
     >>> ParquetWriter("clean/", target_shard_size="256MB").file_suffix
@@ -180,9 +180,9 @@ class ParquetWriter(TypedSink):
 
 @operator()
 class ArrowWriter(TypedSink):
-    """Write the Arrow file format (Feather version 2), which is read by mapping it into memory.
+    """Write the Arrow file format (Feather version 2), which can be memory-mapped.
 
-    `compression` is lz4, zstd or none; compressed files are read, not mapped.
+    `compression` is lz4, zstd or none. Compressed files cannot be mapped.
 
     >>> ArrowWriter("clean/").file_suffix
     '.arrow'

@@ -1,10 +1,10 @@
-"""From tables to files: the writers that the sinks open, one for each partition.
+"""Write tables to files: the writers that sinks open, one per partition.
 
-    write(table) -> selected, renamed -> JSONL, CSV   encoded at once
-                                      -> Parquet, Arrow   held until a row group is full, in the widest schema so far
+    write(table) -> selected, renamed -> JSONL, CSV       encoded immediately
+                                      -> Parquet, Arrow   buffered until a row group is full, in the widest schema so far
 
-A file is begun with the first row, so a partition without rows leaves none. With a target size files are numbered, and
-one that has reached it is closed before the next row is written.
+A file is created with its first row, so a partition without rows has no file. With a target size, files are numbered, and a
+file that has reached it is closed before the next row is written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_typ
 from tamis.sinks.streams import ByteStream
 
 GROUP_BYTES = 32 * 2**20
-"""Uncompressed bytes of a row group: large enough to compress and scan well, small enough to hold one per worker."""
+"""Uncompressed bytes of a row group: large enough to compress and scan well, small enough to buffer one per worker."""
 CHUNK_BYTES = 4 * 2**20
-"""Bytes turned into text at a time."""
+"""Bytes that are encoded as text at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,25 @@ class Selection:
     columns: Mapping[str, str]
 
     def names(self, there: Sequence[str]) -> dict[str, str]:
-        """Canonical name -> name in the file, in the order of the file, for the columns `there`."""
+        """Map the canonical names of the columns `there` to their names in the file, in the order of the file."""
         for name in (*(self.fields or ()), *self.columns):
             if name not in there:
                 near = did_you_mean(name, there)
                 raise ColumnError(
-                    f"the sink is to write column `{name}`, which no step provides\n\ncolumns here: {', '.join(there)}",
-                    hint=near or "name columns that are there in fields=[...] and columns={...}",
+                    f"the sink should write column `{name}`, which no step provides\n\ncolumns here: {', '.join(there)}",
+                    hint=near or "name existing columns in fields=[...] and columns={...}",
                 )
         result = {name: self.columns.get(name, name) for name in (self.fields if self.fields is not None else there)}
         written = list(result.values())
         for name in written:
             if written.count(name) > 1:
                 raise SinkError(
-                    f"two columns would be written as `{name}`", hint="give each a name of its own in columns={...}"
+                    f"two columns would be written as `{name}`", hint="give them different names in columns={...}"
                 )
         return result
 
     def table(self, table: pa.Table, expected: pa.Schema) -> pa.Table:
-        """The selected columns; one that the plan expects and this table lacks is null."""
+        """Select the columns; those that the plan expects and this table lacks are null."""
         lacking = [field for field in expected if field.name not in table.column_names]
         there = [*table.column_names, *(field.name for field in lacking)]
         if len(set(table.column_names)) < len(table.column_names):
@@ -75,19 +75,19 @@ class Selection:
         return pa.table(arrays, names=list(names.values()))
 
     def schema(self, expected: pa.Schema) -> pa.Schema:
-        """What the plan expects, as it would be written; columns that it cannot know are left out."""
+        """Return the schema that the plan expects in the file, without columns that it cannot know."""
         fields = self.fields if self.fields is not None else expected.names
         return pa.schema([(self.columns.get(n, n), expected.field(n).type) for n in fields if n in expected.names])
 
 
 class Writer:
-    """What all writers share: the files, their names, when one is full."""
+    """Shared by all writers: files, their names, and when to start a new one."""
 
     def __init__(
         self, folder: Path, stem: str, suffix: str, selection: Selection, schema: pa.Schema, target: int | None
     ) -> None:
         if not stem or "/" in stem or "\\" in stem or stem in (".", "..") or "\0" in stem:
-            raise SinkError(f"{stem!r} cannot begin the name of a file")
+            raise SinkError(f"file names cannot start with {stem!r}")
         self._folder, self._stem, self._suffix = folder, stem, suffix
         self._selection, self._expected, self._target = selection, schema, target
         self._shards: list[Shard] = []
@@ -95,17 +95,17 @@ class Writer:
         self._rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Add rows behind those written before."""
+        """Append rows."""
         if table.num_rows:
             self._write(self._selection.table(table, self._expected))
 
     def close(self) -> list[Shard]:
-        """Finish the last file, force all to disk, and tell what was written."""
+        """Finish the last file, sync all files, and return them."""
         self._finish()
         return self._shards
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Delete all files."""
         self._discard()
         for path in self._paths:
             path.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class Writer:
 
 
 def joined(lines: pa.ChunkedArray) -> pa.Buffer:
-    """The bytes of all values, one after the other."""
+    """Return the bytes of all values, concatenated."""
     parts = []
     for chunk in lines.chunks:
         _, offsets, data = chunk.buffers()
@@ -157,7 +157,7 @@ class JsonlShards(Writer):
         self._stream: ByteStream | None = None
 
     def _write(self, table: pa.Table) -> None:
-        # Small steps towards a target, so that a file does not overshoot it by much.
+        # Write in small steps, so that a file does not exceed its target size by much.
         step = CHUNK_BYTES if self._target is None else max(1, min(CHUNK_BYTES, self._target // 4))
         for part in slices(table, step):
             if self._stream is None:
@@ -171,7 +171,7 @@ class JsonlShards(Writer):
                     self._finish()
 
     def _begin(self, table: pa.Table) -> None:
-        """What stands before the first row of a file."""
+        """Write the start of a file, before its first row."""
 
     def _encode(self, table: pa.Table) -> pa.Buffer:
         if LINE in table.column_names:
@@ -191,7 +191,7 @@ class JsonlShards(Writer):
 
 
 class CsvShards(JsonlShards):
-    """Comma-separated values under a header; nested values as JSON text."""
+    """Comma-separated values with a header; nested values are JSON text."""
 
     _header: list[str] | None = None
 
@@ -202,7 +202,7 @@ class CsvShards(JsonlShards):
         new = [name for name in table.column_names if name not in self._header]
         if new:
             raise SinkError(
-                f"column `{new[0]}` appears after the header was written, which CSV cannot hold",
+                f"column `{new[0]}` first appears after the CSV header was written",
                 hint="name the columns in advance with fields=[...], or write JSONL or Parquet",
             )
         there = set(table.column_names)
@@ -236,7 +236,7 @@ def _csv(table: pa.Table, *, header: bool) -> pa.Buffer:
 
 
 class TypedShards(Writer):
-    """Files with one schema each. A table that does not fit widens the schema, and what is written is rewritten."""
+    """Files with one schema each. A table that does not fit widens the schema, and rows already written are rewritten."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class TypedShards(Writer):
 
     def _widen(self, schema: pa.Schema) -> None:
         if not len(schema):
-            raise SinkError("the rows have no columns, and only JSONL can hold such rows")
+            raise SinkError("the rows have no columns, which only JSONL supports")
         if self._schema is None:
             self._schema = _expect(plain(self._selection.schema(self._expected)), schema)
             return
@@ -294,7 +294,7 @@ class TypedShards(Writer):
         self._paths.remove(narrow)
 
     def _group_bytes(self) -> int:
-        """How much to hold before writing: a row group, or what is expected to fill the file up to its target."""
+        """Bytes to buffer before writing: a row group, or the estimated remainder up to the target size of the file."""
         if self._target is None:
             return GROUP_BYTES
         done = self._file.size if self._file is not None else 0
@@ -325,13 +325,13 @@ class TypedShards(Writer):
     def _discard(self) -> None:
         self._pending = []
         if self._file is not None:
-            with contextlib.suppress(OSError, pa.ArrowException):  # that it cannot be finished is why it goes
+            with contextlib.suppress(OSError, pa.ArrowException):  # failing to finish it may be why it is deleted
                 self._file.close()
             self._file = None
 
 
 def _expect(expected: pa.Schema, first: pa.Schema) -> pa.Schema:
-    """The schema to begin with: what the plan expects, except where the first rows show that it was wrong."""
+    """Return the initial schema: the one that the plan expects, corrected by the first rows."""
     types = {field.name: field.type for field in expected}
     for field in first:
         try:
@@ -343,7 +343,7 @@ def _expect(expected: pa.Schema, first: pa.Schema) -> pa.Schema:
 
 
 def slices(table: pa.Table, num_bytes: int) -> Iterator[pa.Table]:
-    """The table in pieces of about so many bytes, each of at least one row."""
+    """Split a table into pieces of about `num_bytes`, each with at least one row."""
     rows = max(1, int(table.num_rows * num_bytes / max(1, bytes_of(table))))
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows)

@@ -108,7 +108,7 @@ def test_two_columns_cannot_share_a_name(kind, tmp_path):
 @pytest.mark.parametrize("kind", SINKS)
 @pytest.mark.parametrize("stem", ["../up", "a/b", "a\\b", "..", ""])
 def test_a_name_cannot_climb_out_of_the_folder(kind, stem, tmp_path):
-    with pytest.raises(SinkError, match="cannot begin the name of a file"):
+    with pytest.raises(SinkError, match="file names cannot start with"):
         kind(tmp_path).open(tmp_path, stem, TABLE.schema)
 
 
@@ -310,7 +310,7 @@ def test_csv_tells_nulls_from_empty_text_and_writes_nested_values_as_json(tmp_pa
 def test_csv_refuses_a_column_that_comes_after_the_header(tmp_path):
     writer = CsvWriter(tmp_path).open(tmp_path, "part", TABLE.schema)
     writer.write(TABLE)
-    with pytest.raises(SinkError, match="column `late` appears after the header"):
+    with pytest.raises(SinkError, match="column `late` first appears after the CSV header"):
         writer.write(pa.table({"late": [1]}))
     writer.abort()
 
