@@ -426,6 +426,10 @@ class Reading:
     """Frames of compressed files, by place, that an earlier attempt found to be damaged: their rows are failed."""
     on_damage: Callable[[str], None] | None = None
     """Called with the place of each damaged frame that is not in `damaged`; what was read is then read again."""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """Pieces of the partition, by number, that crash their reader, and how: they are failed and not read."""
+    on_piece: Callable[[int], None] = lambda number: None
+    """Called with the number of each piece before it is read."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -305,7 +305,7 @@ class Run:
         size = sum(partition.size for _, partition in left)
         done = len(self.partitions) - len(left)
         self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
-        gone = self._gone_before(stage)
+        before = {commit.partition: commit for commit in self._commits(stage.index - 1)} if stage.reads_again else {}
         self.governor.begin(stage.name)
 
         def commit(task: Task, outcome: Outcome) -> None:
@@ -320,14 +320,19 @@ class Run:
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
             self._check_failures()
 
-        tasks = [Task(partition, gone=gone.get(partition.index, frozenset())) for _, partition in left]
+        tasks = [self._task(stage, partition, before) for _, partition in left]
         if tasks:
             executor.run_stage(stage, tasks, commit)
 
-    def _gone_before(self, stage: Stage) -> dict[int, frozenset[str]]:
+    def _task(self, stage: Stage, partition: Partition, before: Mapping[int, Commit]) -> Task:
+        """The task for a partition. A stage that reads the source again must read the rows that the stage before read."""
         if not stage.reads_again:
-            return {}
-        return {c.partition: frozenset(c.extra["gone"]) for c in self._commits(stage.index - 1) if c.extra["gone"]}
+            return Task(partition)
+        known = before[partition.index].extra
+        unreadable = {int(number): error for number, error in known["unreadable"].items()}
+        return Task(
+            partition, gone=frozenset(known["gone"]), damaged=frozenset(known["damaged"]), unreadable=unreadable
+        )
 
     def _commits(self, stage: int) -> list[Commit]:
         """The commits of a stage in source order."""

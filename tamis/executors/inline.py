@@ -10,8 +10,8 @@ from typing import Any
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.local import Stop
-from tamis.executors.segments import Outcome
-from tamis.executors.tasks import Stage, Task
+from tamis.executors.segments import Outcome, Segment
+from tamis.executors.tasks import CorruptFrames, Stage, Task
 from tamis.executors.worker import StageRunner
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
@@ -64,11 +64,19 @@ class InlineExecutor:
                 allowance = given.allowance or self.governor.allowance()
                 task = replace(given, allowance=allowance, last_attempt=True)  # there is no other worker to try
                 self.emit(PartitionStarted(stage.index, task.partition.index, 0))
-                outcome = runner.run(task, partial(self._progress, stage, task))
+                task, outcome = self._run(runner, task)
                 assert isinstance(outcome, Outcome)
                 done(task, outcome)
         finally:
             runner.close()
+
+    def _run(self, runner: StageRunner, task: Task) -> tuple[Task, Outcome | Segment]:
+        """Run a task; again without the corrupt frames of compressed files that it finds."""
+        while True:
+            try:
+                return task, runner.run(task, partial(self._progress, runner.stage, task))
+            except CorruptFrames as found:
+                task = replace(task, damaged=task.damaged | found.places)
 
     def map(
         self,

@@ -42,6 +42,11 @@ MAX_BLAMED = 10
 MAX_KILLS = 10
 """Deaths by a signal before any row of a partition; each time less memory is used."""
 
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+MAX_CRASHES = 3
+"""Crashes while reading the same piece of a file before the piece fails as damaged: the first may be chance, the second
+lack of memory."""
+
 MAX_CALL_DEATHS = 3
 """Deaths over one call of `map`, or by an exit before any row of a partition."""
 
@@ -408,6 +413,10 @@ class _StageRun:
             self.pending.appendleft(task)
             executor._stop_worker(worker)
             count_compiled(self.compiled, task.partition.index, task.partition.pieces[0].path)
+        elif kind == "corrupt":
+            worker.task = None
+            again = self._restarted(replace(task, damaged=task.damaged | content[0]))
+            self._try(task, [replace(again, allowance=task.allowance, new_worker=False)])
         elif kind == "overflow":
             executor._stop_worker(worker)
             self._on_overflow(worker, task, *content[0])
@@ -432,7 +441,7 @@ class _StageRun:
         if outcome.next_row is not None:
             self.pending.appendleft(replace(task, start=outcome.next_row))
         if segments is not None:
-            whole = publish(self.stage, task.partition, segments)
+            whole = publish(self.stage, task, segments)
             self.progress.pop(index).restart()
             self.done(task, whole)
 
@@ -492,6 +501,11 @@ class _StageRun:
         progress = self.progress.setdefault(index, Progress())
         progress.deaths += 1
         progress.deaths_while_reading += not rows
+        if step < 0 and any(signal_name in how for signal_name in CRASHES):
+            progress.crashes[-1 - step] += 1
+            if progress.crashes[-1 - step] >= MAX_CRASHES:
+                self._skip_piece(task, -1 - step, how)
+                return
         by_signal = "signal" in how
         most = MAX_KILLS if by_signal else MAX_CALL_DEATHS
         if progress.deaths_while_reading > most or progress.blamed >= MAX_BLAMED:
@@ -515,6 +529,15 @@ class _StageRun:
         self._try(task, [replace(each, allowance=allowance) for each in tasks])
         self.executor._fit_workers()
 
+    def _skip_piece(self, task: Task, number: int, how: str) -> None:
+        """Begin the partition again without a piece that crashes its readers."""
+        piece = task.partition.pieces[number]
+        self.governor.restarted(f"{piece.path} in `{self._step_name(0)}`", how)
+        self.progress[task.partition.index].deaths_while_reading = 0
+        error = f"{MAX_CRASHES} workers were {how} while reading {piece.path}"
+        again = self._restarted(replace(task, unreadable={**task.unreadable, number: error}))
+        self._try(task, [replace(again, allowance=task.allowance, deaths=0)])
+
     def _try(self, task: Task, tasks: list[Task]) -> None:
         """Queue tasks in place of one. Those that need all other workers to wait go to the end."""
         self.progress.setdefault(task.partition.index, Progress()).replaced(tasks)
@@ -530,7 +553,14 @@ class _StageRun:
         self.pending.clear()
         self.pending.extend(kept)
         self.progress.setdefault(index, Progress()).restart()
-        return Task(task.partition, gone=task.gone, new_worker=True, deaths=task.deaths + 1)
+        return Task(
+            task.partition,
+            gone=task.gone,
+            damaged=task.damaged,
+            unreadable=task.unreadable,
+            new_worker=True,
+            deaths=task.deaths + 1,
+        )
 
     def _step_name(self, step: int) -> str:
         stage = self.stage
@@ -540,7 +570,7 @@ class _StageRun:
         names += [op.name for op in stage.operators]
         if stage.end is not None:
             names.append(stage.end.name)
-        return names[step] if step < len(names) else names[-1]
+        return names[max(0, step)] if step < len(names) else names[-1]
 
 
 def count_compiled(times: Counter[int], number: int, what: str) -> None:

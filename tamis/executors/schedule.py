@@ -13,6 +13,7 @@ Each piece is processed by a new worker, so a step that leaks memory makes progr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -133,6 +134,8 @@ class Progress:
     """By first row: what is done of a partition that was divided."""
     deaths: int = 0
     deaths_while_reading: int = 0
+    crashes: Counter[int] = field(default_factory=Counter)
+    """By piece: crashes while it was read."""
     blamed: int = 0
     """Rows that failed because workers died over them."""
 

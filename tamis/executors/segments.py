@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tamis.executors.tasks import Stage
+from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
-from tamis.operators import Partition, Shard
+from tamis.operators import Shard
 from tamis.report import Account
 from tamis.store import INTERNAL, LINES, TABLE, checksum_of
 
@@ -63,9 +63,9 @@ class Segment:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def publish(stage: Stage, partition: Partition, segments: Sequence[Segment]) -> Outcome:
+def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
     """Put the files of a partition, given by its segments in source order, in place."""
-    stem = spill.stem(partition.index)
+    stem = spill.stem(task.partition.index)
     side = f"{stem}-stage-{stage.index + 1}"
     account = segments[0].account
     for segment in segments[1:]:
@@ -84,6 +84,7 @@ def publish(stage: Stage, partition: Partition, segments: Sequence[Segment]) -> 
         gone = [failure["address"] for failure in failures if failure["step"] != stage.source.name]
         files = [*_place(stage, segments, "facts"), *_place(stage, segments, "rows")]
         extra |= {"observed": sum(segment.observed for segment in segments), "files": files, "gone": gone}
+        extra |= {"damaged": sorted(task.damaged), "unreadable": dict(task.unreadable)}
     return Outcome(shards, account, extra)
 
 

@@ -65,6 +65,10 @@ class Task:
     """How much memory to use; if not given, the stage's batch size."""
     gone: frozenset[str] = frozenset()
     """Addresses of rows that failed in the stage before, which reads the same source."""
+    damaged: frozenset[str] = frozenset()
+    """Frames of compressed files, by place, that are corrupt: their rows fail."""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """Pieces of the partition, by number, that crash the worker that reads them, and how."""
     poison: Mapping[int, str] = field(default_factory=dict)
     """Rows to fail without processing them, by number, and why."""
     careful: bool = False
@@ -93,3 +97,11 @@ class RowOverflow(MemoryError):
     def __init__(self, first: int, rows: int, text: str) -> None:
         super().__init__(text)
         self.first, self.rows = first, rows
+
+
+class CorruptFrames(Exception):
+    """Frames whose rows were processed turned out to be corrupt; the partition must be read again without them."""
+
+    def __init__(self, places: frozenset[str]) -> None:
+        super().__init__(places)
+        self.places = places

@@ -44,7 +44,7 @@ from tamis.executors.steps import (
     schema_read,
     view,
 )
-from tamis.executors.tasks import RowOverflow, Stage, Task
+from tamis.executors.tasks import CorruptFrames, RowOverflow, Stage, Task
 from tamis.functions import Function
 from tamis.mapped import SPILL
 from tamis.memory import process, spill
@@ -154,6 +154,8 @@ class _PartitionRun:
         self.observed = 0  # rows handed to the Gather at the end so far
         self.failures: list[dict[str, Any]] = []
         self.errors = ErrorCounts()
+        self.corrupt: set[str] = set()  # frames found to be corrupt
+        self.reading_step = 0  # -1 - the number of the piece being read, if the source reports it
         self.exhausted = False  # whether all rows of the partition were read
         self.bad_rows: list[Failure] = []
         self.keeper: ScoreKeeper | None = None
@@ -194,6 +196,8 @@ class _PartitionRun:
             if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be split takes long
                 process.trim()
                 trimmed = time.perf_counter()
+        if self.corrupt:
+            raise CorruptFrames(frozenset(self.corrupt))
         outcome = self._finish()
         self.account.seconds = time.perf_counter() - began
         peaks = [op.peak_bytes for op in self.account.operators]  # measuring each step resets the peak of the whole
@@ -223,11 +227,15 @@ class _PartitionRun:
             fail=self._bad_row,
             keep_lines=stage.keep_lines,
             max_row_bytes=self.allowance.max_row_bytes,
+            damaged=self.task.damaged,
+            on_damage=self.corrupt.add,
+            unreadable=self.task.unreadable,
+            on_piece=self._at_piece,
         )
         batches = iter(stage.source.read(self.partition, reading))
         start, stop = self.task.start, self.task.end
         while stop is None or self.ordinal < stop:
-            self.marker(self.ordinal, 0, 0)
+            self.marker(self.ordinal, 0, self.reading_step)
             with self._measured(mine):
                 batch = next(batches, None)
             if batch is None:
@@ -249,6 +257,10 @@ class _PartitionRun:
             self.account.read += len(batch)
             self.account.num_bytes += size
             yield first, batch
+
+    def _at_piece(self, number: int) -> None:
+        self.reading_step = -1 - number
+        self.marker(self.ordinal, 0, self.reading_step)
 
     def _bad_row(self, failure: Failure) -> None:
         if self.stage.reads_again or self.task.stop is not None:
@@ -400,7 +412,7 @@ class _PartitionRun:
         if self.spilled is not None:
             segment.rows = self.spilled.close()
         if self.task.is_whole:
-            return publish(self.stage, self.partition, [segment])
+            return publish(self.stage, self.task, [segment])
         if self.task.end != self.task.stop and not self.exhausted:
             segment.next_row = self.task.end
         return segment.moved(self.scratch.with_name(f"{self.stage.index}-{self.stem}-{self.task.start}"))

@@ -20,7 +20,7 @@ from typing import Any
 
 from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.executors.compiling import Compiling, KernelsCompiled
-from tamis.executors.tasks import RowOverflow
+from tamis.executors.tasks import CorruptFrames, RowOverflow
 from tamis.executors.worker import Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
@@ -30,7 +30,8 @@ from tamis.report import ErrorCount
 PROGRESS_EVERY_S = 0.25
 
 MARK = struct.Struct("<qqq")
-"""What a worker is doing: first row, number of rows (0 while it reads), step. Kept in a file that survives the worker."""
+"""What a worker is doing: first row, number of rows (0 while it reads), step (-1 - the number of the piece while it reads
+a file). Kept in a file that survives the worker."""
 
 
 def worker_loop(connection: Connection, marker_path: str) -> None:
@@ -88,6 +89,8 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                 assert runner is not None
                 compiling.look()
                 answer = ("outcome", runner.run(content, _progress_over(connection, report_gpus)))
+        except CorruptFrames as found:
+            answer = ("corrupt", found.places)
         except KernelsCompiled:
             send("compiled", None)
             return

@@ -135,7 +135,7 @@ class ParquetReader(_Columnar):
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         wanted = self.wanted(reading)
-        for piece in partition.pieces:
+        for piece in self.pieces_to_read(partition, reading):
             if piece.start == piece.stop:
                 continue
             try:
@@ -323,7 +323,7 @@ class ArrowReader(_Columnar):
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         wanted = self.wanted(reading)
-        for piece in partition.pieces:
+        for piece in self.pieces_to_read(partition, reading):
             if piece.start == piece.stop:
                 continue
             try:

@@ -101,7 +101,7 @@ class CsvReader(ByteSource):
         return max([count, *(number + 1 for number in bad)])
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        for piece in partition.pieces:
+        for piece in self.pieces_to_read(partition, reading):
             try:
                 yield from self._read_piece(piece, reading)
             except DamagedFile as error:

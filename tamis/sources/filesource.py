@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tamis.batch import Failure
 from tamis.errors import DamagedFile, ParameterError, SourceError
-from tamis.operators import Layout, Piece, Reading, Source
+from tamis.operators import Layout, Partition, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
@@ -170,6 +170,15 @@ class FileSource(Source):
 
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)
+
+    def pieces_to_read(self, partition: Partition, reading: Reading) -> Iterator[Piece]:
+        """The pieces of a partition, without those that are known to crash the reader, which are failed."""
+        for number, piece in enumerate(partition.pieces):
+            if number in reading.unreadable:
+                self.fail_file(reading, piece.path, reading.unreadable[number])
+                continue
+            reading.on_piece(number)
+            yield piece
 
     def fail_file(self, reading: Reading, path: str, error: DamagedFile | str, *, row: int = 0, rows: int = 0) -> None:
         """Report that a file cannot be read from `row` on. `rows` are those known to be lost."""

@@ -70,7 +70,7 @@ class _LineSource(ByteSource):
         most = min(self._max_line, reading.max_row_bytes or self._max_line)
 
         def texts() -> Iterator[Text | Unread]:
-            for piece in partition.pieces:
+            for piece in self.pieces_to_read(partition, reading):
                 try:
                     yield from limited(self.texts(piece, reading.batch_bytes, most, reading), piece.limit)
                 except DamagedFile as error:
@@ -273,17 +273,23 @@ class TextReader(_LineSource):
         wanted = self.wanted(reading)
         rows: list[tuple[str, str]] = []
         size = 0
-        for piece, last in zip(partition.pieces, [*[False] * (len(partition.pieces) - 1), True], strict=True):
+
+        def batch() -> Batch:
+            columns = {"text": pa.array([row[0] for row in rows]), "path": pa.array([row[1] for row in rows])}
+            places = tuple(path for _, path in rows)
+            origin = Origin(places, np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int64))
+            return Batch(self._shaped(columns, wanted), origin)
+
+        for piece in self.pieces_to_read(partition, reading):
             text = self._whole(piece, reading)
             if text is not None:
                 rows.append((text, piece.path))
                 size += len(text)
-            if rows and (last or size >= reading.batch_bytes):
-                columns = {"text": pa.array([row[0] for row in rows]), "path": pa.array([row[1] for row in rows])}
-                places = tuple(path for _, path in rows)
-                origin = Origin(places, np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int64))
-                yield Batch(self._shaped(columns, wanted), origin)
+            if rows and size >= reading.batch_bytes:
+                yield batch()
                 rows, size = [], 0
+        if rows:
+            yield batch()
 
     def _whole(self, piece: Piece, reading: Reading) -> str | None:
         """The text of a file, or None where it was reported as failed."""
