@@ -1,4 +1,4 @@
-"""Deduplication measured: against datatrove's four stages on the same files, over sizes, and for quality.
+"""Benchmarks of deduplication: against datatrove's four stages on the same files, by size, and for quality.
 
     python benchmarks/dedup.py compare --peer PEER/bin/python        ratios to datatrove, in one run
     python benchmarks/dedup.py scale 1000000 3000000 10000000 --memory 2GB    time and peak memory by size
@@ -8,7 +8,7 @@
 
 `--peer` is the Python of an environment with datatrove:
     python -m venv X; X/bin/pip install "datatrove[processing,io]" spacy xxhash orjson
-On a shared machine only ratios within one run mean something.
+On a shared machine, compare only ratios within one run.
 """
 
 # ruff: noqa: T201
@@ -104,20 +104,20 @@ def peer(python: str, source: Path, work: Path, tasks: int, bands: int = 14, row
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of those it has waited for: what a busy machine does not change."""
+    """CPU time of this process and of its finished children, which hardly depends on the load of the machine."""
     used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, float, Any]:
-    """(seconds, processor seconds, result)"""
+    """(seconds, CPU seconds, result)"""
     began, used = time.perf_counter(), cpu_seconds()
     result = action()
     return time.perf_counter() - began, cpu_seconds() - used, result
 
 
 def sign(source: Path, work: Path, step: FuzzyDedup) -> None:
-    """Read, sign and write what was found, in this process: what datatrove's first stage does."""
+    """Read, sign and write the signatures in this process, as datatrove's first stage does."""
     reader = JsonlReader(str(source))
     layout = reader.layout(128_000_000)
     work.mkdir(parents=True, exist_ok=True)
@@ -140,9 +140,9 @@ def compare(args: argparse.Namespace) -> None:
     make_english(warm, 2000)
     print(machine())
     print(f"{args.documents:,} documents, {size / 1e6:.0f} MB of JSON lines; tamis on {args.times} times as much")
-    print("MB/s by the clock, and by processor time, which a busy machine changes less")
+    print("MB/s of wall-clock time and of CPU time")
     print(f"{'':34}{'signatures, 1 core':>22}{'end to end, 2 workers':>24}{'kept':>12}")
-    # NeMo's hashes are as many in datatrove, which has word n-grams only; ours are of 24 characters, as NeMo's.
+    # datatrove has only word n-grams, so it gets NeMo's number of hashes over words; ours are over 24 characters.
     for bands, rows, steps in (
         (14, 8, {"14 x 8, signature": FuzzyDedup(verify="signature"), "14 x 8, jaccard": FuzzyDedup()}),
         (20, 13, {"nemo, signature": FuzzyDedup(settings="nemo", verify="signature")}),
@@ -157,7 +157,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def measure(name: str, step: FuzzyDedup, rates: list[float], sources: Sequence[tuple[Path, int]], work: Path) -> None:
-    """Sign and deduplicate each corpus, and print the rates and how many times they are those of the peer."""
+    """Sign and deduplicate each corpus; print the rates and their ratios to the peer's."""
     for source, num_bytes in sources:
         wall, cpu, _ = timed(lambda source=source: sign(source, work / "sign", step))
         shutil.rmtree(work / "out", ignore_errors=True)
@@ -203,7 +203,7 @@ def scale(args: argparse.Namespace) -> None:
 
 
 def quality(args: argparse.Namespace) -> None:
-    """Pairs of every similarity from 0.5 to 1, true similarity by brute force."""
+    """Precision and recall on pairs of similarities from 0.5 to 1; the true similarity is computed by brute force."""
     rng = random.Random(1)
     vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
     rows, truth = [], []
@@ -219,7 +219,7 @@ def quality(args: argparse.Namespace) -> None:
     print(
         f"{len(truth):,} pairs, {close.sum():,} of them at {args.threshold} or above; similarities from about 0.5 to 1"
     )
-    print(f"{'':20}{'precision':>12}{'recall':>10}{'promised by bands':>20}")
+    print(f"{'':20}{'precision':>12}{'recall':>10}{'banding curve':>20}")
     for verify in ("jaccard", "signature", "none"):
         out = args.folder / "quality"
         shutil.rmtree(out, ignore_errors=True)
@@ -275,7 +275,7 @@ def count_missed(kept: list[set[tuple[str, ...]]], threshold: float) -> int:
 
 
 def device(args: argparse.Namespace) -> None:
-    """Sign the same batch on a GPU and on one core; the bits must agree."""
+    """Sign the same batch on a GPU and on one core; the results must be identical."""
     import cupy
 
     rng = np.random.default_rng(1)
@@ -296,7 +296,7 @@ def device(args: argparse.Namespace) -> None:
                 here._signatures(data, offsets)  # compiles
                 tries = [timed(lambda s=here, d=data, o=offsets: s._signatures(d, o)) for _ in range(5)]
                 seconds[where], facts[where] = min(each[0] for each in tries), tries[-1][2]
-            assert pa.table(facts["gpu"]).equals(pa.table(facts["cpu"])), "the GPU gave other bits"
+            assert pa.table(facts["gpu"]).equals(pa.table(facts["cpu"])), "results of GPU and CPU differ"
             megabytes = len(data) / 1e6
             gpu, core = (megabytes / seconds[where] for where in ("gpu", "cpu"))
             print(
@@ -307,7 +307,7 @@ def device(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/tamis-dedup"), help="where corpora and outputs lie")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/tamis-dedup"), help="folder of corpora and outputs")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("compare")
     command.add_argument("--peer", required=True)
@@ -326,7 +326,9 @@ def main() -> None:
     command = commands.add_parser("quality")
     command.add_argument("--pairs", type=int, default=4000)
     command.add_argument("--threshold", type=float, default=0.8)
-    command.add_argument("--words", type=int, nargs=2, default=(60, 400), help="the shortest and the longest document")
+    command.add_argument(
+        "--words", type=int, nargs=2, default=(60, 400), help="words of the shortest and the longest document"
+    )
     command.set_defaults(run=quality)
     command = commands.add_parser("families")
     command.add_argument("--families", type=int, default=500)

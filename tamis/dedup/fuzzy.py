@@ -181,7 +181,7 @@ class FuzzyDedup(Gather):
     def _on_gpu(self) -> bool:
         """Only character n-grams are worth it: words are hashed as fast as they are read."""
         return self.device == "gpu" or (
-            self.device == "auto" and self._unit == "character" and minhash_gpu.opens_freely()
+            self.device == "auto" and self._unit == "character" and minhash_gpu.fits_in_memory()
         )
 
     @property

@@ -1,8 +1,8 @@
-"""Digests of texts that stay the same on disk: MurmurHash3 x64 128, and the normalisation and cutting that precede it.
+"""Digests of texts that may be stored on disk (MurmurHash3 x64 128), and the normalisation and splitting before them.
 
 Kernels take `data` (uint8, the bytes of a string column) and `offsets` (int64, rows + 1); digests are uint64[rows, 2].
-MurmurHash3 is Austin Appleby's, in the public domain. Among 10**12 texts any two share their 128 bits with a probability
-of about 10**-15.
+MurmurHash3 is by Austin Appleby and in the public domain. Among 10**12 texts, the probability that any two have the same 128
+bits is about 10**-15.
 """
 # mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
@@ -25,7 +25,7 @@ _SHIFT33 = np.uint64(33)
 
 @expanded
 def mix64(value):
-    """A bijection of uint64 in which each bit of the input changes half of the output (the finaliser of MurmurHash3)."""
+    """A bijection of uint64 in which each input bit flips half of the output bits on average (finaliser of MurmurHash3)."""
     value ^= value >> _SHIFT33
     value *= _F1
     value ^= value >> _SHIFT33
@@ -40,7 +40,7 @@ def _rotate(value, left):
 
 @kernel
 def digest_bytes(data, start, stop, seed):
-    """(high, low) 64 bits of MurmurHash3_x64_128 over data[start:stop]."""
+    """The two 64-bit halves of MurmurHash3_x64_128 over data[start:stop]."""
     h1 = np.uint64(seed)
     h2 = np.uint64(seed)
     at = np.int64(start)
@@ -84,7 +84,7 @@ def digest_spans(data, starts, stops, seed, out):
 
 @kernel
 def ascii_rows(data, offsets, out):
-    """out[row] = whether no byte of the row is above 127."""
+    """out[row] = whether all bytes of the row are below 128."""
     for row in range(len(offsets) - 1):
         seen = np.uint64(0)
         at, end = offsets[row], offsets[row + 1]
@@ -99,10 +99,10 @@ def ascii_rows(data, offsets, out):
 
 @kernel
 def fold_ascii(data, offsets, wanted, lower, squeeze, buffer, spans):
-    """Write each wanted row to buffer; spans (int64, rows + 1) are the offsets there, other rows come out empty.
+    """Write each wanted row to buffer; spans (int64, rows + 1) are its offsets there. Other rows become empty.
 
-    A-Z is written as a-z if `lower`; runs of white space as one space, none at the ends, if `squeeze`. White space is what
-    str.split() splits at: tab to carriage return, the four separators, space.
+    `lower` replaces A-Z by a-z. `squeeze` replaces runs of white space by one space and strips both ends; white space is
+    what str.split() splits at: tab to carriage return, the four separators, and space.
     """
     size = np.int64(0)
     for row in range(len(offsets) - 1):
@@ -129,10 +129,10 @@ def fold_ascii(data, offsets, wanted, lower, squeeze, buffer, spans):
 
 @kernel
 def find_units(data, offsets, paragraphs, min_bytes, firsts, starts, stops):
-    """Cut each row into lines, or paragraphs (runs of lines that are not blank); returns how many units there are.
+    """Split each row into lines, or paragraphs (runs of lines that are not blank); returns the number of units.
 
-    A unit is its span without white space at the ends; units of fewer than `min_bytes` are passed over. Writes the spans, and
-    for each row the number of its first unit to firsts (int64, rows + 1); only counts if starts is empty.
+    The span of a unit does not include white space at its ends. Units shorter than `min_bytes` are skipped. Writes the spans,
+    unless starts is empty, and the number of each row's first unit to firsts (int64, rows + 1).
     """
     count = np.int64(0)
     for row in range(len(offsets) - 1):
@@ -178,7 +178,7 @@ def count_solid(data, starts, stops, out):
 def cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts, buffer, spans):
     """Copy each row to buffer without its units cuts[cut_offsets[row]:cut_offsets[row + 1]], ascending numbers in the row.
 
-    The white space behind a unit that is cut goes too, except the indent of what follows, and that in front of it on its line.
+    Also removes the white space before a unit on its line, and after it up to the indent of the next line.
     """
     size = np.int64(0)
     for row in range(len(offsets) - 1):

@@ -1,6 +1,6 @@
-"""From pairs that may be alike to groups: union-find in integer arrays, and the choice of who stays.
+"""From candidate pairs to duplicates: union-find in integer arrays, and the choice of the rows to keep.
 
-Nothing here is a dict: what grows with the rows is an array the caller gives, in memory or mapped from disk.
+All state that grows with the number of rows is in arrays that the caller passes, in memory or mapped from disk.
 """
 # mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
@@ -43,7 +43,7 @@ def unite(parents, left, right):
 
 @kernel
 def flatten(parents, start, stop, touched, out):
-    """out[i] = root of row start + i, or -1 where touched says that the row was never joined to another."""
+    """out[i] = root of row start + i, or -1 if it is not `touched`, that is, never joined to another row."""
     for row in range(start, stop):
         out[row - start] = find_root(parents, row) if touched[row] else -1
 
@@ -56,7 +56,7 @@ def mark(touched, rows):
 
 @kernel
 def repeated_keys(ordered, table):
-    """Put the keys that occur twice or more in `ordered` (sorted uint64) into an open-addressing table; how many."""
+    """Put the keys that occur more than once in `ordered` (sorted uint64) into an open-addressing table; returns how many."""
     mask = np.uint64(len(table) - 1)
     count = 0
     for index in range(1, len(ordered)):
@@ -72,7 +72,7 @@ def repeated_keys(ordered, table):
 
 @kernel
 def in_table(keys, table, out):
-    """out[i] = whether keys[i], 0 read as 1, is in a table made by `repeated_keys`."""
+    """out[i] = whether keys[i] is in a table made by `repeated_keys`; the key 0 counts as 1."""
     mask = np.uint64(len(table) - 1)
     for index in range(len(keys)):
         key = max(keys[index], np.uint64(1))
@@ -84,7 +84,7 @@ def in_table(keys, table, out):
 
 @kernel
 def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
-    """The keys of each wanted row, and its number, in the order of their buckets; bucket b ends at ends[b].
+    """Write the keys of each wanted row, with its number, sorted by bucket; bucket b ends at ends[b].
 
     keys uint64[rows, keys per row]; rows are numbered from `first`.
     """
@@ -108,7 +108,7 @@ def scatter_keys(keys, wanted, first, num_buckets, ends, out_keys, out_rows):
 
 @kernel
 def _slot(heads, mask, keys, first, key):
-    """Where the chain of a key begins, or the free place where it would."""
+    """The slot of a key, or the free slot where it would be."""
     bands = keys.shape[1]
     slot = key & mask
     while heads[slot] >= 0 and keys[first + heads[slot] // bands, heads[slot] % bands] != key:
@@ -117,7 +117,7 @@ def _slot(heads, mask, keys, first, key):
 
 
 def num_slots(rows, bands):
-    """How long the hash table of a component of so many rows is."""
+    """The size of the hash table for a component of `rows` rows."""
     return max(16, 1 << (rows * bands * 4 // 3).bit_length())
 
 
@@ -138,7 +138,7 @@ def choose(
     keys          uint64[rows, bands]  two rows share a band where their keys are equal
     fixed         bool[rows]           rows that are kept without a comparison
     chained       bool                 all rows of a component match its first row
-    sets, spans and bits               what is compared, see `sets.likeness`
+    sets, spans and bits               what is compared, see `sets.jaccard_similarity`
     compared_with int64[rows], following int32[rows, bands], table int[num_slots of the largest component],
     survivors int64[rows]              working memory
     matches       int64[rows]          out: the survivor that a dropped row matches, or -1 for a row that is kept

@@ -1,4 +1,4 @@
-"""Loads and mixers that the hashes of several kernels are made of."""
+"""Loads and mixing functions for the hashes of several kernels."""
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tamis.kernels.jit import inlined, intrinsic, ir, types
 
 @intrinsic
 def load64(typingctx, data, at):
-    """Eight bytes of a uint8 array as one uint64, at any alignment; the caller stays inside the array."""
+    """Eight bytes of a uint8 array as a uint64, at any alignment; the caller checks the bounds."""
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -22,7 +22,7 @@ def load64(typingctx, data, at):
 
 @inlined
 def mix64(value):
-    """Every bit of the result depends on every bit of `value`; a bijection (the finaliser of MurmurHash3)."""
+    """A bijection of uint64 in which every output bit depends on every input bit (finaliser of MurmurHash3)."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)

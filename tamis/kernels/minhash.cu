@@ -2,10 +2,10 @@
 //
 //     shingle    one thread per text: bytes -> words or characters, normalised -> 64-bit hashes -> n-grams x (32 bits)
 //     minimise   one block per text:  x -> the minima of the bands -> band keys
-//     gather     one block per text:  the n-grams of all texts, one behind the other
+//     gather     one block per text:  the n-grams of all texts, concatenated
 //
-// `shingle` reads a text character by character instead of through a buffer. The two only differ in words that are longer than
-// the buffer, which are cut there: a text with such a word is marked and left to the processor.
+// `shingle` reads a text character by character instead of through a buffer. The results differ only for words longer than the
+// buffer of the CPU kernel, which it splits: a batch with such a word is marked and processed on the CPU.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -42,7 +42,7 @@ __device__ __forceinline__ u32 flags_of(u32 point, const Tables& tables) {
     return tables.kinds[128 + tables.points[4608 + ((block << 8) | (point & 255))]];
 }
 
-// The n-grams of one text: units come in, x go out.
+// The n-grams of one text: takes units, emits x.
 struct Window {
     u64 units[MOST_NGRAM];
     u64 rolling, out_of;
@@ -60,7 +60,7 @@ struct Window {
     }
 };
 
-// The word that is being read.
+// The word being read.
 struct Word {
     u64 state, bytes;
     int length, longest;
@@ -131,7 +131,7 @@ __device__ __forceinline__ u32 decode(const u8* data, i64& at, i64 end) {
     return 0xFFFD;
 }
 
-// flags: what is a space or a control character, punctuation or a symbol, a digit, alphanumeric, of a script without spaces
+// flags: bits of spaces and control characters, punctuation and symbols, digits, alphanumerics, scripts without spaces
 extern "C" __global__ void shingle(
     const u8* data, const i64* offsets, const i64* order, i64 rows, int by_characters, int n, int options,
     const u8* ascii, const int* folds, const u8* points, const u16* kinds, u32 space, u32 punctuation, u32 digit,

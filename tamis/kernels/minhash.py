@@ -4,12 +4,12 @@
                                                 minimum over the text of a[p] * x mod 2**32, for each p     -> band keys
 
 Kernels take `data` (uint8, the bytes of a string column), `offsets` (int64, rows + 1), the property tables of
-`unicode_tables` and the tables of `folding_tables`. Each a[p] is odd, so x -> a[p] * x is a bijection of 32-bit words, and as
-the x are hashes, two texts have the same minimum with the probability of the Jaccard similarity of their n-gram sets.
-Band keys are hashes of several such minima. What is compared afterwards are the x themselves, see `sets.py`.
+`unicode_tables` and the tables of `folding_tables`. Each a[p] is odd, so x -> a[p] * x is a bijection of 32-bit words. Since
+the x are hashes, the probability that two texts have the same minimum is the Jaccard similarity of their n-gram sets. Band
+keys are hashes of several such minima. Candidates are then compared by the x themselves, see `sets.py`.
 
-A text of fewer than n words has one n-gram, all of it, that no n-gram of a longer text equals: it is like texts that are
-the same after normalisation, and like no other. A text without a word has no n-gram, and is like nothing.
+A text of fewer than n words is a single n-gram that differs from all n-grams of longer texts, so it matches only texts that
+are equal after normalisation. A text without words has no n-gram and matches nothing.
 """
 # mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
@@ -37,14 +37,14 @@ from tamis.kernels.unicode_tables import (
 )
 
 LOWERCASE, FOLD_DIGITS, STRIP_PUNCTUATION, STRIP_ACCENTS = 1, 2, 4, 8
-"""Options of normalisation: letters in lower case; numbers as 0; punctuation and symbols as spaces; accents off."""
+"""Options of normalisation: lower-case letters; replace numbers by 0, and punctuation and symbols by spaces; remove accents."""
 
 CHUNK = 1024
-"""Words handled at a time, so that all of them stay in the first-level cache."""
+"""Words processed at a time; their hashes fit in the L1 cache."""
 BUFFER = 4096
-"""Bytes normalised at a time; a longer word counts as several."""
+"""Bytes normalised at a time; a longer word is split."""
 
-_BLOCK = 8  # n-grams per pass over the permutations: enough to hide the loads of the multipliers
+_BLOCK = 8  # n-grams per pass over the permutations, enough to hide the latency of loading the multipliers
 _SEPARATOR, _NUMBER = 0, 255
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the base of the rolling hash
 _START = np.uint64(0x243F6A8885A308D3)  # pi
@@ -54,14 +54,14 @@ _HIGHS = np.uint64(0x8080808080808080)
 _SPACES = np.uint64(0x2020202020202020)
 _SHORT = np.uint64(0xB7E151628AED2A6B)  # e
 _ACCENTED = ((0x00C0, 0x0250), (0x0370, 0x0530), (0x1E00, 0x2000))
-"""Latin, Greek and Cyrillic: the scripts whose accents can go without changing the letters' identity."""
+"""Latin, Greek and Cyrillic: scripts in which a letter without its accent is still the same letter."""
 
 
 @functools.cache
 def folding_tables(options: int) -> tuple[np.ndarray, np.ndarray]:
-    """(what each ASCII byte is read as, what each code point below 65536 is read as) under some options.
+    """(replacement for each ASCII byte, replacement for each code point below 65536) under these options.
 
-    A byte is read as 0 where it separates words and as 255 where it is a digit of a number to be read as 0.
+    The replacement of a byte is 0 if it separates words, and 255 if it is a digit and numbers are folded.
     """
     ascii_table = np.arange(128, dtype=np.uint8)
     for byte in range(128):
@@ -96,7 +96,7 @@ def multipliers(count: int, seed: int = 1) -> np.ndarray:
 
 @intrinsic
 def store64(typingctx, data, at, word):
-    """Write a uint64 to eight bytes of a uint8 array, at any alignment; the caller stays inside the array."""
+    """Write a uint64 to eight bytes of a uint8 array, at any alignment; the caller checks the bounds."""
 
     def generate(context, builder, signature, arguments):
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -109,13 +109,13 @@ def store64(typingctx, data, at, word):
 
 @expanded
 def _at_least(word, byte):
-    """The high bit of each byte of word (all below 128) that is at least `byte`."""
+    """Sets the high bit of each byte of word (all below 128) that is at least `byte`."""
     return ((word | _HIGHS) - _ONES * np.uint64(byte)) & _HIGHS
 
 
 @expanded
 def _fold_eight(word, options):
-    """(eight bytes as they are read, whether that can be said of them without looking at their neighbours)."""
+    """(eight normalised bytes, whether these bytes can be normalised without context)."""
     digits = _at_least(word, 48) & ~_at_least(word, 58)
     plain = word & _HIGHS == 0 and not (options & FOLD_DIGITS and digits)
     letters = _at_least(word | _SPACES, 97) & ~_at_least(word | _SPACES, 123)
@@ -127,12 +127,12 @@ def _fold_eight(word, options):
 
 @kernel
 def normalise(data, at, end, by_characters, options, ascii_table, folds, points, kinds, state, buffer, size):
-    """Write what data[at:end] is read as to buffer[size:], as far as it goes; (how far buffer is filled, position).
+    """Write the normalised data[at:end] to buffer[size:] until the buffer is full; (bytes in buffer, position in data).
 
-    A separator is 0, ASCII is itself, any other character is three bytes above 127. Each letter of a script without
-    spaces, with the marks on it, stands between separators. If the n-grams are of characters, no separator follows
-    another; without any option they are left as they are. `state` (bool[3]) goes from call to call: whether the last
-    character was in a number, was a word of one letter, and was no separator.
+    A separator is written as 0, ASCII as itself, any other character as three bytes above 127. Separators surround each
+    letter, with its marks, of a script without spaces. For character n-grams, runs of separators become one; without any
+    option the text is not changed. `state` (bool[3]) is passed from call to call: whether the last character was in a
+    number, was a word of one letter, and was not a separator.
     """
     number, single = state[0], state[1]
     verbatim = by_characters and options == 0
@@ -221,9 +221,9 @@ def normalise(data, at, end, by_characters, options, ascii_table, folds, points,
 
 @kernel
 def hash_words(buffer, size, final, out, first):
-    """Hashes of the words in buffer[:size], to out[first:]; (how far out is filled, where the rest begins).
+    """Write the hashes of the words in buffer[:size] to out[first:]; (end of the hashes, first byte not used).
 
-    The last word is left for later unless it is `final` or fills the buffer. Eight bytes behind `size` may be read.
+    The last word is not used unless the data is `final` or it fills the buffer. Reads eight bytes beyond `size`.
     """
     count = first
     at = np.int64(0)
@@ -252,7 +252,7 @@ def hash_words(buffer, size, final, out, first):
 
 @kernel
 def hash_characters(buffer, size, out, first):
-    """Hashes of the characters in buffer[:size], to out[first:]; (how far out is filled, where the rest begins)."""
+    """Write the hashes of the characters in buffer[:size] to out[first:]; (end of the hashes, first byte not used)."""
     count = first
     at = np.int64(0)
     while at < size and count < len(out):
@@ -270,7 +270,7 @@ def hash_characters(buffer, size, out, first):
 
 @kernel
 def _minimise(found, count, factors, minima):
-    """minima[p] = min(minima[p], factors[p] * x mod 2**32) over x in found[:count]; found has room for a full block."""
+    """minima[p] = min(minima[p], factors[p] * x mod 2**32) over x in found[:count]; found is padded to a full block."""
     for index in range(count, (count + _BLOCK - 1) // _BLOCK * _BLOCK):
         found[index] = found[count - 1]
     for block in range(0, count, _BLOCK):
@@ -295,13 +295,13 @@ def sign(
     data, offsets, by_characters, n, options, ascii_table, folds, points, kinds,
     factors, num_bands, counts, keys, shingles, shingle_offsets,
 ):  # fmt: skip
-    """Sign each row.
+    """Compute the n-grams and band keys of each row.
 
     factors    uint32[perms]         from `multipliers`
-    counts     int64[rows]           n-grams, repeated ones counted again; negative where the text is shorter than n
-    keys       uint64[rows, bands]   a hash of the minima of each band, different for equal minima in other bands
-    shingles   uint32                the n-grams of all rows, one after the other
-    shingle_offsets  int64[rows + 1] where those of each row begin
+    counts     int64[rows]           out: number of n-grams, including repeats; negative if the text is shorter than n
+    keys       uint64[rows, bands]   out: a hash of the band's number and minima
+    shingles   uint32                out: the n-grams of all rows, concatenated
+    shingle_offsets  int64[rows + 1] out: offsets of the rows in shingles
     """
     perms = len(factors)
     per_band = perms // num_bands
@@ -319,10 +319,10 @@ def sign(
         minima[:] = np.uint32(0xFFFFFFFF)
         state[:] = False
         at, end = offsets[row], offsets[row + 1]
-        have = np.int64(0)  # units carried over from the chunk before, at most n
+        have = np.int64(0)  # units carried over from the previous chunk, at most n
         total = np.int64(0)
         rolling = np.uint64(0)
-        size = np.int64(0)  # bytes normalised and not hashed
+        size = np.int64(0)  # bytes that are normalised but not hashed yet
         while at < end or size:
             size, at = normalise(
                 data, at, end, by_characters, options, ascii_table, folds, points, kinds, state, buffer, size
@@ -363,25 +363,25 @@ def sign(
         counts[row] = total
         for band in range(num_bands):
             keys[row, band] = _START + np.uint64(band)
-        for index in range(per_band):  # bands side by side, so that their chains of mixing overlap
+        for index in range(per_band):  # interleaves the bands, so that their dependency chains overlap
             for band in range(num_bands):
                 keys[row, band] = mix64(keys[row, band] ^ np.uint64(minima[band * per_band + index]))
     shingle_offsets[len(offsets) - 1] = written
 
 
 def ngram_buffers(offsets: np.ndarray, by_characters: bool) -> tuple[np.ndarray, np.ndarray]:
-    """`shingles` and `shingle_offsets` for `sign`: a word is at least a byte and a separator, or three bytes."""
+    """`shingles` and `shingle_offsets` for `sign`: a word takes at least a byte and a separator, or three bytes."""
     rows = len(offsets) - 1
-    most = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if by_characters else 2) + rows + 1
-    return np.empty(most, np.uint32), np.zeros(rows + 1, np.int64)  # untouched pages of a large array cost nothing
+    size = (int(offsets[-1] - offsets[0]) + 2 * rows) // (1 if by_characters else 2) + rows + 1
+    return np.empty(size, np.uint32), np.zeros(rows + 1, np.int64)  # pages that are never written take no memory
 
 
 def sign_packed(
-    data: np.ndarray, offsets: np.ndarray, by_characters: bool, *comparison: Any
+    data: np.ndarray, offsets: np.ndarray, by_characters: bool, *arguments: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sign each row, with the arguments of `sign` up to `keys`; the n-grams packed, and where those of each row begin."""
+    """`sign`, with its arguments up to `keys`; returns the packed n-grams and the offsets of the rows in them."""
     shingles, spans = ngram_buffers(offsets, by_characters)
-    sign(data, offsets, by_characters, *comparison, shingles, spans)
+    sign(data, offsets, by_characters, *arguments, shingles, spans)
     rows = len(offsets) - 1
     packed, ends = np.empty(max_packed_bytes(int(spans[-1]), rows), np.uint8), np.empty(rows + 1, np.int64)
     pack_sets(shingles, spans, packed, ends)

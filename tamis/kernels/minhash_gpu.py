@@ -1,6 +1,6 @@
-"""MinHash signatures on a GPU: `sign` and `sign_packed` of `minhash.py`, same arguments, same bits (CUDA C++ through CuPy).
+"""`sign` and `sign_packed` of `minhash.py` on a GPU: same arguments, bit-identical results (CUDA C++ through CuPy).
 
-What a GPU cannot do (a word of more than 4000 bytes, a batch that does not fit its memory), the processor does instead.
+Batches with a word of more than 4000 bytes, and batches that do not fit in GPU memory, are processed on the CPU.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ R = TypeVar("R")
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _THREADS = 128
 MAX_HASHES = 10_000
-"""Minima of one text are held in the shared memory of a block: 40 kB of 48."""
+"""The minima of a text must fit in the shared memory of a block: 40 kB of 48."""
 
 
 OPENING_BYTES = 1_500_000_000
-"""Memory a process maps when it opens a GPU: 1.4 GB measured with CuPy 14 and CUDA 13, of which 0.25 GB are used."""
+"""Memory that a process maps when it initialises a GPU: 1.4 GB with CuPy 14 and CUDA 13, of which 0.25 GB is used."""
 
 
 @functools.cache
-def opens_freely() -> bool:
-    """Whether there is a GPU, and opening it leaves this process, whose memory may be limited, as much again to work in."""
-    return _room() >= 2 * OPENING_BYTES and available()
+def fits_in_memory() -> bool:
+    """Whether there is a GPU, and initialising it leaves this process at least as much memory as it takes."""
+    return _free_bytes() >= 2 * OPENING_BYTES and available()
 
 
-def _room() -> float:
+def _free_bytes() -> float:
+    """Memory that the limit of this process allows beyond what it has allocated."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return math.inf
@@ -47,7 +48,7 @@ def _room() -> float:
 
 @functools.cache
 def available() -> bool:
-    """Whether this machine has a GPU that kernels can use; CuPy is imported only where there is one."""
+    """Whether this machine has a usable GPU. Imports CuPy only if there is one."""
     if not any(path.exists() for path in _DEVICES):
         return False
     try:
@@ -60,12 +61,12 @@ def available() -> bool:
 
 
 def demand() -> None:
-    """Raise a clear error if there is no GPU to use."""
+    """Raise if there is no usable GPU."""
     if not any(path.exists() for path in _DEVICES):
-        raise ParameterError("there is no GPU here", hint='device="auto" uses one where there is one')
+        raise ParameterError("this machine has no GPU", hint='device="auto" uses a GPU if there is one')
     _cupy()
     if not available():
-        raise ParameterError("the GPU here cannot be used", hint="look at what nvidia-smi says")
+        raise ParameterError("the GPU of this machine cannot be used", hint="check the output of nvidia-smi")
 
 
 def _cupy() -> ModuleType:
@@ -87,7 +88,7 @@ def _tables(options: int) -> tuple[Any, ...]:
 
 
 def sign(*arguments: Any) -> None:
-    """Sign each row; see `minhash.sign`."""
+    """See `minhash.sign`."""
     shingles, spans = arguments[-2:]
     signed = _if_it_fits(_sign, *arguments[:-2])
     if signed is None:
@@ -98,18 +99,18 @@ def sign(*arguments: Any) -> None:
 
 
 def sign_packed(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Sign each row and pack its n-grams; see `minhash.sign_packed`."""
+    """See `minhash.sign_packed`."""
     signed = _if_it_fits(_sign, *arguments)
     packed = _if_it_fits(_pack, *signed) if signed is not None else None
     return packed or minhash.sign_packed(*arguments)
 
 
 def _if_it_fits(function: Callable[..., R | None], *arguments: Any) -> R | None:
-    """What a function gives, or None if the GPU has too little memory for it."""
+    """The result of a function, or None if the GPU does not have enough memory for it."""
     cupy = _cupy()
     with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
         return function(cupy, *arguments)
-    cupy.get_default_memory_pool().free_all_blocks()  # not before the error is gone, which holds what was allocated
+    cupy.get_default_memory_pool().free_all_blocks()  # after the block: the error keeps its allocations alive
     return None
 
 
@@ -129,9 +130,9 @@ def _sign(
     counts: np.ndarray,
     keys: np.ndarray,
 ) -> tuple[Any, np.ndarray] | None:
-    """The n-grams of all rows, left on the GPU, and where those of each row begin; None if a text has a word that must be cut.
+    """(n-grams of all rows, on the GPU; offsets of the rows in them), or None if a text has a word longer than the buffer.
 
-    The tables among the arguments are not used: they lie on the GPU already.
+    The tables among the arguments are not used, because the GPU has its own copies.
     """
     rows, first, last = len(counts), int(offsets[0]), int(offsets[-1])
     if not rows or len(factors) > MAX_HASHES:
@@ -139,11 +140,11 @@ def _sign(
     text = cupy.asarray(data[first:last]) if last > first else cupy.zeros(1, np.uint8)
     ends = cupy.asarray(offsets - first)
     sizes = ends[1:] - ends[:-1]
-    places = cupy.zeros(rows + 1, np.int64)  # a word is at least a byte and a separator, or three bytes
+    places = cupy.zeros(rows + 1, np.int64)  # a word takes at least a byte and a separator, or three bytes
     cupy.cumsum(sizes + 1 if by_characters else (sizes + 1) // 2 + 1, out=places[1:])
     found = cupy.empty(int(places[-1]), np.uint32)
     num, marked = cupy.empty(rows, np.int64), cupy.zeros(1, np.int32)
-    order = cupy.argsort(-sizes)  # neighbours of one length finish together
+    order = cupy.argsort(-sizes)  # neighbouring threads get texts of similar length
     kernels, u32 = _kernels(), np.uint32
     kernels.get_function("shingle")(
         (-(-rows // _THREADS),), (_THREADS,),
@@ -173,7 +174,7 @@ def _sign(
 
 
 def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`sets.pack_sets` for all rows at once: one sort, and then each n-gram knows by itself where it goes."""
+    """`sets.pack_sets` for all rows at once: after one sort, the position of each n-gram is known."""
     rows, size = len(spans) - 1, len(values)
     if not size:
         return np.empty(0, np.uint8), np.zeros(rows + 1, np.int64)
@@ -186,7 +187,7 @@ def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     ordered = ordered[new]
     row = (ordered >> 32).astype(np.int64)
     counts = cupy.bincount(row, minlength=rows)
-    _, exponents = cupy.frexp(cupy.maximum(counts - 1, 0).astype(np.float64))  # so many bits as count - 1 has
+    _, exponents = cupy.frexp(cupy.maximum(counts - 1, 0).astype(np.float64))  # the number of bits of count - 1
     bits = cupy.minimum(sets.FULL_BITS, sets.SPARE_BITS + exponents)
     places = (ordered & 0xFFFFFFFF).astype(np.int64) >> (sets.FULL_BITS - bits).astype(np.int64)[row]
     gaps = cupy.diff(places, prepend=places[:1])

@@ -1,10 +1,10 @@
-"""Which word n-grams of a text are in a given set: for finding benchmarks in training data.
+"""Find the word n-grams of a text that are in a given set, such as those of a benchmark.
 
     bytes --letters and digits, in lower case--> words --64-bit hash--> rolling sums --> n-gram keys --bits, slots--> hits
 
-A word is a run of letters, digits and marks; a letter of a script without spaces is a word of its own. What stands between
-words does not count. Kernels take `data` (uint8), `offsets` (int64, rows + 1) and `tables`: (what an ASCII byte is read as,
-0 between words; what a code point below 65536 is read as; the property tables of `unicode_tables`).
+A word is a run of letters, digits and marks; a letter of a script without spaces is a word of its own. The characters
+between words are ignored. Kernels take `data` (uint8), `offsets` (int64, rows + 1) and `tables`: (a replacement for each
+ASCII byte, 0 between words; a replacement for each code point below 65536; the property tables of `unicode_tables`).
 """
 # mypy: disallow-untyped-defs=False, disallow-any-expr=False
 
@@ -22,12 +22,12 @@ from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, MARK, POINTS, UNSP
 _START, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)  # FNV-1a, 64 bits
 BASE = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the base of the rolling hash
 _UNIT = np.uint64(1)
-_ROOM = 4096  # words of a text, before more is asked for
+_ROOM = 4096  # initial size of arrays, in words of a text
 
 
 @functools.cache
 def word_tables():
-    """`tables` for all kernels here."""
+    """The `tables` that kernels of this module take."""
     ascii_table = np.zeros(128, np.uint8)
     for byte in range(128):
         if chr(byte).isalnum():
@@ -48,7 +48,7 @@ def powers_of(lengths):
 
 @kernel
 def find_words(data, at, end, tables, words, starts, stops):
-    """How many words a text has; as far as there is room, their hashes (uint64) and places (int64) are written."""
+    """The number of words in a text. Their hashes (uint64) and places (int64) are written as far as the arrays reach."""
     ascii_table, lower, points, kinds = tables
     room = len(words)
     count = 0
@@ -76,7 +76,7 @@ def find_words(data, at, end, tables, words, starts, stops):
             if start < 0:
                 start = at
             state = (state ^ np.uint64(value)) * _PRIME
-            if alone:  # what follows begins another word, be it a mark
+            if alone:  # the next character, even a mark, begins another word
                 if count < room:
                     words[count], starts[count], stops[count] = mix64(state), start, after
                 count += 1
@@ -92,7 +92,7 @@ def find_words(data, at, end, tables, words, starts, stops):
 @part
 def _grown(array):
     larger = np.zeros(2 * len(array), array.dtype)
-    for index in range(len(array)):  # a slice would take seconds to compile
+    for index in range(len(array)):  # a slice takes seconds to compile
         larger[index] = array[index]
     return larger
 
@@ -113,10 +113,10 @@ def _key(sums, first, length, power):
 
 @kernel
 def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, keys, rows, sizes, num_words):
-    """The keys of all n-grams of all rows: (keys uint64, rows int32, how many), grown as they must.
+    """The keys of all n-grams of all rows: (keys uint64, rows int32, their number); the arrays grow as needed.
 
-    A row of fewer than `ngram` words but at least `min_words` has one n-gram, all of it. An n-gram with fewer different words
-    than one in `min_different` is left out. sizes[i] = words per n-gram of row i (0: none); num_words[i] = its words;
+    A row of fewer than `ngram` words but at least `min_words` is a single n-gram. An n-gram is left out if less than one in
+    `min_different` of its words is distinct. sizes[i] = words per n-gram of row i (0: none); num_words[i] = its words;
     powers[n] = BASE ** n.
     """
     words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
@@ -139,12 +139,12 @@ def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, k
         for first in range(count - length + 1):
             different = 0
             for index in range(first, first + length):
-                fresh = True
+                is_new = True
                 for before in range(first, index):
                     if words[before] == words[index]:
-                        fresh = False
+                        is_new = False
                         break
-                different += fresh
+                different += is_new
             if different * min_different >= length:
                 keys[total], rows[total] = _key(sums, first, length, powers[length]), row
                 total += 1
@@ -153,7 +153,7 @@ def ngram_keys(data, offsets, tables, ngram, min_words, min_different, powers, k
 
 @kernel
 def fill_index(keys, slots, bits):
-    """Put different keys into `slots` (int32, a power of two, -1 where empty) and mark them in `bits` (uint64)."""
+    """Put distinct keys into `slots` (int32, a power of two, -1 where empty) and mark them in `bits` (uint64)."""
     mask, last = len(slots) - 1, len(bits) * 64 - 1
     for number in range(len(keys)):
         key = keys[number]
@@ -167,10 +167,10 @@ def fill_index(keys, slots, bits):
 
 @kernel
 def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, found):
-    """Look all n-grams of all rows up: (hits, how many); found[i] = hits in row i, int64.
+    """Look up all n-grams of all rows: (hits, their number); found[i] = hits in row i, int64.
 
-    hits int64[n, 6], grown as it must: row, number of the key, first word, word after the last, first byte, byte after
-    the last, both counted from the start of the row.
+    hits int64[n, 6], grown as needed: row, number of the key, first word, word after the last, first byte, byte after the
+    last. Bytes are relative to the start of the row.
     """
     words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
     starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)
@@ -182,7 +182,7 @@ def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, f
             starts, stops = np.zeros(2 * count, np.int64), np.zeros(2 * count, np.int64)
             find_words(data, offsets[row], offsets[row + 1], tables, words, starts, stops)
         _sum_up(words, count, sums)
-        while True:  # again with more room, if there was too little
+        while True:  # retried with a larger array if the hits do not fit
             here = _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total)
             if total + here <= len(hits):
                 break
@@ -201,7 +201,7 @@ def find_hits(data, offsets, tables, lengths, powers, keys, slots, bits, hits, f
 
 @part
 def _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total):
-    """How many n-grams of a row are in the index; as far as there is room, they are written behind the first `total` hits."""
+    """The number of n-grams of a row that are in the index, written after the first `total` hits as far as they fit."""
     mask, last, room = len(slots) - 1, len(bits) * 64 - 1, len(hits)
     here = 0
     for which in range(len(lengths)):
@@ -226,7 +226,7 @@ def _look_up(row, count, lengths, powers, keys, slots, bits, sums, hits, total):
 def sketch(data, offsets, tables, ngram, factors, keys):
     """keys[i] = hashes of groups of minima over the word n-grams of row i (Broder 1997); uint64[rows, groups], 0 if no word.
 
-    Rows of fewer words have one n-gram, all of it. factors: odd numbers, uint64, as many per group for each group.
+    A row of fewer than `ngram` words is a single n-gram. factors: odd numbers, uint64, the same number for each group.
     """
     words, sums = np.zeros(_ROOM, np.uint64), np.zeros(_ROOM + 1, np.uint64)
     starts, stops = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.int64)

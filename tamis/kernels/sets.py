@@ -1,14 +1,14 @@
-"""Sets of n-grams as ascending numbers, whole or packed, and how alike two of them are.
+"""Sets of n-grams as sorted numbers, whole or packed, and the similarity of two sets.
 
-    n-grams of a text, 32 bits each  --ascending, without repeats-->                  whole: 4 bytes per n-gram
-                                     --their upper bits, the gaps between them-->     packed: about 1 byte per n-gram
+    n-grams of a text, 32 bits each  --sorted, without repeats-->                       whole: 4 bytes per n-gram
+                                     --upper bits, gaps between neighbours-->           packed: about 1 byte per n-gram
 
-Of each of n n-grams a packed set keeps the place it falls on, of 32 n to 64 n places: as many upper bits as that takes. A gap
-between neighbours is a byte, after a 255 for each 255 that do not fit. N-grams of one set that fall on one place are kept
-all the same, so that nothing is lost of what two texts share; but where one text alone has d n-grams and the other alone
-has e, d * e / places pairs of them are expected to fall on one place and to look alike. That is subtracted. What
-remains is chance: at a similarity of 0.8 a standard deviation of 0.001 at 1000 n-grams (it falls as their root grows); of
-texts of 100, one pair in thirty is off, by one n-gram.
+A packed set of n n-grams keeps only the upper bits of each, enough to tell 32 n to 64 n places apart. The gap between
+neighbours takes one byte, preceded by a byte 255 for each 255 that do not fit. N-grams of a set with the same place are all
+kept, so packing loses nothing that two texts share. But n-grams that only one of the texts has may fall on the same place by
+chance: with d of them in one text and e in the other, d * e / places pairs are expected, and are subtracted. The remaining
+error is random. At a similarity of 0.8 its standard deviation is 0.001 for 1000 n-grams and falls with the square root of
+their number; for texts of 100 n-grams, one pair in thirty is off by one n-gram.
 """
 # mypy: disallow-untyped-defs=False, disable-error-code="call-arg,var-annotated,assignment"
 
@@ -21,25 +21,25 @@ import numpy as np
 from tamis.kernels.jit import kernel
 
 FULL_BITS = 32
-"""Bits of an n-gram in a set that is not packed."""
+"""Bits of an n-gram in a whole set."""
 SPARE_BITS = 5
-"""Bits of a place beyond those that number the n-grams. One more halves the mistakes, and one gap in ten takes two bytes."""
+"""Bits of a place beyond those needed to number the n-grams. One more halves the errors, and one gap in ten takes two bytes."""
 
 STRIDE = 64
 """Values that `overlap` compares before it checks whether the sets can still be similar enough."""
 
 ESCAPE = 255
-"""A gap that is this or more takes another byte."""
+"""A gap of this size or more takes another byte."""
 
 
 def max_packed_bytes(num_ngrams: int, rows: int) -> int:
-    """Bytes that so many n-grams of so many sets take at most: the gaps of n n-grams sum up to less than 64 n places."""
+    """The most bytes that the packed sets of `rows` rows take: the gaps of n n-grams add up to less than 64 n."""
     return num_ngrams + (num_ngrams << (SPARE_BITS + 1)) // ESCAPE + rows
 
 
 @kernel
 def bits_of(size):
-    """Of how many bits a place in a packed set of some size is."""
+    """Bits per place in a packed set of this size."""
     bits = SPARE_BITS
     while bits < FULL_BITS and (1 << (bits - SPARE_BITS)) < size:
         bits += 1
@@ -48,11 +48,11 @@ def bits_of(size):
 
 @kernel
 def sort_unique(values, ends, out):
-    """The different values (0 counts as 1) in ascending order, to the front of `out`; how many they are.
+    """Write the distinct values (0 counts as 1) in ascending order to `out`; returns their number.
 
-    Values are hashes: thrown into as many bins as they are, by their upper bits, each lies almost where it belongs.
+    The values are hashes, so a bin sort by their upper bits, with about one value per bin, almost sorts them.
 
-    ends  int32, room for twice as many as there are values, and one more
+    ends  int32, working memory for 2 * len(values) + 1 entries
     """
     bits = 1
     while 1 << bits < len(values):
@@ -72,11 +72,11 @@ def sort_unique(values, ends, out):
     count = 0
     for index in range(len(values)):
         value, at = out[index], count
-        while at and out[at - 1] > value:  # few: those of the same bin
+        while at and out[at - 1] > value:  # only values of the same bin
             out[at] = out[at - 1]
             at -= 1
         if at and out[at - 1] == value:
-            for back in range(at, count):  # it is there already: what moved on moves back
+            for back in range(at, count):  # a repeat: undo the moves
                 out[back] = out[back + 1]
             continue
         out[at] = value
@@ -86,10 +86,10 @@ def sort_unique(values, ends, out):
 
 @kernel
 def pack_sets(values, offsets, out, spans):
-    """Pack the n-grams of each row (uint32, in any order, repeated or not).
+    """Pack the n-grams of each row (uint32, in any order, repeats allowed).
 
-    out    uint8[packed_room]
-    spans  int64[rows + 1]  where the bytes of each row begin
+    out    uint8[max_packed_bytes]
+    spans  int64[rows + 1]          offsets of the rows in out
     """
     largest = np.int64(0)
     for row in range(len(offsets) - 1):
@@ -117,7 +117,7 @@ def pack_sets(values, offsets, out, spans):
 
 @kernel
 def packed_sizes(packed, offsets, spans):
-    """spans[i] = how many n-grams the rows before i have; offsets int64[rows + 1] of the bytes."""
+    """spans[i] = number of n-grams in the rows before i; offsets int64[rows + 1] of the bytes."""
     size = np.int64(0)
     for row in range(len(offsets) - 1):
         spans[row] = size
@@ -128,7 +128,7 @@ def packed_sizes(packed, offsets, spans):
 
 @kernel
 def unpack_sets(packed, offsets, spans, places, bits):
-    """The places (uint32, ascending) of the n-grams of each row, and of how many bits they are."""
+    """Write the places (uint32, ascending) of the n-grams of each row, and their number of bits."""
     for row in range(len(offsets) - 1):
         at = spans[row]
         place = np.uint32(0)
@@ -142,7 +142,7 @@ def unpack_sets(packed, offsets, spans, places, bits):
 
 @kernel
 def sort_sets(values, offsets, out, spans):
-    """Sort the values of each row and leave out repeats; out has room for all of them, spans int64[rows + 1]."""
+    """Sort the values of each row and remove repeats; out is as long as values, spans int64[rows + 1] are its offsets."""
     size = np.int64(0)
     for row in range(len(offsets) - 1):
         spans[row] = size
@@ -156,14 +156,14 @@ def sort_sets(values, offsets, out, spans):
 
 @kernel
 def overlap(values, first, last, shift, other, end, other_shift, max_unmatched):
-    """How many values two ascending spans of an array share, after each is shifted down; repeats count as often as in both.
+    """How many values two ascending spans of an array share after a right shift; repeats count as often as both have them.
 
     Returns -1 as soon as more than `max_unmatched` values of the two spans are known to have no counterpart.
     """
     shared = np.int64(0)
     begin = first + other
     while first < last and other < end:
-        # The check is cheap only when it is rare. A step advances each span by one value at most.
+        # Checked once per stride, since a check for each value would be slower than the comparison.
         stop = min(first + STRIDE, last)
         other_stop = min(other + STRIDE, end)
         while first < stop and other < other_stop:
@@ -180,9 +180,9 @@ def overlap(values, first, last, shift, other, end, other_shift, max_unmatched):
 def jaccard_similarity(a, b, sets, spans, bits, least):
     """The Jaccard similarity of the sets of rows a and b, or -1 once it is certain to be below `least`.
 
-    sets   uint32             ascending values of all rows, one row after the other
-    spans  int64[rows + 1]    where those of each row begin
-    bits   int8[rows]         how many bits the values of a row have: WHOLE, or those of a packed set
+    sets   uint32             ascending values of all rows, concatenated
+    spans  int64[rows + 1]    offsets of the rows in sets
+    bits   int8[rows]         bits of the values of a row: FULL_BITS, or those of a packed set
     """
     size_a, size_b = spans[a + 1] - spans[a], spans[b + 1] - spans[b]
     if min(size_a, size_b) < least * max(size_a, size_b) - 1e-9:

@@ -1,4 +1,4 @@
-"""Hashes of spans of bytes, and the hash tables that kernels keep in plain arrays.
+"""Hashes of byte spans, and hash tables in plain arrays.
 
 The hashes are the same in every process and on every little-endian machine. None of them is written to disk.
 """
@@ -17,12 +17,12 @@ _HALF = np.uint64(32)
 _MASKS = np.array(
     [(1 << 8 * min(size, 8)) - 1 for size in range(17)] + [(1 << 8 * max(size - 8, 0)) - 1 for size in range(17)],
     np.uint64,
-)  # which bytes of the first and of the second eight belong to a span of 0 to 16
+)  # masks of the first and the second eight bytes of a span of 0 to 16 bytes
 
 
 @inlined
 def mix(state, word):
-    """Fold a uint64 into a uint64 state; for one state, different words give different results."""
+    """Mix a uint64 into a uint64 state; for a given state, different words give different results."""
     value = (state ^ word) * _MIX
     value ^= value >> _HALF
     value *= _SPREAD
@@ -46,9 +46,9 @@ def tail64(data, at, stop):
 
 @inlined
 def hash_span(data, start, stop):
-    """A 64-bit hash of the bytes from start to stop; equal bytes, equal hash, in every process."""
+    """A 64-bit hash of the bytes from start to stop."""
     size = stop - start
-    if size <= 16 and start + 16 <= len(data):  # most words, without a branch on their size
+    if size <= 16 and start + 16 <= len(data):  # most words; no branch on their size
         state = mix(np.uint64(size) * _SPREAD, load64(data, start) & _MASKS[size])
         return mix(state, load64(data, start + 8) & _MASKS[size + 17])
     return _hash_long(data, start, stop)
@@ -67,7 +67,7 @@ def _hash_long(data, start, stop):
 
 @inlined
 def lower8(word):
-    """Eight bytes with A-Z read as a-z, other bytes as they are."""
+    """Eight bytes with A-Z replaced by a-z."""
     low = word & np.uint64(0x7F7F7F7F7F7F7F7F)
     above_at = low + np.uint64(0x3F3F3F3F3F3F3F3F)  # high bit where byte >= 'A'
     above_z = low + np.uint64(0x2525252525252525)  # high bit where byte > 'Z'
@@ -77,7 +77,7 @@ def lower8(word):
 
 @inlined
 def hash_start(data, start, stop):
-    """A hash of a span's length and of its first 8 bytes, with A-Z read as a-z; 8 bytes must be there to read."""
+    """A hash of a span's length and first 8 bytes, ignoring ASCII case; reads 8 bytes even if the span is shorter."""
     size = stop - start
     word = load64(data, start) & _MASKS[size if size < 8 else 8]
     return mix(np.uint64(size) * _SPREAD, lower8(word))
@@ -85,7 +85,7 @@ def hash_start(data, start, stop):
 
 @inlined
 def hash_lowered(data, start, stop):
-    """A hash of a span with A-Z read as a-z; that of `hash_start` if it has no more than 8 bytes."""
+    """A hash of a span, ignoring ASCII case; equal to `hash_start` for at most 8 bytes."""
     state = np.uint64(stop - start) * _SPREAD
     at = start
     while at + 8 < stop:
@@ -96,14 +96,17 @@ def hash_lowered(data, start, stop):
 
 @kernel
 def hash_words(data, offsets, out):
-    """out[i] = the lowered hash of row i; uint64."""
+    """out[i] = `hash_lowered` of row i; uint64."""
     for row in range(len(offsets) - 1):
         out[row] = hash_lowered(data, offsets[row], offsets[row + 1])
 
 
 @inlined
 def find_slot(keys, key):
-    """Where `key` is or belongs in an open-addressing table of uint64 whose length is a power of two; 0 is empty."""
+    """The slot of `key`, or the free slot where it belongs, in an open-addressing table of uint64; 0 is empty.
+
+    The length of the table is a power of two.
+    """
     mask = len(keys) - 1
     slot = np.int64(key & np.uint64(mask))
     while (keys[slot] != 0) & (keys[slot] != key):
@@ -119,10 +122,10 @@ def fill_table(keys, hashes):
 
 @inlined
 def number_of(slots, mask, hashes, members, key):
-    """The number of `key` in an open-addressing table of numbers (0 is empty), members + 1 if it is not there.
+    """The number of `key` in an open-addressing table of numbers (0 is empty); adds it as members + 1 if it is new.
 
-    hashes[number] is the key of a number; members is the count of numbers given so far. The key is put down whether it
-    is new or not, so that nothing but a collision needs a branch: in a text new and known words come in no order.
+    hashes[number] is the key of a number; members is how many have been added. The key is stored whether it is new or not,
+    so that only collisions need a branch: new and known words alternate unpredictably in a text.
     """
     slot = np.int64(key & np.uint64(mask))
     number = np.int64(slots[slot])
@@ -137,7 +140,7 @@ def number_of(slots, mask, hashes, members, key):
 
 @inlined
 def table_size(members):
-    """The slots of a table for so many members: a power of two, at most a quarter of them used."""
+    """The number of slots for a table of `members` members: a power of two, of which at most a quarter are used."""
     size = 16
     while size < 4 * members:
         size *= 2
@@ -146,14 +149,14 @@ def table_size(members):
 
 @inlined
 def clear(array, size):
-    """Set the first `size` entries to 0; a slice would take a second to compile."""
+    """Set the first `size` entries to 0; a slice takes a second to compile."""
     for index in range(size):
         array[index] = 0
 
 
 @part
 def grown(array, size):
-    """An array of the same type with room for `size`, contents kept."""
+    """A copy of the array with space for at least `size` entries."""
     result = np.empty(size if size > 2 * len(array) else 2 * len(array), array.dtype)
     for index in range(len(array)):
         result[index] = array[index]

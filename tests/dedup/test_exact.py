@@ -1,4 +1,4 @@
-"""Exact duplicates: which rows are kept and dropped and why, for any keep policy and any division of the work."""
+"""Exact duplicates: which rows are kept and dropped, and why, for any keep policy and any division of the work."""
 
 import json
 
@@ -18,7 +18,7 @@ def kept(rows, step, **options):
     return Pipeline(Rows(rows, rows_per_partition=3), step).collect(**options).to_pylist()
 
 
-def test_the_first_of_equal_rows_is_kept_and_the_reason_recorded():
+def test_first_of_equal_rows_is_kept_and_the_reason_is_reported():
     rows = [{"text": text} for text in ["a", "b", "a", "c", "b", "a"]]
     report = Pipeline(Rows(rows, rows_per_partition=2), ExactDedup()).run(executor="inline")
     assert report.dropped == {"exact duplicate": 3}
@@ -26,7 +26,7 @@ def test_the_first_of_equal_rows_is_kept_and_the_reason_recorded():
     assert [row["text"] for row in kept(rows, ExactDedup())] == ["a", "b", "c"]
 
 
-def test_null_keys_are_no_duplicates_and_empty_texts_are():
+def test_null_keys_are_not_duplicates_but_empty_texts_are():
     rows = [{"text": None}, {"text": ""}, {"text": None}, {"text": ""}, {"text": " "}]
     assert [row["text"] for row in kept(rows, ExactDedup())] == [None, "", None, " "]
 
@@ -53,7 +53,7 @@ def test_keep_policies(step, expected):
     assert [row["i"] for row in kept(rows, step)] == expected
 
 
-def test_longest_text_stays_where_case_and_space_do_not_count():
+def test_the_longest_text_is_kept_when_case_and_space_are_ignored():
     rows = [{"text": "One  two"}, {"text": "one two"}, {"text": "ONE    two "}]
     step = ExactDedup(ignore_case=True, ignore_whitespace=True, keep="longest")
     assert kept(rows, step) == [{"text": "ONE    two "}]
@@ -92,7 +92,7 @@ def test_survivors_are_those_of_the_naive_reference(pairs, keep, per_partition):
     assert (found["i"].to_pylist() if found.num_rows else []) == expected
 
 
-def test_nested_keys_are_refused():
+def test_nested_keys_are_rejected():
     with pytest.raises(OperatorError, match="which cannot be compared"):
         kept([{"k": [1, 2]}], ExactDedup(column="k"))
 
@@ -110,17 +110,17 @@ def test_nested_keys_are_refused():
         ({"prefer_column": "source"}, "needs `prefer`"),
     ],
 )
-def test_parameters_that_cannot_be(parameters, message):
+def test_invalid_parameters_are_rejected(parameters, message):
     with pytest.raises(ParameterError, match=message):
         ExactDedup(**parameters).check()
 
 
-def test_best_by_a_column_of_text_is_refused():
+def test_best_by_a_column_of_text_is_rejected():
     with pytest.raises(OperatorError, match="ranked by a number"):
         kept([{"text": "a", "score": "high"}], ExactDedup(keep="best", by="score"))
 
 
-def test_a_date_that_is_none_fails_its_row_alone(tmp_path):
+def test_an_invalid_date_fails_only_its_row(tmp_path):
     rows = [
         {"text": "a", "date": "2024-01-01"},
         {"text": "a", "date": "yesterday"},
@@ -177,7 +177,7 @@ def test_a_second_run_leaves_no_groups_of_the_first(tmp_path):
 LINE = "this line of some length is seen in many places"
 
 
-def test_repeated_lines_are_cut_and_the_first_stays():
+def test_repeated_lines_are_cut_and_the_first_is_kept():
     rows = [
         {"text": f"{LINE}\nfirst of its kind in here\n"},
         {"text": f"  quite another text in here\n{LINE}\nthe end of this text"},
@@ -199,12 +199,12 @@ def test_documents_that_lose_too_much_are_dropped():
     assert pipeline.collect(executor="inline")["text"].to_pylist() == [rows[0]["text"], None, ""]
 
 
-def test_short_units_are_left_alone():
+def test_short_units_are_not_compared():
     rows = [{"text": "}\nfoo"}, {"text": "}\nbar"}]
     assert kept(rows, ExactDedup(unit="line")) == rows
 
 
-def test_units_work_in_workers_behind_other_steps_and_on_renamed_columns(tmp_path):
+def test_units_work_in_workers_after_other_steps_and_on_renamed_columns(tmp_path):
     write(tmp_path, "a.jsonl", [{"body": f"{LINE}\nnumber {n} of the documents"} for n in range(6)])
     pipeline = Pipeline(
         JsonlReader(str(tmp_path / "a.jsonl"), blocksize=100),
@@ -217,7 +217,7 @@ def test_units_work_in_workers_behind_other_steps_and_on_renamed_columns(tmp_pat
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=6), min_size=1, max_size=8), st.integers(1, 4))
-def test_lines_left_are_those_of_the_naive_reference(documents, per_partition):
+def test_remaining_lines_are_those_of_the_naive_reference(documents, per_partition):
     seen, expected = set(), []
     for document in documents:
         left = []

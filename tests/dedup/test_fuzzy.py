@@ -58,19 +58,19 @@ def planted(num, seed=0, size=100, most=4):
 
 
 def fates(rows, step, per_partition=50, **options):
-    """(ids that stay, pairs as {id: (kept id, similarity)})."""
+    """(ids of the kept rows, pairs as {id: (kept id, similarity)})."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         options = {"executor": "inline", **options}
         Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(**options)
         files = sorted(Path(folder, "out").glob("*.parquet"))
-        stayed = [name for file in files for name in pq.read_table(file)["id"].to_pylist()]
+        kept = [name for file in files for name in pq.read_table(file)["id"].to_pylist()]
         pairs = Groups.load(f"{folder}/out").table()
-        return stayed, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs.to_pylist()}
+        return kept, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs.to_pylist()}
 
 
-# ------------------------------------------------------------------------------------------------------ what is decided
+# ------------------------------------------------------------------------------------------------------ decisions
 
 
 def naive(rows, step):
@@ -101,7 +101,7 @@ def naive(rows, step):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 0.5, 0.7, 0.8, 0.95]), st.integers(5, 60))
-def test_survivors_and_twins_are_those_of_the_naive_reference(seed, threshold, per_partition):
+def test_survivors_and_pairs_are_those_of_the_naive_reference(seed, threshold, per_partition):
     rows = planted(60, seed, size=30, most=4)
     step = FuzzyDedup(threshold=threshold)
     assert fates(rows, step, per_partition) == naive(rows, step)
@@ -110,20 +110,20 @@ def test_survivors_and_twins_are_those_of_the_naive_reference(seed, threshold, p
 def test_rows_of_a_component_are_compared_even_if_they_share_no_band(monkeypatch):
     rows = planted(60, 4, size=30)
     step = FuzzyDedup(threshold=0.4)
-    stayed, _ = fates(rows, step)
-    assert stayed == naive(rows, step)[0]
+    kept, _ = fates(rows, step)
+    assert kept == naive(rows, step)[0]
     monkeypatch.setattr(groups_kernel, "MAX_UNLINKED", 0)
-    assert len(fates(rows, step)[0]) == len(stayed) + 3
+    assert len(fates(rows, step)[0]) == len(kept) + 3
 
 
-def test_a_removal_was_itself_verified_and_every_close_pair_that_met_is_resolved():
+def test_every_removal_is_verified_against_a_kept_row():
     rows = planted(400, 1)
     texts = {row["id"]: row["text"] for row in rows}
-    stayed, pairs = fates(rows, FuzzyDedup())
+    kept, pairs = fates(rows, FuzzyDedup())
     assert len(pairs) > 100
-    for name, (kept, similarity) in pairs.items():
-        assert kept in stayed
-        assert similarity == pytest.approx(jaccard(texts[name], texts[kept]))
+    for name, (survivor, similarity) in pairs.items():
+        assert survivor in kept
+        assert similarity == pytest.approx(jaccard(texts[name], texts[survivor]))
         assert similarity >= 0.8
 
 
@@ -140,7 +140,7 @@ def hard_pairs(count, least, most, seed=5):
 
 
 def assert_recall_and_precision(step, rows, truth, precision):
-    """Recall is no less than the banding curve promises, less three binomial deviations."""
+    """Recall is at least that of the banding curve, less three binomial standard deviations."""
     _, pairs = fates(rows, step, per_partition=200)
     gone = {int(name[1:]) for name in pairs}
     close = {int(number) for number in np.flatnonzero(truth >= step.threshold)}
@@ -159,14 +159,14 @@ def test_recall_is_what_the_banding_curve_promises(settings_name, verify, precis
 
 @pytest.mark.parametrize(("least", "most", "count"), [(20, 60, 2000), (1000, 3000, 500)], ids=["short", "long"])
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
-def test_packed_sets_decide_about_texts_of_any_length(least, most, count, threshold):
-    # Bands that propose almost all pairs, so that the comparison decides.
+def test_packed_sets_are_precise_for_texts_of_any_length(least, most, count, threshold):
+    # With these bands almost all pairs are candidates, so the comparison decides.
     step = FuzzyDedup(verify="signature", threshold=threshold, num_bands=30, hashes_per_band=4)
     assert_recall_and_precision(step, *hard_pairs(count, least, most), 0.99)
 
 
 def chain(length=12, step=6, size=60):
-    """Documents of which each is like the next and the ends are not alike at all."""
+    """Documents of which each is similar to the next, while the first and the last are not."""
     rng = random.Random(9)
     words, rows = document(rng, size), []
     for number in range(length):
@@ -177,19 +177,19 @@ def chain(length=12, step=6, size=60):
     return rows
 
 
-def test_chained_templates_lose_nothing_that_is_unlike_its_twin():
+def test_a_chain_of_similar_texts_loses_only_rows_similar_to_a_kept_one():
     rows = chain()
     texts = {row["id"]: row["text"] for row in rows}
     assert jaccard(rows[0]["text"], rows[-1]["text"]) < 0.3
     chained, _ = fates(rows, FuzzyDedup(threshold=0.6, verify="none", num_bands=40, hashes_per_band=3))
-    assert chained == ["c0"]  # what plain connected components make of it
+    assert chained == ["c0"]  # without verification, a component is one group
     for verify in ("jaccard", "signature"):
-        stayed, pairs = fates(rows, FuzzyDedup(threshold=0.6, verify=verify, num_bands=40, hashes_per_band=3))
-        assert len(stayed) > 3
-        assert all(jaccard(texts[name], texts[kept]) >= 0.6 for name, (kept, _) in pairs.items())
+        kept, pairs = fates(rows, FuzzyDedup(threshold=0.6, verify=verify, num_bands=40, hashes_per_band=3))
+        assert len(kept) > 3
+        assert all(jaccard(texts[name], texts[survivor]) >= 0.6 for name, (survivor, _) in pairs.items())
 
 
-def test_short_texts_go_by_exact_match_and_that_is_said():
+def test_short_texts_are_dropped_by_exact_match_with_a_reason_of_their_own():
     rows = [{"text": text} for text in ["Hello there", "hello, there!", "hello you", "", None, "", "!!"]]
     report = Pipeline(Rows(rows), FuzzyDedup()).run(executor="inline")
     assert report.dropped == {"exact duplicate, too short for 5-grams": 1}
@@ -205,8 +205,8 @@ def test_keep_policies(keep):
         {"id": "d", "text": "something else that has a few words", "score": 0.0, "date": None},
     ]
     by = {"best": "score", "newest": "date"}.get(keep)
-    stayed, _ = fates(rows, FuzzyDedup(keep=keep, by=by))
-    assert stayed == {"longest": ["c", "d"], "best": ["b", "d"], "newest": ["c", "d"], "none": ["d"]}[keep]
+    kept, _ = fates(rows, FuzzyDedup(keep=keep, by=by))
+    assert kept == {"longest": ["c", "d"], "best": ["b", "d"], "newest": ["c", "d"], "none": ["d"]}[keep]
 
 
 def test_character_ngrams_and_other_languages():
@@ -218,7 +218,7 @@ def test_character_ngrams_and_other_languages():
         assert fates(rows, step)[0] == ["0", "2"]
 
 
-# ------------------------------------------------------------------------------------------- the same in every division
+# ------------------------------------------------------------------------------------------- independent of the division
 
 
 @pytest.mark.parametrize(
@@ -243,22 +243,22 @@ def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
     assert fates(rows, FuzzyDedup(), per_partition=100) == expected
 
 
-def test_a_component_larger_than_a_worker_may_hold_goes_through_the_disk(monkeypatch):
+def test_a_component_larger_than_a_workers_memory_is_processed_from_disk(monkeypatch):
     from tamis.dedup import shuffle
 
     rows = [{"id": str(n), "text": " ".join(document(random.Random(1), 60))} for n in range(300)]
     monkeypatch.setattr(shuffle, "bytes_per_call", lambda worker_bytes: 5000)
-    stayed, pairs = fates(rows, FuzzyDedup(), per_partition=100)
-    assert (stayed, len(pairs)) == (["0"], 299)
+    kept, pairs = fates(rows, FuzzyDedup(), per_partition=100)
+    assert (kept, len(pairs)) == (["0"], 299)
 
 
-def test_a_template_of_many_unlike_pages_costs_no_more_than_its_limit():
+def test_dissimilar_pages_of_a_template_are_all_kept():
     rng = random.Random(8)
     frame = document(rng, 40)
     rows = [{"id": str(n), "text": " ".join(frame + document(rng, 25))} for n in range(900)]
-    step = FuzzyDedup(num_bands=60, hashes_per_band=2)  # everything meets everything
-    stayed, pairs = fates(rows, step, per_partition=300)
-    assert (len(stayed), len(pairs)) == (900, 0)
+    step = FuzzyDedup(num_bands=60, hashes_per_band=2)  # every row shares a band with every other
+    kept, pairs = fates(rows, step, per_partition=300)
+    assert (len(kept), len(pairs)) == (900, 0)
 
 
 def write_rows(folder, rows, per_file=100):
@@ -335,7 +335,7 @@ def test_a_run_interrupted_while_resolving_resumes_there(tmp_path, monkeypatch, 
     assert output_of(tmp_path / "out") == output_of(tmp_path / "calm")
 
 
-# --------------------------------------------------------------------------------------------------- questioning it
+# --------------------------------------------------------------------------------------------------- groups
 
 
 def test_groups_near_misses_and_closest_calls(tmp_path):
@@ -359,7 +359,7 @@ def test_groups_near_misses_and_closest_calls(tmp_path):
 
 
 @pytest.mark.parametrize("verify", ["jaccard", "signature"])
-def test_another_threshold_from_the_same_hashes_is_a_run_from_the_start(tmp_path, verify, monkeypatch):
+def test_reused_hashes_with_another_threshold_give_the_result_of_a_new_run(tmp_path, verify, monkeypatch):
     rows = planted(500, 16, most=6)
     source = write_rows(tmp_path / "in", rows)
     out = [str(tmp_path / name) for name in ("loose", "strict", "reused")]
@@ -390,7 +390,7 @@ def test_hashes_of_other_settings_or_other_input_are_not_reused(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- mistakes
 
 
-def test_text_of_another_type_is_refused():
+def test_text_of_another_type_is_rejected():
     with pytest.raises(OperatorError, match="is int64, not text"):
         Pipeline(Rows([{"text": 3}]), FuzzyDedup()).run(executor="inline")
 
@@ -406,12 +406,12 @@ def test_text_of_another_type_is_refused():
         ({"keep": "best"}, "needs a column"),
     ],
 )
-def test_parameters_that_cannot_be(parameters, message):
+def test_invalid_parameters_are_rejected(parameters, message):
     with pytest.raises(ParameterError, match=message):
         FuzzyDedup(**parameters).check()
 
 
-def test_too_little_disk_is_reported_before_the_work_begins(monkeypatch):
+def test_too_little_disk_space_is_reported_before_the_work_begins(monkeypatch):
     import shutil
     from collections import namedtuple
 
@@ -421,7 +421,7 @@ def test_too_little_disk_is_reported_before_the_work_begins(monkeypatch):
         Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
 
 
-def test_a_full_disk_is_reported(monkeypatch):
+def test_a_disk_that_fills_up_is_reported(monkeypatch):
     from tamis.dedup import shuffle
     from tamis.errors import SinkError
 
@@ -433,7 +433,7 @@ def test_a_full_disk_is_reported(monkeypatch):
         Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
 
 
-def test_splits_follow_the_threshold():
+def test_the_split_into_bands_follows_the_threshold():
     assert FuzzyDedup(num_hashes=112, threshold=0.8).bands == best_split(0.8, 112)
     low, high = best_split(0.5, 128), best_split(0.9, 128)
     assert low[1] < high[1]
@@ -464,7 +464,7 @@ def test_hashes_of_other_texts_are_not_reused(tmp_path):
     Pipeline(Rows(rows, rows_per_partition=7), FuzzyDedup(reuse=str(tmp_path / "out"))).run(executor="inline")
 
 
-def test_what_seems_the_same_goes_at_any_threshold():
+def test_packed_sets_of_equal_texts_reach_a_threshold_of_one():
     text = " ".join(document(random.Random(3), 3000))
     rows = [{"id": str(n), "text": text} for n in range(3)]
     assert fates(rows, FuzzyDedup(verify="signature", threshold=1.0))[0] == ["0"]

@@ -1,4 +1,4 @@
-"""An index of what was seen: used by the next dataset, updated, and refused where it does not fit."""
+"""The index: used by the next dataset, updated, and rejected if its settings differ."""
 
 import random
 
@@ -12,7 +12,7 @@ from tamis.sinks.tables import JsonlWriter
 
 
 def texts(numbers, size=40):
-    """Document n is always the same, and unlike all others."""
+    """Document n is always the same, and different from all others."""
     words = lambda n: ["".join(random.Random((n, i).__hash__()).choices("abcdefgh", k=6)) for i in range(size)]  # noqa: E731
     return [{"id": f"d{n}", "text": " ".join(words(n))} for n in numbers]
 
@@ -25,7 +25,7 @@ def run(rows, step, out):
 
 
 @pytest.mark.parametrize("make", STEPS)
-def test_what_an_index_has_seen_goes(tmp_path, make):
+def test_rows_in_the_index_are_dropped(tmp_path, make):
     index = str(tmp_path / "index")
     first = run(texts(range(10)), make(against=index, update=True), tmp_path / "one")
     assert first.kept == 10
@@ -37,7 +37,7 @@ def test_what_an_index_has_seen_goes(tmp_path, make):
 
 
 @pytest.mark.parametrize("make", STEPS)
-def test_an_index_grows_and_a_repeated_run_does_not_meet_itself(tmp_path, make):
+def test_an_index_grows_and_a_repeated_run_ignores_its_own_rows(tmp_path, make):
     index = str(tmp_path / "index")
     for _ in range(2):
         assert run(texts(range(10)), make(against=index, update=True), tmp_path / "one").kept == 10
@@ -52,7 +52,7 @@ def test_an_index_grows_and_a_repeated_run_does_not_meet_itself(tmp_path, make):
     assert sorted(describe(index)["rows"].values()) == [5, 10]
 
 
-def test_near_duplicates_of_the_index_go_and_dissimilar_ones_stay(tmp_path):
+def test_near_duplicates_of_the_index_are_dropped_and_dissimilar_rows_kept(tmp_path):
     index = str(tmp_path / "index")
     rows = texts(range(3), size=100)
     run(rows, FuzzyDedup(against=index, update=True), tmp_path / "one")
@@ -63,7 +63,7 @@ def test_near_duplicates_of_the_index_go_and_dissimilar_ones_stay(tmp_path):
     assert report.dropped[f"in the index {index}"] == 1
 
 
-def test_a_run_broken_off_before_the_index_changed_sees_what_it_says_now(tmp_path, monkeypatch):
+def test_a_run_resumed_after_the_index_changed_uses_the_new_index(tmp_path, monkeypatch):
     index = str(tmp_path / "index")
     run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
     step = ExactDedup(against=index)
@@ -75,7 +75,7 @@ def test_a_run_broken_off_before_the_index_changed_sees_what_it_says_now(tmp_pat
     assert run(texts(range(6)), step, tmp_path / "two").kept == 1
 
 
-def test_paragraphs_seen_before_are_cut(tmp_path):
+def test_lines_in_the_index_are_cut(tmp_path):
     index = str(tmp_path / "index")
     line = "a line of boilerplate that everybody has"
     step = lambda **k: ExactDedup(unit="line", max_removed=0.9, against=index, **k)  # noqa: E731
@@ -96,14 +96,14 @@ def test_paragraphs_seen_before_are_cut(tmp_path):
         (lambda index: ExactDedup(against=index), "index for fuzzy duplicates"),
     ],
 )
-def test_an_index_made_otherwise_is_refused(tmp_path, step, message):
+def test_an_index_with_other_settings_is_rejected(tmp_path, step, message):
     index = str(tmp_path / "index")
     run(texts(range(3)), FuzzyDedup(against=index, update=True), tmp_path / "one")
     with pytest.raises(ParameterError, match=message):
         step(index).check()
 
 
-def test_a_folder_that_is_no_index_is_refused(tmp_path):
+def test_a_folder_that_is_not_an_index_is_rejected(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ParameterError, match="there is no index"):
         ExactDedup(against=str(tmp_path)).check()
@@ -111,7 +111,7 @@ def test_a_folder_that_is_no_index_is_refused(tmp_path):
         run(texts(range(2)), ExactDedup(against=str(tmp_path), update=True), tmp_path / "out")
 
 
-def test_a_change_of_the_index_is_a_reason_to_decide_again(tmp_path):
+def test_a_changed_index_invalidates_earlier_decisions(tmp_path):
     index = str(tmp_path / "index")
     run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
     assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 3
@@ -119,7 +119,7 @@ def test_a_change_of_the_index_is_a_reason_to_decide_again(tmp_path):
     assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 2
 
 
-def test_another_output_in_the_same_place_does_not_replace_what_was_seen(tmp_path):
+def test_another_output_at_the_same_path_does_not_replace_the_generation(tmp_path):
     index = str(tmp_path / "index")
     run(texts(range(5)), ExactDedup(against=index, update=True), tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "monday")
@@ -127,7 +127,7 @@ def test_another_output_in_the_same_place_does_not_replace_what_was_seen(tmp_pat
     assert sorted(describe(index)["rows"].values()) == [3, 5]
 
 
-def test_a_generation_that_was_made_again_is_a_reason_to_decide_again(tmp_path):
+def test_a_rebuilt_generation_invalidates_earlier_decisions(tmp_path):
     index = str(tmp_path / "index")
     run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
     assert run(texts(range(6)), ExactDedup(against=index), tmp_path / "out").kept == 3
@@ -136,7 +136,7 @@ def test_a_generation_that_was_made_again_is_a_reason_to_decide_again(tmp_path):
     assert Groups.load(tmp_path / "out").explain("d0") == []
 
 
-def test_an_index_of_another_version_or_a_damaged_one_is_refused(tmp_path):
+def test_an_index_of_another_version_or_a_damaged_one_is_rejected(tmp_path):
     index = tmp_path / "index"
     run(texts(range(3)), ExactDedup(against=str(index), update=True), tmp_path / "one")
     about = index / "index.json"
@@ -165,7 +165,7 @@ def test_an_index_in_an_object_store(tmp_path, s3_server, make):
     assert s3_server.storage_options["endpoint_url"] not in report
 
 
-def test_an_index_in_an_object_store_changes_as_a_whole(tmp_path, s3_server):
+def test_an_index_in_an_object_store_changes_atomically(tmp_path, s3_server):
     import s3fs
 
     index, options = f"{s3_server.url}/index", {"storage_options": s3_server.storage_options}
@@ -190,7 +190,7 @@ def test_an_index_in_an_object_store_changes_as_a_whole(tmp_path, s3_server):
     assert run(texts(range(6)), step, tmp_path / "two").kept == 2
 
 
-def test_groups_in_an_object_store_can_be_questioned(tmp_path, s3_server):
+def test_groups_in_an_object_store_can_be_read(tmp_path, s3_server):
     rows = texts([0, 1, 2, 1, 1], size=100)
     rows[3]["text"] += " and more"
     out = {"remote": f"{s3_server.url}/out", "local": str(tmp_path / "out")}
@@ -219,5 +219,5 @@ def test_data_in_an_object_store_is_deduplicated_against_a_local_index(tmp_path,
     for _ in range(2):
         step = FuzzyDedup(against=index, update=True)
         report = Pipeline(Rows(texts(range(6)), rows_per_partition=2), step, out).run(executor="inline", fresh=True)
-        assert report.kept == 6  # a repeated run does not meet itself there either
+        assert report.kept == 6  # a repeated run ignores its own generation
     assert run(texts(range(4, 8)), FuzzyDedup(against=index), tmp_path / "two").kept == 2

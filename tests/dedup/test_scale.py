@@ -1,4 +1,4 @@
-"""Many partitions, keys that never end, disks that do: what grows with the data stays within its bounds."""
+"""Many partitions, frequent keys, full disks: memory, files and disk space stay within their limits."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def test_files_are_opened_in_proportion_to_partitions(tmp_path, monkeypatch, ste
 
 
 @pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
-def test_addresses_of_twins_are_right_wherever_they_are(tmp_path, step):
+def test_addresses_of_survivors_are_right_in_any_partition(tmp_path, step):
     rows = texts(120, 15)
     expected = outcome(rows, step, tmp_path / "one")
     assert expected[1]
@@ -71,7 +71,7 @@ def test_addresses_of_twins_are_right_wherever_they_are(tmp_path, step):
         assert pair["kept_id"] == str(pair["kept_row"])
 
 
-# ------------------------------------------------------------------------------------------- one key more often than fits
+# ------------------------------------------------------------------------------------------- keys that do not fit
 
 
 @pytest.mark.parametrize("keep", ["first", "best", "none"])
@@ -89,7 +89,7 @@ def test_a_text_that_is_repeated_more_often_than_fits(tmp_path, monkeypatch, kee
 
 
 @pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
-def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypatch, step):
+def test_a_part_that_runs_out_of_memory_is_divided_again(tmp_path, monkeypatch, step):
     rows = texts(3000, 2000)
     expected = outcome(rows, step, tmp_path / "whole")
     refused = []
@@ -111,7 +111,7 @@ def test_a_part_that_does_not_fit_after_all_is_divided_again(tmp_path, monkeypat
     assert outcome(rows, step, tmp_path / "workers", per_partition=500, **more) == expected
 
 
-def test_a_job_that_never_fits_is_reported(tmp_path, monkeypatch):
+def test_work_that_never_fits_is_reported(tmp_path, monkeypatch):
     def never(keys):
         raise MemoryError
 
@@ -155,7 +155,7 @@ def test_edges_are_the_same_whatever_the_pieces(keys, size):
     assert pairs == {(keys.index(key), n) for n, key in enumerate(keys) if keys.index(key) != n}
 
 
-def test_disk_space_is_limited_like_memory(tmp_path):
+def test_an_array_on_disk_works_like_one_in_memory(tmp_path):
     for memory in (10**9, 0):
         array = allocate((1000, 3), np.int32, tmp_path, memory)
         array[:] = 7
@@ -174,7 +174,7 @@ def test_parts_do_not_grow_with_the_data_until_they_are_many():
 
 @pytest.mark.parametrize("keep", ["first", "longest", "none"])
 @pytest.mark.parametrize("verify", ["jaccard", "signature", "none"])
-def test_a_component_that_does_not_fit_is_processed_in_parts(tmp_path, monkeypatch, verify, keep):
+def test_a_component_that_does_not_fit_is_processed_in_pieces_with_the_same_result(tmp_path, monkeypatch, verify, keep):
     rng = random.Random(5)
     words = ["".join(rng.choices("abcdefghijklm", k=6)) for _ in range(40)]
 
@@ -184,7 +184,7 @@ def test_a_component_that_does_not_fit_is_processed_in_parts(tmp_path, monkeypat
     rows = texts(300, 60) + [{"id": str(n), "text": changed(n % 7)} for n in range(300)]
     rng.shuffle(rows)
     step = FuzzyDedup(verify=verify, keep=keep, threshold=0.5)
-    monkeypatch.setattr(groups, "MAX_UNLINKED", 3)  # a limit that matters
+    monkeypatch.setattr(groups, "MAX_UNLINKED", 3)  # low enough to have an effect
     expected = outcome(rows, step, tmp_path / "whole")
     mapped = []
     plain = candidates._take
@@ -200,7 +200,7 @@ def test_a_component_that_does_not_fit_is_processed_in_parts(tmp_path, monkeypat
     assert sum(mapped) > 4
 
 
-def test_a_group_too_large_to_decide_about_is_reported_immediately(tmp_path, monkeypatch):
+def test_a_component_too_large_for_a_worker_is_reported_at_once(tmp_path, monkeypatch):
     tried = []
 
     def full(*args, **options):
@@ -215,7 +215,7 @@ def test_a_group_too_large_to_decide_about_is_reported_immediately(tmp_path, mon
 
 
 @pytest.mark.parametrize("step", STEPS, ids=["exact", "lines", "jaccard", "signature"])
-def test_a_partition_of_more_rows_than_fit_is_settled_in_blocks(tmp_path, monkeypatch, step):
+def test_a_partition_that_does_not_fit_is_decided_in_blocks(tmp_path, monkeypatch, step):
     def run(folder, rows):
         kept = dataclasses.replace(step, against=str(tmp_path / folder / "index"), update=True)
         first = outcome(rows[:200], kept, tmp_path / folder / "first", per_partition=90)
@@ -234,7 +234,7 @@ def test_a_partition_of_more_rows_than_fit_is_settled_in_blocks(tmp_path, monkey
     assert len(parts) > 10
 
 
-def test_reasons_and_failures_stay_with_their_rows_in_blocks(tmp_path, monkeypatch):
+def test_reasons_belong_to_their_rows_in_blocks(tmp_path, monkeypatch):
     rows = [
         {"id": str(n), "text": "too short" if n % 3 else f"{n} " + "one and the same text of many words " * 3}
         for n in range(90)
@@ -272,7 +272,7 @@ def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathere
         assert gathered < 10**6 or len(batches) <= 1
 
 
-def test_buckets_without_rows_use_no_memory(tmp_path):
+def test_buckets_without_rows_take_no_space(tmp_path):
     rows = pa.table(
         {
             "text": pa.array([b"word"] * 10_000, pa.large_binary()),
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own; where none can be made, the test cannot be."""
+    """A small file system; the test is skipped if none can be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", str(folder)], capture_output=True).returncode:
@@ -315,7 +315,7 @@ def fits(folder, megabytes):
 
 @pytest.mark.parametrize("executor", ["inline", "local"])
 @pytest.mark.parametrize("step", [STEPS[0], STEPS[2], STEPS[3]], ids=["exact", "jaccard", "signature"])
-def test_a_full_disk_while_resolving_is_reported_and_the_run_resumes(tmp_path, small_disk, step, executor):
+def test_a_disk_that_fills_while_resolving_is_reported_and_the_run_resumes(tmp_path, small_disk, step, executor):
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in texts(20_000, 9000)))
 
@@ -381,7 +381,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("step", PHASES)
-def test_a_run_killed_in_any_phase_ends_as_if_nothing_had_happened(tmp_path, step):
+def test_a_run_killed_in_any_phase_resumes_with_the_same_result(tmp_path, step):
     """One run, killed in every phase in turn: `kill -9` of the whole process, in the middle of the phase's calls."""
     (tmp_path / "in").mkdir()
     for number in range(3):
@@ -441,8 +441,8 @@ print((peak[0] - low) * 1024)
 """
 
 
-def test_components_hold_less_than_16_bytes_per_document(tmp_path):
-    """Anonymous memory while bands become groups, at two sizes; the difference is what a document costs."""
+def test_components_take_less_than_16_bytes_per_document(tmp_path):
+    """Anonymous memory of the union-find at two sizes; the difference is the cost of a document."""
     peaks = []
     for total in (4_000_000, 12_000_000):
         folder = tmp_path / str(total)

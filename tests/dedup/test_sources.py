@@ -1,4 +1,4 @@
-"""Which copy stays where rows come from several sources, and what stays the same whatever runs them."""
+"""Keep policies over several sources, and results that do not depend on how a run is executed."""
 
 import json
 import os
@@ -34,25 +34,25 @@ MIXED = rows_of(("a1", "x"), ("a2", "x"), ("a3", "y"), ("b1", "x"), ("b2", "z"),
 
 
 @pytest.mark.parametrize("make", STEPS, ids=NAMES)
-def test_the_preferred_source_stays(make):
+def test_rows_of_the_preferred_source_are_kept(make):
     step = make(prefer=["b", "a"], prefer_column="source")
     assert kept(MIXED, step) == ["a3", "b1", "b2"]
 
 
 @pytest.mark.parametrize("make", STEPS, ids=NAMES)
-def test_only_what_a_better_source_has_goes(make):
+def test_only_rows_that_a_better_source_has_are_dropped(make):
     step = make(prefer=["b", "a"], prefer_column="source", across_sources=True)
-    assert kept(MIXED, step) == ["a3", "b1", "b2", "b3"]  # the copies within b stay; c has what a and b have
+    assert kept(MIXED, step) == ["a3", "b1", "b2", "b3"]  # copies within b are kept; c has only rows of a and b
 
 
 @pytest.mark.parametrize("make", STEPS, ids=NAMES)
-def test_copies_within_a_source_that_no_other_has_stay(make):
+def test_copies_within_a_single_source_are_kept(make):
     rows = rows_of(("a1", "x"), ("a2", "x"), ("b1", "y"), ("b2", "y"))
     assert kept(rows, make(prefer=["b", "a"], prefer_column="source", across_sources=True)) == ["a1", "a2", "b1", "b2"]
 
 
 @pytest.mark.parametrize("make", STEPS, ids=NAMES)
-def test_across_sources_nothing_stays_that_two_of_them_have(make):
+def test_across_sources_keep_none_drops_rows_that_two_sources_have(make):
     step = make(prefer=["b", "a"], prefer_column="source", across_sources=True, keep="none")
     assert kept(rows_of(("a1", "x"), ("b1", "x"), ("b2", "y"), ("b3", "y")), step) == ["b2", "b3"]
 
@@ -63,7 +63,7 @@ def test_across_sources_holds_for_unverified_groups_too():
 
 
 @pytest.mark.parametrize("make", STEPS, ids=NAMES)
-def test_what_the_index_has_goes_across_sources(tmp_path, make):
+def test_rows_in_the_index_are_dropped_across_sources(tmp_path, make):
     index = str(tmp_path / "index")
     more = {"prefer": ["b", "a"], "prefer_column": "source", "across_sources": True}
     first = make(against=index, update=True, **more)
@@ -101,7 +101,7 @@ def test_a_source_may_be_a_pattern_or_a_file():
     assert KeepPolicy(prefer=["*/crawl-*/*", "b.jsonl"])._rank_of_place("in/b.jsonl") == 1
 
 
-def test_a_column_of_lists_names_no_source():
+def test_a_column_of_lists_cannot_name_a_source():
     rows = [{"text": "a", "source": ["x"]}]
     with pytest.raises(OperatorError, match="cannot name a source"):
         Pipeline(Rows(rows), ExactDedup(prefer=["x"], prefer_column="source")).run(executor="inline")
@@ -129,7 +129,7 @@ def test_every_policy_for_every_kind(make, keep, by, expected):
     assert kept([*rows, rest], step) == [*([expected] if expected else []), "other"]
 
 
-def test_unicode_composition_does_not_count_if_asked():
+def test_unicode_composition_can_be_ignored():
     rows = [
         {"id": "1", "text": "caf\u00e9"},
         {"id": "2", "text": "cafe\u0301"},
@@ -141,7 +141,7 @@ def test_unicode_composition_does_not_count_if_asked():
     assert kept(rows, ExactDedup(unicode="NFKC")) == ["1", "3"]
 
 
-def test_normalisation_before_shingling_can_be_left_out():
+def test_normalisation_can_be_turned_off():
     rows = [{"id": "1", "text": TEXT["x"]}, {"id": "2", "text": TEXT["x"].upper()}]
     assert kept(rows, FuzzyDedup()) == ["1"]
     assert kept(rows, FuzzyDedup(lowercase=False)) == ["1", "2"]
@@ -165,7 +165,7 @@ def test_null_and_empty_texts_and_identical_ids(tmp_path, make):
     assert [text for text in found if not text] == [None, "", None]
 
 
-def test_ids_in_only_some_files_are_reported(tmp_path):
+def test_ids_that_only_some_files_have_are_recorded(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT["x"]}) + "\n" + json.dumps({"text": TEXT["y"]}) + "\n")
     (tmp_path / "b.jsonl").write_text(
         "".join(json.dumps({"id": n, "text": TEXT[t]}) + "\n" for n, t in enumerate("zxz"))
@@ -184,7 +184,7 @@ def test_a_text_of_the_wrong_type_stops_a_run_of_workers_too(make):
         Pipeline(Rows([{"text": 3}] * 5), make()).run(workers=1, memory="2GB", on_error="raise")
 
 
-# ------------------------------------------------------------------------------------------------- the same in every run
+# ------------------------------------------------------------------------------------------------- the same in each run
 
 SCRIPT = """
 import json, sys
@@ -214,7 +214,7 @@ def test_the_hash_seed_of_python_changes_nothing(tmp_path):
     assert len(set(found)) == 1
 
 
-def test_the_disk_that_a_run_needs_is_estimated_before_it(tmp_path):
+def test_the_disk_space_of_a_run_is_estimated_before_it(tmp_path):
     rng = random.Random(5)
     texts = [" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(60)) for _ in range(3000)]
     rows = [{"id": str(n), "text": text} for n, text in enumerate([*texts, *texts[:500]])]

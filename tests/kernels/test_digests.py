@@ -23,7 +23,7 @@ def test_digest_is_murmur3_x64_128():
 def test_short_and_counting_keys_do_not_collide():
     texts = [str(n) for n in range(200_000)] + ["a" * n for n in range(1, 3000)] + ["\x01" * n for n in range(1, 3000)]
     found = digest(texts)
-    for half in (0, 1):  # either half alone is a good hash of so few
+    for half in (0, 1):  # either half alone is a good hash for this number of keys
         assert len(np.unique(found[:, half])) == len(texts)
 
 
@@ -80,7 +80,7 @@ def cut(text, as_numpy, unit):
     return without_units(pa.array([text]), "text", pa.array([as_numpy], pa.list_(pa.int32())), unit, 1).to_pylist()[0]
 
 
-def test_cutting_leaves_the_rest_as_it_was():
+def test_cutting_does_not_change_the_rest():
     text = "one\n\ntwo\ntwo b\n\n  three\n"
     assert cut(text, [], "paragraph") == text
     assert cut(text, [0], "paragraph") == "two\ntwo b\n\n  three"
@@ -92,7 +92,7 @@ def test_cutting_leaves_the_rest_as_it_was():
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from("ab \n"), max_size=40), st.data(), st.sampled_from(["line", "paragraph"]))
-def test_what_is_left_has_exactly_the_other_units(text, data, unit):
+def test_the_remaining_text_has_exactly_the_other_units(text, data, unit):
     units = units_of(text, unit)
     gone = sorted(data.draw(st.sets(st.integers(0, max(0, len(units) - 1)), max_size=len(units)))) if units else []
     left = units_of(cut(text, gone, unit), unit)

@@ -1,4 +1,4 @@
-"""Compare union-find and the choice of survivors with naive code."""
+"""Union-find and the choice of rows to keep, against naive code."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -41,7 +41,7 @@ def similarity(left, right):
 
 
 def naive_choice(keys, sets, threshold, max_unlinked):
-    """Row by row: the best survivor with a common key if it is similar enough, else the first of the others that is."""
+    """The best survivor with a common key if it is similar enough, otherwise the first of the rest that is."""
     kept, matches = [], []
     for row in range(len(keys)):
         linked = [other for other in kept if any(a == b for a, b in zip(keys[row], keys[other], strict=True))]
@@ -96,8 +96,8 @@ def test_rows_that_share_no_band_are_compared_within_the_component():
     assert choose(keys, flat, spans, 0.8, max_unlinked=0).tolist() == [-1, -1, -1]
 
 
-def test_one_crowded_band_does_not_hide_a_twin():
-    # All rows meet in band 0 and are unlike each other; the last one has a twin among the first, which it meets in band 1.
+def test_one_crowded_band_does_not_hide_a_duplicate():
+    # All rows share band 0 and are dissimilar, but the last one equals an early row, with which it also shares band 1.
     size = 2000
     keys = np.array([[7, 1000 + min(row, size - 2) % (size - 2)] for row in range(size)], np.uint64)
     keys[size - 1, 1] = keys[3, 1]

@@ -1,4 +1,4 @@
-"""MinHash: what is a word, what is an n-gram, and that minima agree as often as sets are alike."""
+"""MinHash: words, n-grams, and minima that agree as often as the sets are similar."""
 
 import math
 import random
@@ -162,7 +162,7 @@ def test_word_shingles_are_those_of_the_naive_reference(text, options, n):
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(1, 8))
-def test_character_shingles_without_options_are_those_of_the_text_as_it_is(text, n):
+def test_character_shingles_without_options_are_those_of_the_unchanged_text(text, n):
     _, _, found = sign([text], n, characters=True, options=0)
     units = [mix64(START ^ int.from_bytes(as_bytes([ord(char)]), "little")) for char in text]
     assert found[0].tolist() == naive_shingles(units, n)
@@ -192,12 +192,12 @@ def test_long_texts_are_the_same_however_the_buffer_divides_them():
         ("1,000,000 people", "7 people"),
     ],
 )
-def test_normalisation_reads_these_alike(one, other):
+def test_normalised_texts_are_equal(one, other):
     _, _, (left, right) = sign([one, other], 2)
     assert left.tolist() == right.tolist()
 
 
-def test_short_text_is_like_the_same_words_and_nothing_else():
+def test_a_short_text_matches_only_the_same_words():
     counts, keys, _ = sign(["one two three", "One, two: three!", "one two three four five", "", "one two"])
     assert counts.tolist() == [-1, -1, 1, 0, -1]
     assert (keys[0] == keys[1]).all()
@@ -211,12 +211,12 @@ def jaccard(left, right):
 
 
 def _word(rng, different):
-    """Return one of many words, made of letters only, since digits may be folded."""
+    """A random word of a vocabulary of this size, in letters: numbers are all read as 0."""
     return np.base_repr(rng.randrange(different), 36).translate(str.maketrans("0123456789", "qrstuvwxyz")).lower() + "k"
 
 
 def _pairs(kind, rng):
-    """Texts of some kind, and the same with some words changed."""
+    """Texts of a kind, and the same with some words changed."""
     shapes = {
         "short": (3000, 8, 25),
         "long": (50_000, 1500, 2500),
@@ -234,7 +234,7 @@ def _pairs(kind, rng):
 
 
 @pytest.mark.parametrize("kind", ["short", "long", "repetitive", "chinese"])
-def test_minima_of_bands_agree_as_often_as_sets_are_alike(kind):
+def test_minima_agree_as_often_as_the_similarity_of_the_sets(kind):
     """One hash per band, so that a key is a minimum."""
     texts = [text for pair in _pairs(kind, random.Random(kind)) for text in pair]
     errors, variance = [], 0.0

@@ -1,4 +1,4 @@
-"""The GPU and the processor give the same bits. Needs a GPU; where there is none, only the refusals are tested."""
+"""GPU and CPU give identical results. Without a GPU, only the error messages are tested."""
 
 import random
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ ALPHABETS = [
     "的一是不了人我在有他这中大来上国",
 ]
 
-needs_gpu = pytest.mark.skipif(not minhash_gpu.available(), reason="there is no GPU here")
+needs_gpu = pytest.mark.skipif(not minhash_gpu.available(), reason="this machine has no GPU")
 
 
 def some_texts(seed, count=400):
@@ -106,7 +106,7 @@ def test_both_pack_the_same_bytes(characters, n):
 
 @needs_gpu
 @pytest.mark.gpu
-def test_a_word_that_must_be_cut_is_left_to_the_processor():
+def test_a_text_with_a_very_long_word_is_processed_on_the_cpu():
     texts = ["a b c d e f", "x" * 50_000 + " y z", "中" * 9000]
     shape = {"characters": False, "n": 5, "options": ALL}
     for mine, theirs in zip(
@@ -119,7 +119,7 @@ def test_a_word_that_must_be_cut_is_left_to_the_processor():
 @pytest.mark.gpu
 @pytest.mark.parametrize("verify", ["jaccard", "signature"])
 @pytest.mark.parametrize("executor", ["inline", "local"])
-def test_the_same_rows_stay_on_either_device(verify, executor):
+def test_both_devices_keep_the_same_rows(verify, executor):
     rng = random.Random(1)
     base = [" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(60)) for _ in range(100)]
     rows = [{"id": str(n), "text": rng.choice(base) + " and" * rng.randrange(4)} for n in range(600)]
@@ -134,7 +134,7 @@ def test_the_same_rows_stay_on_either_device(verify, executor):
 
 
 @pytest.mark.parametrize("function", ["_sign", "_pack"])
-def test_what_does_not_fit_a_gpu_is_left_to_the_processor(monkeypatch, function):
+def test_a_batch_that_does_not_fit_on_the_gpu_is_processed_on_the_cpu(monkeypatch, function):
     class Full(MemoryError):
         """As CuPy raises it."""
 
@@ -159,16 +159,16 @@ def test_what_does_not_fit_a_gpu_is_left_to_the_processor(monkeypatch, function)
 
 
 @pytest.mark.skipif(minhash_gpu.available(), reason="there is a GPU here")
-def test_without_a_gpu_it_is_refused_and_auto_does_without():
+def test_without_a_gpu_it_is_rejected_and_auto_uses_the_cpu():
     rows = [{"text": "a tale of twenty words " * 4}] * 2
-    with pytest.raises(ParameterError, match="there is no GPU here"):
+    with pytest.raises(ParameterError, match="this machine has no GPU"):
         Pipeline(Rows(rows), FuzzyDedup()).run(executor="inline", device="gpu")
-    with pytest.raises(ParameterError, match="there is no GPU here"):
+    with pytest.raises(ParameterError, match="this machine has no GPU"):
         FuzzyDedup(device="gpu").check()
     assert Pipeline(Rows(rows), FuzzyDedup()).run(executor="inline", device="auto").kept == 1
 
 
-def test_the_device_does_not_decide_what_the_rows_are():
+def test_the_device_is_not_part_of_the_identity():
     assert FuzzyDedup(device="cpu").identity() == FuzzyDedup().identity()
 
 

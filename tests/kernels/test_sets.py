@@ -12,7 +12,7 @@ from tamis.kernels import sets
 
 
 def packed(rows):
-    """(bytes, where those of each row begin)"""
+    """(bytes, offsets of the rows)"""
     values = np.array([value for row in rows for value in row], np.uint32)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     out, spans = np.empty(sets.max_packed_bytes(len(values), len(rows)), np.uint8), np.empty(len(rows) + 1, np.int64)
@@ -22,7 +22,7 @@ def packed(rows):
 
 
 def unpacked(rows):
-    """(places of all rows, where those of each row begin, bits of each)"""
+    """(places of all rows, offsets of the rows, bits of each row)"""
     data, ends = packed(rows)
     spans, bits = np.empty(len(ends), np.int64), np.empty(len(rows), np.int8)
     sets.packed_sizes(data, ends, spans)
@@ -43,7 +43,7 @@ VALUES = st.one_of(st.integers(0, 2**32 - 1), st.integers(0, 20), st.integers(2*
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(VALUES, max_size=60), max_size=6))
-def test_what_is_packed_are_the_upper_bits_of_the_different_ngrams(rows):
+def test_packing_keeps_the_upper_bits_of_the_distinct_ngrams(rows):
     places, spans, bits = unpacked(rows)
     for number, row in enumerate(rows):
         different = {max(value, 1) for value in row}
@@ -86,7 +86,7 @@ def test_comparison_stops_once_the_sets_cannot_be_similar_enough():
 
 
 def pair(rng, size, similarity):
-    """Two sets of about this size and similarity, and what it is."""
+    """Two sets of about this size and similarity, and their exact similarity."""
     shared = round(2 * size * similarity / (1 + similarity))
     left, right = ({rng.randrange(2**32) for _ in range(size - shared)} for _ in range(2))
     both = {rng.randrange(2**32) for _ in range(shared)}
@@ -96,20 +96,20 @@ def pair(rng, size, similarity):
 
 @pytest.mark.parametrize("similarity", [0.5, 0.8, 0.95])
 @pytest.mark.parametrize("size", [30, 120, 400, 3000])
-def test_packed_sets_tell_the_similarity_without_bias(size, similarity):
+def test_packed_sets_estimate_the_similarity_without_bias(size, similarity):
     rng = random.Random(size)
     errors = []
     for _ in range(200):
         left, right, true = pair(rng, size, similarity)
         errors.append(sets.jaccard_similarity(0, 1, *unpacked([left, right]), 0.0) - true)
-    # Pairs of n-grams that neither text shares fall on one place with a chance of 1 in 32 n at most.
+    # Two n-grams that the texts do not share have the same place with a probability of at most 1 in 32 n.
     alone = (1 - similarity) / (1 + similarity)
     deviation = math.sqrt(alone**2 / 32 / size) * (1 + similarity) ** 2 / 2
     assert np.std(errors) <= 1.2 * deviation + 0.25 / size
     assert abs(np.mean(errors)) <= 5 * deviation / math.sqrt(len(errors)) + 0.25 / size
 
 
-def test_the_same_and_nothing_in_common():
+def test_equal_and_disjoint_sets():
     rng = random.Random(2)
     left, right = ({rng.randrange(2**32) for _ in range(500)} for _ in range(2))
     same = unpacked([left, left, right])
