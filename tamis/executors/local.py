@@ -424,7 +424,7 @@ class _StageRun:
             self.pending.appendleft(task)
             executor._stop_worker(worker)
             error, share = content[0]
-            # A used worker is simply replaced; and another failure may have made room already.
+            # A used worker is simply replaced; another failure may already have freed memory.
             if not worker.used and share >= self.governor.worker_bytes:
                 self.governor.too_large_to_set_up(error)
                 executor._fit_workers()

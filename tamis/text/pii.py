@@ -79,7 +79,7 @@ def find_emails(text: str) -> Iterator[Span]:
         if not after or not before or len(before[0]) > _MAX_LOCAL:
             continue
         following = text[after.end() : after.end() + 1]
-        whole = not _goes_on(text, after.end()) and following not in ("_", "@")
+        whole = not _continues_word(text, after.end()) and following not in ("_", "@")
         repository = before[0] == "git" and following == ":"
         if whole and not repository and not _PICTURE.match(text, at + 1):
             yield at - len(before[0]), after.end()
@@ -120,7 +120,7 @@ def find_ibans(text: str) -> Iterator[Span]:
                 and regular
                 and plain.isascii()
                 and plain.isalnum()
-                and not _goes_on(text, start + size)
+                and not _continues_word(text, start + size)
             ):
                 if plain.upper() == plain and is_iban(plain):
                     yield start, start + size
@@ -136,7 +136,7 @@ def is_iban(account: str) -> bool:
     return int("".join(str(int(char, 36)) for char in account[4:] + account[:4])) % 97 == 1
 
 
-def _goes_on(text: str, at: int) -> bool:
+def _continues_word(text: str, at: int) -> bool:
     following = text[at : at + 1]
     return bool(following) and following.isascii() and following.isalnum()
 
