@@ -1,38 +1,50 @@
-"""Which partitions are committed, under which inputs and settings: resuming is skipping those.
+"""The ledger: which partitions are committed, and from which inputs and settings. A resumed run skips those.
 
     .tamis/ledger.log            on a disk: one line per record, `crc32 json`, appended and synced
-    .tamis/ledger/00000007.log   in an object store, where nothing can be appended: a few such lines per object
+    .tamis/ledger/00000007.log   in an object store, which cannot append: a few such lines per object
 
-A record is believed only if its checksum holds. Losing one costs the work of its partition, never its correctness: the
-partition is done again under the same file names.
+A record counts only if its checksum is correct, it has the expected fields, and it names only files that a run could
+have written. Any other line is damaged. A damaged line costs the work of its partition: it is processed again, and
+writes files of the same names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import io
 import json
 import os
+import re
 import time
+import typing
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import IO, Any, TypeVar
 
 from tamis.errors import DiskFull, LedgerError, SinkError, is_full_disk
+from tamis.memory.spill import stem
 from tamis.operators import Shard
-from tamis.report import Account
-from tamis.store import INTERNAL, Store
+from tamis.parameters import fits
+from tamis.report import Account, OperatorAccount, Report
+from tamis.store import INTERNAL, LINES, TABLE, Store
 
 LOCK_STALE_S = 120.0
-"""A lock in an object store whose owner has not renewed it for so long is taken over."""
+"""A lock in an object store is taken over if its owner has not renewed it for this long."""
+
+SHARD_NAME = re.compile(r"part-\d{6,}[\w.-]*", re.ASCII)
+"""The name of a file of rows. `_has_own_names` also checks the number and the names in the internal folder."""
+
+_SEGMENT = re.compile(r"\d{8}\.log")
+_T = TypeVar("_T")
 
 
 @dataclass
 class Commit:
-    """A partition that is done: what it was made from (`key`), what it gave, and the account of its rows."""
+    """A finished partition: a hash of its input and settings (`key`), its files, and the account of its rows."""
 
     stage: int
     key: str
@@ -42,39 +54,62 @@ class Commit:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        return {
-            "kind": "commit",
-            "stage": self.stage,
-            "key": self.key,
-            "partition": self.partition,
-            "shards": [asdict(shard) for shard in self.shards],
-            "account": self.account.as_dict(),
-            "extra": self.extra,
-        }
+        return {"kind": "commit"} | asdict(self)
 
     @staticmethod
-    def from_record(record: dict[str, Any]) -> Commit:
-        return Commit(
-            stage=record["stage"],
-            key=record["key"],
-            partition=record["partition"],
-            shards=[Shard(**shard) for shard in record["shards"]],
-            account=Account.from_dict(record["account"]),
-            extra=record["extra"],
-        )
+    def from_record(record: Mapping[str, Any]) -> Commit:
+        """Raise ValueError if the record is not one that `record` could have written."""
+        values = {name: value for name, value in record.items() if name != "kind"}
+        account = dict(values["account"])
+        account["operators"] = [_typed(OperatorAccount, op) for op in account["operators"]]
+        values["account"] = _typed(Account, account)
+        values["shards"] = [_typed(Shard, shard) for shard in values["shards"]]
+        commit = _typed(Commit, values)
+        files = commit.extra.get("files", [])
+        if not _has_own_names(commit) or not fits(files, list[str]) or not all(map(SHARD_NAME.fullmatch, files)):
+            raise ValueError("it names files that no run writes")
+        if not fits(commit.extra.get("gone", []), list[str]) or not fits(commit.extra.get("observed", 0), int):
+            raise ValueError("its observations are damaged")
+        return commit
+
+
+def _has_own_names(commit: Commit) -> bool:
+    """Whether all files of a commit have names that its partition could have given them."""
+    own = re.escape(stem(commit.partition))
+    side = (
+        f"{re.escape(INTERNAL)}/(?:rejects/{own}-stage-{commit.stage}{TABLE}|failed/{own}-stage-{commit.stage}{LINES})"
+    )
+    names = re.compile(rf"{own}(?!\d)[\w.-]*|{side}", re.ASCII)
+    return all(names.fullmatch(shard.name) for shard in commit.shards)
+
+
+def _typed(cls: type[_T], values: Mapping[str, Any]) -> _T:
+    """A dataclass from parsed JSON, each field checked against its annotation."""
+    made = cls(**values)
+    hints = _hints(cls)  # type: ignore[arg-type]
+    for spec in fields(made):  # type: ignore[arg-type]
+        if not fits(getattr(made, spec.name), hints[spec.name]):
+            raise ValueError(f"`{spec.name}` of {cls.__name__} is {getattr(made, spec.name)!r}")
+    return made
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 class Ledger:
-    """The open record of one output folder, held by one run at a time."""
+    """The record of one output folder. As a context manager it is locked, and can be written."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.commits: dict[tuple[int, str], Commit] = {}
         self.steps: dict[tuple[int, str], Any] = {}
-        """Results of the calls a Gather made while resolving."""
+        """Results of the calls that a Gather made while resolving."""
         self.plan: dict[str, Any] | None = None
         self.finished: dict[str, Any] | None = None
         self.damaged = 0
+        """The number of damaged lines."""
         self._file: io.FileIO | None = None
         self._segment = 0
         self._owner = uuid.uuid4().hex
@@ -86,11 +121,11 @@ class Ledger:
     def __enter__(self) -> Ledger:
         self._take_lock()
         try:
-            for record in self._records():
-                self._apply(record)
+            self.load()
             if self.store.local:
-                # Without a buffer: what could not be written must not be tried again when the file is closed.
+                # Unbuffered: close() must not retry a write that failed.
                 self._file = (self.store.path / INTERNAL / "ledger.log").open("ab", buffering=0)
+                self._end_last_line()
         except BaseException:
             self._release_lock()
             raise
@@ -101,31 +136,38 @@ class Ledger:
             self._file.close()
         self._release_lock()
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def load(self) -> None:
+        """Read all records. Needs no lock, and changes nothing on disk."""
         for data in self._segments():
             for line in data.splitlines():
                 record = parse_line(line)
-                if record is None:
+                try:
+                    if record is None:
+                        raise ValueError("its checksum is wrong")
+                    self._apply(record)
+                except (ValueError, TypeError, KeyError, AttributeError):
                     self.damaged += 1
-                else:
-                    yield record
-            if self.store.local and data and not data.endswith(b"\n"):
-                # The last append was cut short: start the next record on a line of its own.
-                with (self.store.path / INTERNAL / "ledger.log").open("ab") as file:
-                    file.write(b"\n")
 
     def _segments(self) -> Iterator[bytes]:
         if self.store.local:
             yield self.store.read(f"{INTERNAL}/ledger.log") or b""
             return
         for name in self.store.names(f"{INTERNAL}/ledger"):
-            self._segment = max(self._segment, int(name.partition(".")[0]))
-            yield self.store.read(f"{INTERNAL}/ledger/{name}") or b""
+            if _SEGMENT.fullmatch(name):
+                self._segment = max(self._segment, int(name.partition(".")[0]))
+                yield self.store.read(f"{INTERNAL}/ledger/{name}") or b""
+
+    def _end_last_line(self) -> None:
+        """Start the next record on a new line if the last append was cut short."""
+        assert self._file is not None
+        data = self.store.read(f"{INTERNAL}/ledger.log") or b""
+        if data and not data.endswith(b"\n"):
+            self._file.write(b"\n")
 
     # ------------------------------------------------------------------------------------------------------- records
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write records and make them durable before returning."""
+        """Write records and sync them to disk before returning."""
         new = list(records)
         if not new:
             return
@@ -144,7 +186,7 @@ class Ledger:
             what = "the disk is full" if full else str(error.strerror or error)
             raise (DiskFull if full else SinkError)(
                 f"cannot write the ledger of {self.store.root}: {what}",
-                hint="make room or mend permissions, then run the same command again: committed work is kept",
+                hint="free some space or fix the permissions, then rerun the same command: committed work is kept",
             ) from error
         for record in new:
             self._apply(record)
@@ -158,15 +200,23 @@ class Ledger:
             self.steps[record["stage"], record["key"]] = record["result"]
         elif kind == "drop":
             self.commits.pop((record["stage"], record["key"]), None)
+        elif kind == "clear":
+            self._forget_all()
         elif kind == "plan":
-            self.plan = record
+            self.plan = _checked_plan(record)
             self.finished = None
         elif kind == "finished":
+            Report(**record["report"])  # raises if the fields are not those of a report
             self.finished = record
+
+    def _forget_all(self) -> None:
+        self.commits.clear()
+        self.steps.clear()
+        self.plan = self.finished = None
 
     @property
     def is_new(self) -> bool:
-        """Whether no run has written to this folder before, as far as can be told."""
+        """Whether the ledger shows no earlier run in this folder."""
         return self.plan is None and not self.commits and not self.damaged
 
     def drop(self, stale: Iterable[Commit]) -> None:
@@ -174,10 +224,8 @@ class Ledger:
         self.append({"kind": "drop", "stage": commit.stage, "key": commit.key} for commit in list(stale))
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.drop(self.commits.values())
-        self.plan = None
-        self.finished = None
+        """Forget everything: commits, results of a Gather, and the plan."""
+        self.append([{"kind": "clear"}])
 
     # ------------------------------------------------------------------------------------------------------ the lock
 
@@ -196,18 +244,24 @@ class Ledger:
             lock.flush()
             self._lock = lock
             return
-        found = self.store.read(f"{INTERNAL}/lock")
-        if found:
-            holder = json.loads(found)
-            if time.time() - holder["renewed"] < LOCK_STALE_S:
-                raise _in_use(self.store.root, f"a run that was alive {time.time() - holder['renewed']:.0f} s ago")
+        renewed = self._lock_holder().get("renewed")
+        if isinstance(renewed, (int, float)) and time.time() - renewed < LOCK_STALE_S:
+            raise _in_use(self.store.root, f"a run that was alive {time.time() - renewed:.0f} s ago")
         self.renew_lock(force=True)
-        # Two runs may have seen no lock; the one whose name stands in the object goes on.
-        if json.loads(self.store.read(f"{INTERNAL}/lock") or b"{}").get("owner") != self._owner:
+        # Two runs may have found no lock; the one whose name is in the object continues.
+        if self._lock_holder().get("owner") != self._owner:
             raise _in_use(self.store.root, "a run that started at the same moment")
 
+    def _lock_holder(self) -> dict[str, Any]:
+        """What the lock object in an object store says; {} if there is none, or it is damaged."""
+        try:
+            holder = json.loads(self.store.read(f"{INTERNAL}/lock") or b"{}")
+        except ValueError:
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
     def renew_lock(self, *, force: bool = False) -> None:
-        """Tell other machines that this run is alive; cheap, called often."""
+        """Show other machines that this run is alive. Cheap, and called often."""
         if self.store.local or (not force and time.monotonic() - self._lock_renewed < LOCK_STALE_S / 4):
             return
         holder = {"owner": self._owner, "renewed": time.time(), "process": os.getpid()}
@@ -229,17 +283,28 @@ def _in_use(root: str, owner: str) -> LedgerError:
     )
 
 
+def _checked_plan(record: dict[str, Any]) -> dict[str, Any]:
+    shape = {"version": str, "identity": list[dict[str, Any]], "blocksize": int, "rejects": bool, "files": list[str]}
+    for name, kind in shape.items():
+        if not fits(record[name], kind):
+            raise ValueError(f"`{name}` of the plan is {record[name]!r}")
+    if not all(fits(step["step"], str) and fits(step.get("parameters", {}), dict) for step in record["identity"]):
+        raise ValueError("the steps of the plan are damaged")
+    return record
+
+
 def format_line(record: dict[str, Any]) -> bytes:
     body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The record on a line, or None if it is not whole."""
+    """The record on a line, or None if it is damaged."""
     checksum, _, body = line.partition(b" ")
     try:
         if int(checksum, 16) != zlib.crc32(body):
             return None
-    except ValueError:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
         return None
-    return json.loads(body)
+    return record if isinstance(record, dict) else None

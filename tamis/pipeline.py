@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
-from tamis.executors.driver import Run, prepare_output
+from tamis.executors.driver import Run
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
 from tamis.functions import Function, as_operator

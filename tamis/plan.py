@@ -48,6 +48,10 @@ class Plan:
     """What users should know about the steps: `Operator.notes`, and work that a later run cannot reuse."""
 
     @property
+    def keeps_scores(self) -> bool:
+        return self.stages[0].scores is not None
+
+    @property
     def sink(self) -> Sink | None:
         end = self.stages[-1].end
         return end if isinstance(end, Sink) else None
@@ -257,7 +261,7 @@ def _cut(
     profile: bool,
     scores: bool,
 ) -> list[Stage]:
-    work = store.scratch().parent / "work" if store.local else store.scratch() / "work"
+    work = store.work()
     stages: list[Stage] = []
     source: Source = shape.source
     fates_of: Gather | None = None

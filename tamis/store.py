@@ -1,7 +1,7 @@
-"""An output folder, on a local disk or in an object store, with the few things a run needs of it.
+"""An output folder, on a local disk or in an object store.
 
-A file appears under its name at once or not at all: on a local disk it is written elsewhere, synced and renamed; an object
-store shows an object only when its upload is complete.
+Files appear atomically: on a local disk a file is written under another name, synced and renamed; an object store shows
+an object only when its upload is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from tamis.errors import SinkError, TamisError, remote_failure
 from tamis.operators import digest
 
 INTERNAL = ".tamis"
-"""The one name in an output folder that is not data: ledger, report, failed and rejected rows."""
+"""The folder in an output folder that holds no data: ledger, report, failed and rejected rows."""
 
 TABLE, LINES = ".table", ".rows"
-"""Suffixes of Parquet files and of JSON lines in that folder: not those of data, so that no `**/*.parquet` matches."""
-
+"""Suffixes of Parquet files and of JSON lines in that folder. They differ from those of data, so that patterns such as
+`**/*.parquet` match data only."""
 
 CHUNK_BYTES = 2**20
 
@@ -50,7 +50,7 @@ class GuardedFileSystem:
 
 
 class Store:
-    """A folder of named files. Names are relative, with `/` between parts, and never climb out."""
+    """A folder of named files. Names are relative, with `/` between parts, and cannot lead out of the folder."""
 
     def __init__(self, root: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.root = root
@@ -68,24 +68,28 @@ class Store:
         return (Store, (self.root, self.storage_options))
 
     def scratch(self) -> Path:
-        """A local folder for unfinished files, the same for every run over this output."""
+        """A local folder for unfinished files, the same for every run with this output."""
         if self.local:
             return self.path / INTERNAL / "tmp"
         return Path(tempfile.gettempdir()) / f"tamis-{digest(self.root)}"
 
+    def work(self) -> Path:
+        """A local folder for rows and facts that pass between stages."""
+        return self.scratch().parent / "work" if self.local else self.scratch() / "work"
+
     def make(self) -> None:
-        """Create the folder and its scratch space, or say why that cannot be."""
+        """Create the folder and its scratch space."""
         try:
             self.scratch().mkdir(parents=True, exist_ok=True)
             if self.local and not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "permission denied")
         except OSError as error:
             raise SinkError(
-                f"cannot write to {self.root}: {error.strerror}", hint="choose another --output or mend its permissions"
+                f"cannot write to {self.root}: {error.strerror}", hint="choose another --output or fix its permissions"
             ) from error
 
     def names(self, under: str = "") -> list[str]:
-        """The files and folders directly in the folder, sorted; [] if it is not there."""
+        """The files and folders directly in a folder, sorted; [] if it does not exist."""
         if self.local:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return sorted(path.name for path in self._local(under).iterdir())
@@ -98,10 +102,10 @@ class Store:
         return sorted({item.rstrip("/").rpartition("/")[2] for item in found} - {""})
 
     def size(self, name: str) -> int | None:
-        """Bytes in a file, or None if there is no such file."""
+        """The size of a file in bytes, or None if it does not exist."""
         try:
             return self._local(name).stat().st_size if self.local else int(self._fs.size(self._remote(name)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, name: str) -> bytes | None:
@@ -110,8 +114,15 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def checksum(self, name: str) -> str:
+        """The checksum of a file, read as a stream."""
+        if self.local:
+            return checksum_of(self._local(name))
+        with self._fs.open(self._remote(name), "rb", cache_type="readahead") as file:
+            return _checksum(iter(lambda: file.read(CHUNK_BYTES), b""))
+
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file in place, whole."""
+        """Write a small file atomically."""
         if not self.local:
             self._fs.pipe_file(self._remote(name), data)
             return
@@ -136,7 +147,7 @@ class Store:
 
     def rename(self, old: str, new: str) -> None:
         if self.local:
-            self._local(old).replace(self._local(new))
+            self._inside(old).replace(self._inside(new))
         else:
             self._fs.mv(self._remote(old), self._remote(new))
 
@@ -148,38 +159,79 @@ class Store:
             self._fs.get_file(self._remote(name), str(target))
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder with everything in it; nothing happens if it is not there."""
+        """Remove a file, or a link but not what it points to. Folders and missing files are left as they are."""
+        if self.local:
+            path = self._inside(name)
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            self._fs.rm_file(self._remote(_below(name)))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder of this store and everything in it, or a file."""
         if not self.local:
             with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(self._remote(name), recursive=True)
+                self._fs.rm(self._remote(_below(name)), recursive=True)
             return
-        path = self._local(name)
-        if path.is_dir():
+        path = self._inside(name)
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
+    def walk(self, under: str = "") -> Iterator[str]:
+        """The names of all files in a folder and the folders in it."""
+        for name in self.names(under):
+            full = f"{under}/{name}" if under else name
+            if self._is_folder(full):
+                yield from self.walk(full)
+            else:
+                yield full
+
+    def _is_folder(self, name: str) -> bool:
+        if self.local:
+            path = self._local(name)
+            return path.is_dir() and not path.is_symlink()
+        return bool(self._fs.isdir(self._remote(name)))
+
     def _local(self, name: str) -> Path:
         return self.path / safe_name(name)
+
+    def _inside(self, name: str) -> Path:
+        """The path of a file that is changed: below the folder itself, not behind a link."""
+        path = self._local(_below(name))
+        if not path.parent.resolve().is_relative_to(self.path.resolve()):
+            raise SinkError(
+                f"{name} in {self.root} is behind a link that leads out of the folder", hint="remove the link"
+            )
+        return path
 
     def _remote(self, name: str) -> str:
         return f"{self._prefix}/{safe_name(name)}".rstrip("/")
 
 
 def safe_name(name: str) -> str:
-    """`name` if it stays below the folder it is meant for."""
+    """`name` if it does not lead out of the folder it is relative to."""
     if name.startswith(("/", "\\")) or ".." in Path(name).parts or "\0" in name:
-        raise TamisError(f"{name!r} would leave the output folder")
+        raise TamisError(f"{name!r} is outside the output folder")
+    return name
+
+
+def _below(name: str) -> str:
+    """`name` if it is not the folder itself."""
+    if not Path(name).parts:
+        raise TamisError(f"{name!r} is the output folder itself")
     return name
 
 
 def checksum_of(file: Path) -> str:
-    """CRC-32 of the bytes of a local file: 4 GB/s, and it finds every damage of up to 32 bits in a row."""
+    """CRC-32 of the bytes of a local file: 4 GB/s, and detects any damage of up to 32 consecutive bits."""
     with file.open("rb") as opened:
-        return running_checksum(iter(lambda: opened.read(CHUNK_BYTES), b""))
+        return _checksum(iter(lambda: opened.read(CHUNK_BYTES), b""))
 
 
-def running_checksum(chunks: Iterable[bytes]) -> str:
+def _checksum(chunks: Iterable[bytes]) -> str:
     value = 0
     for chunk in chunks:
         value = zlib.crc32(chunk, value)
@@ -187,7 +239,7 @@ def running_checksum(chunks: Iterable[bytes]) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
+    """Make a rename in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -74,7 +74,7 @@ class TestChanges:
         report, done = self.again(source, output)
         assert done == [3]
         assert report.read == 2001
-        assert report.notes == [f"1 input parts changed: {source}/3.jsonl"]
+        assert report.notes == [f"1 input part changed: {source}/3.jsonl"]
 
     def test_a_file_edited_without_a_change_of_size_is_redone(self, finished):
         source, output = finished

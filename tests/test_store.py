@@ -1,3 +1,4 @@
+import fsspec
 import pytest
 
 from tamis.errors import SinkError, TamisError
@@ -9,8 +10,7 @@ def store(request, tmp_path):
     store = Store(str(tmp_path / "out") if request.param == "local" else f"memory://bucket-{tmp_path.name}/out")
     store.make()
     yield store
-    if request.param == "memory":
-        store.remove("")
+    fsspec.filesystem("memory").store.clear()
 
 
 def test_what_is_written_can_be_read_listed_and_removed(store):
@@ -40,7 +40,7 @@ def test_renaming(store):
 
 @pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", "a\0b"])
 def test_names_cannot_climb_out(store, name):
-    with pytest.raises(TamisError, match="would leave the output folder"):
+    with pytest.raises(TamisError, match="is outside the output folder"):
         store.write(name, b"")
 
 

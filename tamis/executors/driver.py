@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-import reprlib
 import shutil
 import signal
 import sys
@@ -29,7 +27,7 @@ import psutil
 import pyarrow as pa
 
 import tamis
-from tamis.errors import BudgetError, Interrupted, SinkError, TooManyFailed
+from tamis.errors import BudgetError, Interrupted, TooManyFailed
 from tamis.events import (
     Events,
     Note,
@@ -42,10 +40,12 @@ from tamis.events import (
 from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.failures import FailureWatch
 from tamis.executors.local import Stop
+from tamis.executors.resume import CommittedWork
 from tamis.executors.segments import Outcome
 from tamis.executors.tasks import Stage, Task
 from tamis.executors.watch import Watch
 from tamis.ledger import Commit, Ledger
+from tamis.mapped import SPILL
 from tamis.memory import spill
 from tamis.memory.governor import Governor
 from tamis.memory.log import MemoryLog
@@ -54,12 +54,10 @@ from tamis.parameters import format_bytes, plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.sinks.schemas import decode_schema, merge_schemas
-from tamis.store import INTERNAL, Store, checksum_of
+from tamis.store import INTERNAL, checksum_of
 
 PLENTY_OF_DISK = 20
 """With so many times the size of the input free, nobody needs to look closer."""
-
-_SHARD = re.compile(r"part-\d{6}[.-]")
 
 
 class Executor(Protocol):
@@ -79,39 +77,6 @@ class Executor(Protocol):
     ) -> None: ...
 
 
-def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
-    """Refuse a folder that holds other data, or clear it if that was asked for; remove unfinished files."""
-    mode = "overwrite" if fresh else getattr(sink, "mode", "resume")
-    if mode == "error" and not ledger.is_new:
-        raise SinkError(
-            f"{store.root} holds the output of an earlier run",
-            hint='choose another path, or mode="resume" or "overwrite"',
-        )
-    foreign = [name for name in store.names() if name != INTERNAL and not name.startswith(".")]
-    if ledger.is_new and foreign and sink is not None:
-        if mode != "overwrite":
-            shown = ", ".join(foreign[:3]) + (", ..." if foreign[3:] else "")
-            raise SinkError(
-                f"{store.root} is not empty and was not written by tamis ({shown})",
-                hint="choose an empty folder; --fresh replaces data files of the same format",
-            )
-        for name in foreign:
-            if name.endswith(sink.suffix):
-                store.remove(name)
-    if mode == "overwrite" and not ledger.is_new:
-        ledger.clear()
-    owned = {shard.name for commit in ledger.commits.values() for shard in commit.shards}
-    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects"):
-        for name in store.names(folder):
-            full = f"{folder}/{name}" if folder else name
-            if _SHARD.match(name) and full not in owned:
-                store.remove(full)
-    if store.scratch().exists():
-        for left in store.scratch().iterdir():
-            if left.name != "work":
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-
-
 class Run:
     """A plan being carried out over an open ledger."""
 
@@ -124,136 +89,29 @@ class Run:
         stop: Stop,
         failures: FailureWatch,
         memory_log: MemoryLog,
+        *,
+        keep_work: bool = False,
     ) -> None:
         self.plan, self.ledger, self.governor = plan, ledger, governor
         self.failures, self.memory_log = failures, memory_log
         self.emit, self.stop = emit, stop
         self.partitions = plan.layout.partitions
-        self.keys = self._keys()
+        self.committed = CommittedWork(plan, ledger)
+        self.keep_work = keep_work
         self.began = time.monotonic()
         self.notes: list[str] = list(plan.notes)
         self._new_work: dict[int, Account] = {}
         """By stage, the work of this run."""
-        self.untouched = ledger.finished is not None
-        """Whether the output is exactly what this run would write."""
-
-    def _keys(self) -> list[dict[str, Partition]]:
-        """Per stage, what each partition is made from; a stage behind a Gather depends on every partition before it."""
-        result: list[dict[str, Partition]] = []
-        for stage in self.plan.stages:
-            before = sorted(result[-1]) if result else []
-            result.append({digest([stage.fingerprint, p.identity, before]): p for p in self.partitions})
-        return result
-
-    # ------------------------------------------------------------------------------------------------ what is done already
-
-    def missing(self, stage: Stage) -> list[tuple[str, Partition]]:
-        """The partitions of a stage that have no commit, or whose files are gone."""
-        return [
-            (key, partition)
-            for key, partition in self.keys[stage.index].items()
-            if not self._is_whole(stage, self.ledger.commits.get((stage.index, key)))
-        ]
-
-    def _is_whole(self, stage: Stage, commit: Commit | None) -> bool:
-        if commit is None or (stage.rejects is not None and not commit.extra["rejects"]):
-            return False
-        if isinstance(stage.end, Gather):
-            return all((Path(stage.work) / name).exists() for name in commit.extra["files"])
-        present = self._present
-        return all(shard.name in present and present[shard.name] == shard.size for shard in commit.shards)
-
-    @property
-    def _present(self) -> dict[str, int | None]:
-        """Sizes of the files that commits speak of, looked up once."""
-        if not hasattr(self, "_sizes"):
-            named = {shard.name for commit in self.ledger.commits.values() for shard in commit.shards}
-            here = set(self.plan.store.names())
-            side = {name for name in named if "/" in name}
-            self._sizes = {name: self.plan.store.size(name) for name in (named & here) | side}
-        return self._sizes
 
     def settle(self) -> list[list[tuple[str, Partition]]]:
-        """Compare the ledger with the plan: drop what no longer holds, move what changed its place, and say what is left."""
-        self.notes += self._what_changed()
-        current = {(stage.index, key) for stage in self.plan.stages for key in self.keys[stage.index]}
-        stale = [commit for name, commit in self.ledger.commits.items() if name not in current]
-        if stale:
-            self.untouched = False
-            self.ledger.drop(stale)
-            for shard in (shard for commit in stale for shard in commit.shards):
-                self.plan.store.remove(shard.name)
-        left = [self.missing(stage) for stage in self.plan.stages]
-        if not left[-1]:
-            left = [[] for _ in left]  # the rows are written; what was needed on the way may be gone
-        self._move({key for key, _ in left[-1]})
-        return left
+        """Compare the ledger with the plan, and return the partitions that are missing, by stage."""
+        self.notes += self.committed.what_changed()
+        return self.committed.settle()
 
-    def _move(self, missing: set[str]) -> None:
-        """Rename the shards of partitions that now stand at another place in the source."""
-        last = self.plan.stages[-1].index
-        moved = []
-        for key, partition in self.keys[last].items():
-            commit = self.ledger.commits.get((last, key))
-            if commit is not None and key not in missing and commit.partition != partition.index:
-                moved.append((commit, partition.index))
-        if not moved:
-            return
-        self.untouched = False
-        # Forget first, remember last: a crash between the two costs work, never a shard under a wrong name.
-        self.ledger.drop(commit for commit, _ in moved)
-        store, renamed = self.plan.store, []
-        for commit, index in moved:
-            shards = [
-                replace(s, name=s.name.replace(spill.stem(commit.partition), spill.stem(index))) for s in commit.shards
-            ]
-            for old, new in zip(commit.shards, shards, strict=True):
-                store.rename(old.name, f"{new.name}.moving")
-            renamed.append(replace(commit, partition=index, shards=shards))
-        for commit in renamed:
-            for shard in commit.shards:
-                store.rename(f"{shard.name}.moving", shard.name)
-        self.ledger.append(commit.record() for commit in renamed)
-
-    def _what_changed(self) -> list[str]:
-        """Why committed work is done again, in sentences."""
-        notes = []
-        if self.ledger.damaged:
-            notes.append(
-                f"{self.ledger.damaged} damaged lines of the ledger are ignored; their partitions are done again"
-            )
-        before = self.ledger.plan
-        if before is None or not self.ledger.commits:
-            return notes
-        notes += _step_changes(before["identity"], self.plan.identity)
-        if before["version"] != tamis.__version__:
-            notes.append(f"tamis {before['version']} wrote this output, this is {tamis.__version__}")
-        if self.plan.stages[-1].rejects is not None and not before["rejects"]:
-            notes.append("rejected rows are asked for, which were not kept before")
-        if before["blocksize"] != self.plan.blocksize:
-            notes.append(f"blocksize was {before['blocksize']}, is {self.plan.blocksize}")
-        was, now = set(before["files"]), set(self._files())
-        if was != now:
-            gone = sorted({name.rpartition("#")[0] for name in was - now})
-            new = sorted({name.rpartition("#")[0] for name in now - was})
-            changed = [name for name in new if name in gone]
-            for word, names in (
-                ("changed", changed),
-                ("new", [n for n in new if n not in changed]),
-                ("gone", [n for n in gone if n not in changed]),
-            ):
-                if names:
-                    notes.append(
-                        f"{len(names)} input parts {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}"
-                    )
-        return notes
-
-    def _files(self) -> list[str]:
-        return [
-            f"{p.pieces[0].path}{f' and {len(p.pieces) - 1} more' if p.pieces[1:] else ''}#{p.identity}"
-            for p in self.partitions
-            if p.pieces
-        ]
+    @property
+    def untouched(self) -> bool:
+        """Whether the output is that of a finished run, and nothing in it had to be changed."""
+        return not self.committed.changed
 
     # --------------------------------------------------------------------------------------------------------------- running
 
@@ -282,7 +140,9 @@ class Run:
         return self._finished("finished")
 
     def _begin_failures(self) -> None:
-        committed = [(number, c.account) for number in range(len(self.plan.stages)) for c in self._commits(number)]
+        committed = [
+            (number, c.account) for number in range(len(self.plan.stages)) for c in self.committed.commits(number)
+        ]
         self.failures.begin(self.plan.layout, committed)
 
     def _check_failures(self, *, final: bool = False) -> None:
@@ -293,7 +153,7 @@ class Run:
         self._begin_failures()
         self._check_failures(final=True)  # an earlier run may have allowed more
         report = Report(**{**(self.ledger.finished or {})["report"], "state": "unchanged", "notes": self.notes})
-        accounts = [commit.account for stage in self.plan.stages for commit in self._commits(stage.index)]
+        accounts = [commit.account for stage in self.plan.stages for commit in self.committed.commits(stage.index)]
         report.damaged_files = dict(self.plan.layout.damaged_files)
         for account in accounts:
             report.damaged_files.update(account.damaged_files)
@@ -305,12 +165,13 @@ class Run:
         size = sum(partition.size for _, partition in left)
         done = len(self.partitions) - len(left)
         self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
-        before = {commit.partition: commit for commit in self._commits(stage.index - 1)} if stage.reads_again else {}
+        before = {commit.partition: commit for commit in self.committed.commits(stage.index - 1)} if stage.reads_again else {}
         self.governor.begin(stage.name)
 
         def commit(task: Task, outcome: Outcome) -> None:
             index = task.partition.index
-            record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, outcome.extra)
+            extra = outcome.extra | {"scores": self.plan.keeps_scores}
+            record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, extra)
             self.ledger.append([record.record()])
             assert task.allowance is not None
             account = outcome.account
@@ -334,16 +195,11 @@ class Run:
             partition, gone=frozenset(known["gone"]), damaged=frozenset(known["damaged"]), unreadable=unreadable
         )
 
-    def _commits(self, stage: int) -> list[Commit]:
-        """The commits of a stage in source order."""
-        found = [self.ledger.commits[stage, key] for key in self.keys[stage] if (stage, key) in self.ledger.commits]
-        return sorted(found, key=lambda commit: commit.partition)
-
     def _resolve(self, stage: Stage, executor: Executor) -> None:
         """Let a Gather decide about every row it observed."""
         assert isinstance(stage.end, Gather)
         folder = Path(stage.work)
-        rows = {commit.partition: commit.extra["observed"] for commit in self._commits(stage.index)}
+        rows = {commit.partition: commit.extra["observed"] for commit in self.committed.commits(stage.index)}
         needs = stage.end.memory_bytes(sum(rows.values()))
         if needs > self.plan.budget.total_bytes - self.plan.budget.driver_bytes:
             raise BudgetError(
@@ -351,7 +207,7 @@ class Run:
                 hint=f"give it --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
                 "or let it work on a sample with --on-overflow sample",
             )
-        work = _GatherWork(self, executor, stage, digest(sorted(self.keys[stage.index])))
+        work = _GatherWork(self, executor, stage, digest(sorted(self.committed.keys[stage.index])))
         fates = spill.Fates(folder, rows)
         try:
             stage.end.resolve(spill.ObservedFacts(folder, rows), fates, work)
@@ -394,7 +250,7 @@ class Run:
         if sink is None:
             return
         last = self.plan.stages[-1].index
-        commits = self._keep_columns(sink, self._commits(last))
+        commits = self._keep_columns(sink, self.committed.commits(last))
         seen = dict.fromkeys(s.schema for c in commits for s in c.shards if s.schema)
         if len(seen) <= 1:
             return
@@ -438,14 +294,15 @@ class Run:
             "identity": self.plan.identity,
             "blocksize": self.plan.blocksize,
             "rejects": self.plan.stages[-1].rejects is not None,
-            "files": self._files(),
+            "scores": self.plan.keeps_scores,
+            "files": self.committed.files(),
             "time": time.time(),
         }
 
     def _interrupted(self) -> Report:
         self._finished("interrupted")
         last = len(self.plan.stages) - 1
-        done = sum(len(self._commits(number)) for number in range(last + 1))
+        done = sum(len(self.committed.commits(number)) for number in range(last + 1))
         raise Interrupted(
             f"stopped: {done} of {plural(len(self.partitions) * (last + 1), 'partition')} committed",
             hint="run the same command again to go on",
@@ -457,7 +314,7 @@ class Run:
         accounts = []
         for stage in self.plan.stages:
             total = Account()
-            for commit in self._commits(stage.index):
+            for commit in self.committed.commits(stage.index):
                 total.add(commit.account)
             accounts.append(total)
         report = Report.of(
@@ -479,9 +336,20 @@ class Run:
         self.plan.store.write(f"{INTERNAL}/learned.json", self.governor.learned.as_text())
         if state == "finished":
             self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
-            shutil.rmtree(Path(self.plan.stages[0].work).parent, ignore_errors=True)
+            self._clean_up()
         self.emit(RunFinished(report))
         return report
+
+    def _clean_up(self) -> None:
+        """Remove what passed between stages. `keep_work` keeps facts and rows, so that a later run observes only new ones."""
+        work = self.plan.store.work()
+        if not self.keep_work:
+            shutil.rmtree(work, ignore_errors=True)
+            return
+        for stage in work.glob("stage-*"):
+            shutil.rmtree(stage / "resolve", ignore_errors=True)
+            for file in stage.glob(f"*.fates{SPILL}"):
+                file.unlink()
 
     def _manifest(self) -> dict[str, Any]:
         """Everything needed to understand and repeat the run."""
@@ -589,21 +457,4 @@ class _GatherWork:
         return self._run.plan.store.names(f"{INTERNAL}/{folder}")
 
     def withdraw(self, name: str) -> None:
-        self._run.plan.store.remove(f"{INTERNAL}/{name}")
-
-
-def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
-    old_names, new_names = [step["step"] for step in before], [step["step"] for step in now]
-    if old_names != new_names:
-        return [f"the steps were {', '.join(old_names)}; they are {', '.join(new_names)}"]
-    notes = []
-    for number, (old, new) in enumerate(zip(before, now, strict=True), start=1):
-        for name in sorted(set(old.get("parameters", {})) | set(new.get("parameters", {}))):
-            was, is_now = old.get("parameters", {}).get(name), new.get("parameters", {}).get(name)
-            if was != is_now:
-                notes.append(
-                    f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}"
-                )
-        if old.get("code") != new.get("code") or old.get("version") != new.get("version"):
-            notes.append(f"step {number}, `{new['step']}`: its code changed")
-    return notes
+        self._run.plan.store.remove_folder(f"{INTERNAL}/{name}")

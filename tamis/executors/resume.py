@@ -1,0 +1,248 @@
+"""What an earlier run left in the output folder, compared with the plan: what still holds, and what must be redone.
+
+prepare_output    refuse or clear a folder that holds other data; remove unfinished files
+CommittedWork     drop commits that no longer hold, rename the files of partitions that moved, list what is missing
+"""
+
+from __future__ import annotations
+
+import reprlib
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tamis
+from tamis.errors import SinkError
+from tamis.executors.tasks import Stage
+from tamis.ledger import SHARD_NAME, Commit, Ledger
+from tamis.memory import spill
+from tamis.operators import Gather, Partition, Sink, digest
+from tamis.plan import Plan
+from tamis.store import INTERNAL, Store
+
+CARD = "README.md"
+"""The dataset card, which a run writes on request."""
+
+_MOVING = ".moving"
+
+
+def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
+    """Refuse a folder that holds other data, or clear it on request; remove unfinished files."""
+    mode = "overwrite" if fresh else getattr(sink, "mode", "resume")
+    if mode == "error" and not ledger.is_new:
+        raise SinkError(
+            f"{store.root} holds the output of an earlier run",
+            hint='choose another path, or mode="resume" or "overwrite"',
+        )
+    foreign = [name for name in store.names() if not name.startswith(".") and name != CARD]
+    if ledger.is_new and foreign and sink is not None:
+        if mode != "overwrite":
+            shown = ", ".join(foreign[:3]) + (", ..." if foreign[3:] else "")
+            raise SinkError(
+                f"{store.root} is not empty and was not written by tamis ({shown})",
+                hint="choose an empty folder; --fresh replaces data files of the same format",
+            )
+        for name in foreign:
+            if name.endswith(sink.suffix):
+                store.remove(name)
+    if mode == "overwrite" and not ledger.is_new:
+        ledger.clear()
+        shutil.rmtree(store.work(), ignore_errors=True)
+    owned = {shard.name for commit in ledger.commits.values() for shard in commit.shards}
+    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects"):
+        for name in store.names(folder):
+            full = f"{folder}/{name}" if folder else name
+            if SHARD_NAME.fullmatch(name) and full not in owned:
+                store.remove(full)
+    for file in store.work().glob(f"stage-*/*{_MOVING}"):
+        file.unlink()
+    if store.scratch().exists():
+        for left in store.scratch().iterdir():
+            if left != store.work():
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+
+class CommittedWork:
+    """The commits in a ledger, by the stages and partitions of a plan."""
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self.plan, self.ledger = plan, ledger
+        self.keys = self._keys()
+        self.changed = ledger.finished is None
+        """Whether the output is not, or no longer, that of a finished run."""
+
+    def _keys(self) -> list[dict[str, Partition]]:
+        """Per stage, a key for each partition. Keys of a stage after a Gather depend on all partitions before it."""
+        result: list[dict[str, Partition]] = []
+        for stage in self.plan.stages:
+            before = sorted(result[-1]) if result else []
+            result.append({digest([stage.fingerprint, p.identity, before]): p for p in self.plan.layout.partitions})
+        return result
+
+    def commits(self, stage: int) -> list[Commit]:
+        """The commits of a stage in source order."""
+        found = [self.ledger.commits[stage, key] for key in self.keys[stage] if (stage, key) in self.ledger.commits]
+        return sorted(found, key=lambda commit: commit.partition)
+
+    # ------------------------------------------------------------------------------------------------ what is missing
+
+    def settle(self) -> list[list[tuple[str, Partition]]]:
+        """Drop commits that no longer hold, rename files of partitions that moved, and return what is missing by stage."""
+        current = {(stage.index, key) for stage in self.plan.stages for key in self.keys[stage.index]}
+        self._drop([commit for name, commit in self.ledger.commits.items() if name not in current])
+        missing = [self._missing(stage) for stage in self.plan.stages]
+        if not missing[-1]:
+            missing = [[] for _ in missing]  # the rows are written, so facts of earlier stages are not needed
+        incomplete = [
+            self.ledger.commits[stage, key]
+            for stage, found in enumerate(missing)
+            for key, _ in found
+            if (stage, key) in self.ledger.commits
+        ]
+        self._drop(incomplete)
+        for stage in self.plan.stages:
+            self._move(stage)
+        return missing
+
+    def _drop(self, commits: list[Commit]) -> None:
+        """Forget commits, then remove their files."""
+        if commits:
+            self.changed = True
+            self.ledger.drop(commits)
+            for shard in (shard for commit in commits for shard in commit.shards):
+                self.plan.store.remove(shard.name)
+
+    def _missing(self, stage: Stage) -> list[tuple[str, Partition]]:
+        """The partitions of a stage that have no commit, or whose files are missing."""
+        return [
+            (key, partition)
+            for key, partition in self.keys[stage.index].items()
+            if not self._is_whole(stage, self.ledger.commits.get((stage.index, key)))
+        ]
+
+    def _is_whole(self, stage: Stage, commit: Commit | None) -> bool:
+        if commit is None or (stage.rejects is not None and not commit.extra.get("rejects")):
+            return False
+        if self.plan.keeps_scores and not commit.extra.get("scores"):
+            return False
+        if isinstance(stage.end, Gather):
+            files = commit.extra.get("files")
+            return files is not None and all((Path(stage.work) / name).is_file() for name in files)
+        present = self._sizes()
+        return all(present.get(shard.name) == shard.size for shard in commit.shards)
+
+    def _sizes(self) -> dict[str, int | None]:
+        """Sizes of the files that commits name, looked up once."""
+        if not hasattr(self, "_known_sizes"):
+            named = {shard.name for commit in self.ledger.commits.values() for shard in commit.shards}
+            here = set(self.plan.store.names())
+            side = {name for name in named if "/" in name}
+            self._known_sizes = {name: self.plan.store.size(name) for name in (named & here) | side}
+        return self._known_sizes
+
+    # ------------------------------------------------------------------------------------------- partitions that moved
+
+    def _move(self, stage: Stage) -> None:
+        """Rename the files of partitions whose number changed because others were added or removed before them."""
+        found = [(self.ledger.commits.get((stage.index, key)), p.index) for key, p in self.keys[stage.index].items()]
+        moved = [(commit, index) for commit, index in found if commit is not None and commit.partition != index]
+        if not moved:
+            return
+        self.changed = True
+        # Dropped before, and committed after, the files are renamed: a crash in between costs work, and never leaves a
+        # file under a wrong name.
+        self.ledger.drop(commit for commit, _ in moved)
+        store, work = self.plan.store, Path(stage.work)
+        renamed = [_renumbered(commit, index) for commit, index in moved]
+        pairs = [(old, new) for (old, _), new in zip(moved, renamed, strict=True)]
+        shards = [(a.name, b.name) for old, new in pairs for a, b in zip(old.shards, new.shards, strict=True)]
+        _rename_all([(a, b) for a, b in shards if store.size(a) is not None], store.rename)
+        files = [
+            (str(work / a), str(work / b))
+            for old, new in pairs
+            for a, b in zip(old.extra.get("files", []), new.extra.get("files", []), strict=True)
+        ]
+        _rename_all([(a, b) for a, b in files if Path(a).exists()], lambda a, b: Path(a).replace(b))
+        self.ledger.append(commit.record() for commit in renamed)
+
+    # --------------------------------------------------------------------------------------------------- what changed
+
+    def what_changed(self) -> list[str]:
+        """Why committed work is redone, in sentences."""
+        notes = []
+        if self.ledger.damaged:
+            lines = f"{self.ledger.damaged} damaged line{'s' * (self.ledger.damaged != 1)}"
+            notes.append(f"{lines} of the ledger ignored; the partitions concerned are redone")
+        before = self.ledger.plan
+        if before is None or not self.ledger.commits:
+            return notes
+        notes += _step_changes(before["identity"], self.plan.identity)
+        if before["version"] != tamis.__version__:
+            notes.append(f"tamis {before['version']} wrote this output, this is {tamis.__version__}")
+        if self.plan.stages[-1].rejects is not None and not before["rejects"]:
+            notes.append("rejected rows are requested, and were not kept before")
+        if self.plan.keeps_scores and not before.get("scores"):
+            notes.append("scores are requested, and were not kept before")
+        if before["blocksize"] != self.plan.blocksize:
+            notes.append(f"blocksize was {before['blocksize']}, is {self.plan.blocksize}")
+        was, now = set(before["files"]), set(self.files())
+        missing = sorted({name.rpartition("#")[0] for name in was - now})
+        new = sorted({name.rpartition("#")[0] for name in now - was})
+        changed = [name for name in new if name in missing]
+        for word, names in (
+            ("changed", changed),
+            ("new", [name for name in new if name not in changed]),
+            ("missing", [name for name in missing if name not in changed]),
+        ):
+            if names:
+                parts = f"{len(names)} input part{'s' * (len(names) != 1)}"
+                notes.append(f"{parts} {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
+        return notes
+
+    def files(self) -> list[str]:
+        """The input as the plan record holds it: for each partition its first file and its identity."""
+        return [
+            f"{p.pieces[0].path}{f' and {len(p.pieces) - 1} more' if p.pieces[1:] else ''}#{p.identity}"
+            for p in self.plan.layout.partitions
+            if p.pieces
+        ]
+
+
+def _renumbered(commit: Commit, index: int) -> Commit:
+    """A commit with its files named by another partition number."""
+
+    def named(name: str) -> str:
+        return name.replace(spill.stem(commit.partition), spill.stem(index))
+
+    extra = dict(commit.extra)
+    if "files" in extra:
+        extra["files"] = [named(name) for name in extra["files"]]
+    shards = [replace(shard, name=named(shard.name)) for shard in commit.shards]
+    return replace(commit, partition=index, shards=shards, extra=extra)
+
+
+def _rename_all(pairs: Sequence[tuple[str, str]], rename: Callable[[str, str], object]) -> None:
+    """Rename files to names that others of them may have now."""
+    for old, new in pairs:
+        rename(old, f"{new}{_MOVING}")
+    for _, new in pairs:
+        rename(f"{new}{_MOVING}", new)
+
+
+def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    old_names, new_names = [step["step"] for step in before], [step["step"] for step in now]
+    if old_names != new_names:
+        return [f"the steps were {', '.join(old_names)}; they are {', '.join(new_names)}"]
+    notes = []
+    for number, (old, new) in enumerate(zip(before, now, strict=True), start=1):
+        for name in sorted(set(old.get("parameters", {})) | set(new.get("parameters", {}))):
+            was, is_now = old.get("parameters", {}).get(name), new.get("parameters", {}).get(name)
+            if was != is_now:
+                notes.append(
+                    f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}"
+                )
+        if old.get("code") != new.get("code") or old.get("version") != new.get("version"):
+            notes.append(f"step {number}, `{new['step']}`: its code changed")
+    return notes
