@@ -22,14 +22,14 @@ import typing
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import IO, Any, TypeVar
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import IO, Any
 
 from tamis.errors import DiskFull, LedgerError, SinkError, is_full_disk
 from tamis.memory.spill import stem
 from tamis.operators import Shard
 from tamis.parameters import fits
-from tamis.report import Account, OperatorAccount, Report
+from tamis.report import Account, Report
 from tamis.store import INTERNAL, LINES, TABLE, Store
 
 LOCK_STALE_S = 120.0
@@ -39,7 +39,6 @@ SHARD_NAME = re.compile(r"part-\d{6,}[\w.-]*", re.ASCII)
 """The name of a file of rows. `_has_own_names` also checks the number and the names in the internal folder."""
 
 _SEGMENT = re.compile(r"\d{8}\.log")
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -60,11 +59,9 @@ class Commit:
     def from_record(record: Mapping[str, Any]) -> Commit:
         """Raise ValueError if the record is not one that `record` could have written."""
         values = {name: value for name, value in record.items() if name != "kind"}
-        account = dict(values["account"])
-        account["operators"] = [_typed(OperatorAccount, op) for op in account["operators"]]
-        values["account"] = _typed(Account, account)
-        values["shards"] = [_typed(Shard, shard) for shard in values["shards"]]
-        commit = _typed(Commit, values)
+        shards = [Shard(**shard) for shard in values["shards"]]
+        commit = Commit(**values | {"shards": shards, "account": Account.from_dict(values["account"])})
+        _check_types(commit)
         files = commit.extra.get("files", [])
         if not _has_own_names(commit) or not fits(files, list[str]) or not all(map(SHARD_NAME.fullmatch, files)):
             raise ValueError("it names files that no run writes")
@@ -76,21 +73,22 @@ class Commit:
 def _has_own_names(commit: Commit) -> bool:
     """Whether all files of a commit have names that its partition could have given them."""
     own = re.escape(stem(commit.partition))
-    side = (
-        f"{re.escape(INTERNAL)}/(?:rejects/{own}-stage-{commit.stage}{TABLE}|failed/{own}-stage-{commit.stage}{LINES})"
+    side = rf"{own}-stage-{commit.stage + 1}"
+    names = re.compile(
+        rf"{own}(?!\d)[\w.-]*|{re.escape(INTERNAL)}/(?:rejects/{side}\{TABLE}|failed/{side}\{LINES})", re.ASCII
     )
-    names = re.compile(rf"{own}(?!\d)[\w.-]*|{side}", re.ASCII)
     return all(names.fullmatch(shard.name) for shard in commit.shards)
 
 
-def _typed(cls: type[_T], values: Mapping[str, Any]) -> _T:
-    """A dataclass from parsed JSON, each field checked against its annotation."""
-    made = cls(**values)
-    hints = _hints(cls)  # type: ignore[arg-type]
-    for spec in fields(made):  # type: ignore[arg-type]
-        if not fits(getattr(made, spec.name), hints[spec.name]):
-            raise ValueError(f"`{spec.name}` of {cls.__name__} is {getattr(made, spec.name)!r}")
-    return made
+def _check_types(record: Any) -> None:
+    """Raise ValueError if a field of a dataclass, or of dataclasses in it, is not of the annotated type."""
+    for name, annotation in _hints(type(record)).items():  # type: ignore[arg-type]
+        value = getattr(record, name)
+        if not fits(value, annotation):
+            raise ValueError(f"`{name}` is {value!r}")
+        for part in value if isinstance(value, list) else [value]:
+            if is_dataclass(part):
+                _check_types(part)
 
 
 @functools.cache
