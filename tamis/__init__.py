@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
     from tamis.sources.memory import Rows
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
+    from tamis.verification import Verification, verify
     from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
 
 _HOMES = {
@@ -55,6 +56,7 @@ _HOMES = {
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "Rows": "sources.memory",
+    **dict.fromkeys(["Verification", "verify"], "verification"),
     **dict.fromkeys(["ExactDeduplicationWorkflow", "FuzzyDeduplicationWorkflow"], "workflows"),
     **dict.fromkeys(["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader"], "sources.tables"),
 }
@@ -91,6 +93,7 @@ __all__ = [
     "Source",
     "TamisError",
     "TextReader",
+    "Verification",
     "Work",
     "at_least",
     "at_most",
@@ -99,6 +102,7 @@ __all__ = [
     "one_of",
     "operator",
     "step",
+    "verify",
 ]
 
 

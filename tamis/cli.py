@@ -1,7 +1,8 @@
 """The command `tamis`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 2 for a mistake in the command, the recipe or the input,
-3 if too many rows or files failed, 130 if interrupted, 141 if the reader of stdout is closed; a bug ends with a traceback.
+3 if too many rows or files failed, 4 if `verify` finds damage, 130 if interrupted, 141 if the reader of stdout is closed; a
+bug ends with a traceback.
 Heavy packages are imported when needed, so that `tamis --help` is fast.
 """
 
@@ -23,7 +24,7 @@ from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
 if TYPE_CHECKING:
     from tamis.recipes.load import Recipe
 
-BAD_USE, TOO_MANY_FAILED, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
+BAD_USE, TOO_MANY_FAILED, NOT_OK, INTERRUPTED, BROKEN_PIPE = 2, 3, 4, 130, 141
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's error class; versions of typer define it in different modules, but always as this base."""
@@ -190,6 +191,12 @@ MaxFailedOption: TypeAlias = Annotated[
 StrictOption: TypeAlias = Annotated[
     bool, typer.Option("--strict", help="End the run at the first failed row or file; the same as --max-failed 0.")
 ]
+KeepWorkOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--keep-work", help="Keep what deduplication and sampling wrote to disk, so that added files are read alone."
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
@@ -268,6 +275,7 @@ def run(
         bool, typer.Option("--scores", help="Keep the scores of filters, for `tamis rethreshold`.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard committed work and start over.")] = False,
+    keep_work: KeepWorkOption = False,
     on_error: Annotated[
         OnError | None, typer.Option(help="If a row raises an error: set it aside (the default), or stop.")
     ] = None,
@@ -303,6 +311,7 @@ def run(
                     rejects=rejects or bool(chosen.settings.rejects),
                     scores=scores,
                     fresh=fresh,
+                    keep_work=keep_work,
                     on_error=on_error.value if on_error is not None else None,
                     on_overflow=on_overflow.value,
                     max_seconds=max_seconds,
@@ -388,6 +397,30 @@ def rethreshold(
         print_json(report.as_dict())
     else:
         print_status(summary_text(report))
+
+
+@app.command()
+@explains_errors
+def verify(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run.")],
+    forget: Annotated[
+        bool,
+        typer.Option(
+            "--forget", help="Forget partitions with damaged or missing files: the next run writes them again."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the files of an output against the checksums in its ledger."""
+    from tamis.verification import verify as verify_output
+
+    result = verify_output(output, forget=forget)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        print_result(str(result))
+    if not result.ok:
+        raise typer.Exit(NOT_OK)
 
 
 @app.command()

@@ -62,11 +62,9 @@ class Commit:
         shards = [Shard(**shard) for shard in values["shards"]]
         commit = Commit(**values | {"shards": shards, "account": Account.from_dict(values["account"])})
         _check_types(commit)
-        files = commit.extra.get("files", [])
-        if not _has_own_names(commit) or not fits(files, list[str]) or not all(map(SHARD_NAME.fullmatch, files)):
+        _check_extra(commit.extra)
+        if not _has_own_names(commit):
             raise ValueError("it names files that no run writes")
-        if not fits(commit.extra.get("gone", []), list[str]) or not fits(commit.extra.get("observed", 0), int):
-            raise ValueError("its observations are damaged")
         return commit
 
 
@@ -74,10 +72,21 @@ def _has_own_names(commit: Commit) -> bool:
     """Whether all files of a commit have names that its partition could have given them."""
     own = re.escape(stem(commit.partition))
     side = rf"{own}-stage-{commit.stage + 1}"
-    names = re.compile(
-        rf"{own}(?!\d)[\w.-]*|{re.escape(INTERNAL)}/(?:rejects/{side}\{TABLE}|failed/{side}\{LINES})", re.ASCII
-    )
+    internal = rf"{re.escape(INTERNAL)}/(?:rejects/{side}(?:-\d{{4}})?\{TABLE}|failed/{side}\{LINES})"
+    names = re.compile(rf"{own}(?!\d)[\w.-]*|{internal}", re.ASCII)
     return all(names.fullmatch(shard.name) for shard in commit.shards)
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Raise ValueError if what a stage leaves for later ones is not of the expected types."""
+    kinds = {"observed": int, "files": list[str], "gone": list[str], "damaged": list[str], "schema": str}
+    for name, kind in kinds.items():
+        if name in extra and not fits(extra[name], kind):
+            raise ValueError(f"`{name}` is {extra[name]!r}")
+    if not all(map(SHARD_NAME.fullmatch, extra.get("files", []))):
+        raise ValueError("it names files that no run writes")
+    if not all(str(row).isdecimal() and isinstance(error, str) for row, error in extra.get("unreadable", {}).items()):
+        raise ValueError("its unreadable rows are damaged")
 
 
 def _check_types(record: Any) -> None:

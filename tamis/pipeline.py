@@ -87,6 +87,7 @@ class Pipeline:
         rejects: bool = False,
         scores: bool = False,
         fresh: bool = False,
+        keep_work: bool = False,
         on_error: Literal["isolate", "raise"] | None = None,
         max_failed: float | str = DEFAULT_MAX_FAILED,
         on_overflow: Literal["error", "sample"] = "error",
@@ -108,6 +109,9 @@ class Pipeline:
         `rejects` writes dropped rows with their reasons to `.tamis/rejects/`. `scores` writes the scores of filters to
         `.tamis/scores/`, from which the same pipeline can be run with other thresholds. `alerts` sets when and where to send
         alerts about memory, as `alerts:` does in a recipe.
+
+        A step that needs all rows before it decides, such as a deduplication, writes facts about rows to disk. They are
+        removed at the end; with `keep_work` they are kept, and after files are added a later run reads only those.
 
         If the whole job does not fit its memory or disk, `BudgetError` or `DiskFull` is raised. With `on_overflow="sample"`, a
         random sample of the rows is processed instead, doubled until it no longer fits or takes longer than `max_seconds`;
@@ -143,6 +147,7 @@ class Pipeline:
                     emit=emit,
                     alerts=alerts,
                     scores=scores,
+                    keep_work=keep_work,
                 )
 
         with shown:
@@ -209,6 +214,7 @@ class Pipeline:
         alerts: Mapping[str, Any] | None = None,
         scores: bool = False,
         profile: bool = False,
+        keep_work: bool = False,
     ) -> Report:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
@@ -230,7 +236,7 @@ class Pipeline:
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
-        run = Run(plan, ledger, governor, emit, stop, failures, log)
+        run = Run(plan, ledger, governor, emit, stop, failures, log, keep_work=keep_work)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):

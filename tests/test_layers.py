@@ -13,7 +13,7 @@ LAYERS = [
     {"cli", "__main__", "dashboard", "console", "dedup.commands", "models.commands", "memory.commands"},
     {"workflows", "recipes"},
     {"pipeline", "progress"},
-    {"executors.driver", "executors.resume"},
+    {"executors.driver", "executors.resume", "verification"},
     {"plan"},
     {"executors"},
     {"memory", "ledger"},

@@ -1,4 +1,5 @@
 import multiprocessing
+import zlib
 
 import pytest
 
@@ -56,6 +57,74 @@ def test_a_flipped_byte_is_noticed():
     for position in range(len(line)):
         damaged = line[:position] + bytes([line[position] ^ 1]) + line[position + 1 :]
         assert parse_line(damaged) is None
+
+
+HOSTILE = {
+    "empty name": {"name": ""},
+    "dot": {"name": "."},
+    "dot slash": {"name": "./"},
+    "user file": {"name": "notes.txt"},
+    "other partition": {"name": "part-000001.parquet"},
+    "longer number": {"name": "part-0000001.parquet"},
+    "folder": {"name": "part-000000/x"},
+    "behind a link": {"name": "link/part-000000.parquet"},
+    "internal file": {"name": ".tamis/report.json"},
+    "failed rows elsewhere": {"name": ".tamis/failed/../../notes.txt"},
+    "newline": {"name": "part-000000.parquet\n"},
+    "no number of rows": {"rows": "3"},
+    "unknown field": {"owner": "somebody"},
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_record_with_a_valid_checksum_that_no_run_writes_is_damaged(store, change):
+    record = commit("a").record()
+    record["shards"][0] |= change
+    (store.path / ".tamis" / "ledger.log").write_bytes(format_line(record))
+    with Ledger(store) as ledger:
+        assert (ledger.commits, ledger.damaged) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"kind": "commit"},
+        {"kind": "commit", "shards": 3},
+        commit("a").record() | {"account": []},
+        commit("a").record() | {"account": {"operators": [{"name": "x", "kind": "map", "rows_in": "many"}]}},
+        commit("a").record() | {"partition": "0"},
+        commit("a").record() | {"extra": {"files": ["../../notes.txt"]}},
+        commit("a").record() | {"extra": {"unreadable": {"first": "x"}}},
+        {"kind": "drop"},
+        {"kind": "step", "stage": 0},
+        {"kind": "plan"},
+        {"kind": "plan", "version": "1", "identity": [3], "blocksize": 1, "rejects": False, "files": []},
+        {"kind": "finished", "report": 3},
+        {"kind": "finished", "report": {"red": 3}},
+    ],
+    ids=repr,
+)
+def test_a_record_of_another_shape_is_damaged(store, record):
+    (store.path / ".tamis" / "ledger.log").write_bytes(format_line(record))
+    with Ledger(store) as ledger:
+        assert ledger.damaged == 1
+
+
+@pytest.mark.parametrize("body", [b"3", b"[]", b"nonsense", b"[" * 100_000])
+def test_a_line_that_is_no_record_is_damaged(store, body):
+    (store.path / ".tamis" / "ledger.log").write_bytes(b"%08x %s\n" % (zlib.crc32(body), body))
+    with Ledger(store) as ledger:
+        assert ledger.damaged == 1
+
+
+def test_clearing_forgets_the_results_of_a_gather_too(store):
+    with Ledger(store) as ledger:
+        ledger.append([commit("a").record(), {"kind": "step", "stage": 0, "key": "k", "result": 1}])
+        ledger.clear()
+    with Ledger(store) as ledger:
+        assert ledger.is_new
+        assert ledger.steps == {}
 
 
 def _try_to_open(path: str, answers) -> None:

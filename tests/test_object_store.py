@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 
+import tamis
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
 from tamis.errors import LedgerError
 from tamis.events import PartitionCommitted
@@ -86,6 +87,19 @@ def test_parquet_and_a_gather_work_there_too(bucket):
     system.invalidate_cache()
     files = system.glob(f"{bucket.url}/out/*.parquet")
     assert sum(pq.read_table(file, filesystem=system).num_rows for file in files) == 17
+
+
+def test_verify_finds_a_changed_object(bucket):
+    job(bucket).run(executor="inline")
+    output, options = f"{bucket.url}/out", bucket.storage_options
+    assert tamis.verify(output, storage_options=options).ok
+    system = s3fs.S3FileSystem(**options)
+    data = system.cat_file(f"{output}/part-000001.jsonl")
+    system.pipe_file(f"{output}/part-000001.jsonl", data.replace(b"word", b"wort", 1))
+    found = tamis.verify(output, forget=True, storage_options=options)
+    assert found.damaged == {"part-000001.jsonl": "its checksum is wrong"}
+    job(bucket).run(executor="inline")
+    assert system.cat_file(f"{output}/part-000001.jsonl") == data
 
 
 def test_two_runs_cannot_write_to_one_bucket(bucket):

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
+from tamis import Gather, JsonlReader, JsonlWriter, ParquetWriter, Pipeline, operator
 from tamis.errors import Interrupted
 from tamis.events import PartitionCommitted
+from tamis.ledger import format_line, parse_line
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 
@@ -141,10 +144,108 @@ class TestChanges:
         self.again(source, output)
         assert contents(output) == before
 
+    def test_a_hand_written_ledger_removes_no_file_of_the_user(self, finished, tmp_path):
+        source, output = finished
+        before = contents(output)
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        for folder in (outside, output):
+            (folder / "mine.txt").write_text("precious")
+        (output / "link").symlink_to(outside)
+        ledger = output / ".tamis" / "ledger.log"
+        records = [parse_line(line) for line in ledger.read_bytes().splitlines()]
+        commit = next(record for record in records if record["kind"] == "commit")
+        for name in (".", "./", "", "mine.txt", "link", "link/mine.txt", "../outside/mine.txt"):
+            stale = commit | {"key": f"stale {name}", "shards": [commit["shards"][0] | {"name": name}]}
+            with ledger.open("ab") as file:
+                file.write(format_line(stale))
+        report, done = self.again(source, output)
+        assert done == []
+        assert report.notes == ["7 damaged lines of the ledger ignored; the partitions concerned are redone"]
+        assert contents(output) == before
+        assert [(folder / "mine.txt").read_text() for folder in (outside, output)] == ["precious", "precious"]
+
+    def test_scores_are_written_when_a_finished_run_is_repeated_with_scores(self, finished):
+        source, output = finished
+        report, done = run_counting(pipeline(source, output), executor="inline", scores=True)
+        assert done == [0, 1, 2, 3, 4, 5]
+        assert report.notes == ["scores are requested, and were not kept before"]
+        assert len(list((output / ".tamis" / "scores").iterdir())) == 6
+        assert run_counting(pipeline(source, output), executor="inline")[0].state == "unchanged"
+
+
+@operator(version=1)
+class DropForTests(Gather):
+    """Drops the first rows of each partition: as many as `CALL` says."""
+
+    def observe(self, batch):
+        return {"row": np.arange(len(batch))}
+
+    def resolve(self, observed, decide, work):
+        dropped = work.map("count", CALL[0], [(observed.num_rows(number),) for number in range(len(observed))])
+        for number, count in enumerate(dropped):
+            decide(number, np.arange(observed.num_rows(number)) < count, "first rows")
+
+
+CALL: list = []  # not part of the identity of the step, whose version is set by hand
+
+
+def gathering(source, output):
+    return Pipeline(
+        JsonlReader(source, files_per_partition=1), WordCount(min_words=10), DropForTests(), JsonlWriter(output)
+    )
+
+
+def test_fresh_forgets_the_results_of_an_interrupted_gather(tmp_path):
+    source = make_input(tmp_path / "in", files=2)
+
+    def all_rows_then_stop(rows):
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(rows)
+        return rows
+
+    calls: list = []
+    CALL[:] = [all_rows_then_stop]
+    with pytest.raises(KeyboardInterrupt):
+        gathering(source, tmp_path / "out").run(executor="inline")
+    CALL[:] = [lambda rows: 1]
+    report = gathering(source, tmp_path / "out").run(executor="inline", fresh=True)
+    assert report.dropped["first rows"] == 2  # and not all rows of the first partition
+
+
+@pytest.mark.parametrize("keep_work", [False, True])
+def test_after_a_gather_only_an_added_file_is_observed_if_work_is_kept(tmp_path, keep_work):
+    source = make_input(tmp_path / "in", files=3)
+    CALL[:] = [lambda rows: 1]
+    gathering(source, tmp_path / "out").run(executor="inline", keep_work=keep_work, rejects=True)
+    (source / "0b.jsonl").write_text((source / "2.jsonl").read_text().replace("word", "wort"))
+    stages = []
+    report = gathering(source, tmp_path / "out").run(
+        executor="inline",
+        keep_work=keep_work,
+        rejects=True,
+        on_event=lambda e: stages.append((e.stage, e.partition)) if isinstance(e, PartitionCommitted) else None,
+    )
+    later = [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert stages == ([(0, 1)] if keep_work else [(0, 0), (0, 1), (0, 2), (0, 3)]) + later
+    assert report.read == 1600
+    undisturbed = gathering(source, tmp_path / "undisturbed").run(executor="inline", rejects=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert (report.kept, report.dropped) == (undisturbed.kept, undisturbed.dropped)
+    rejects = [
+        {file.name: pq.ParquetFile(file).read().to_pylist() for file in (tmp_path / name / ".tamis/rejects").iterdir()}
+        for name in ("out", "undisturbed")
+    ]
+    assert rejects[0] == rejects[1]
+    assert (tmp_path / "out/.tamis/work").exists() == keep_work
+    assert not [*(tmp_path / "out/.tamis").rglob("*.arrow"), *(tmp_path / "out/.tamis").rglob("*.fates*")]
+
 
 SCRIPT = """
 import sys
 from tamis import JsonlReader, JsonlWriter, Pipeline
+from tamis.ledger import format_line, parse_line
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 source, output, gather = sys.argv[1:]

@@ -48,3 +48,37 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SinkError, match="cannot write to"):
         Store(str(tmp_path / "file" / "out")).make()
+
+
+@pytest.mark.parametrize("name", ["", ".", "./"])
+def test_the_folder_itself_is_never_removed(store, name):
+    store.write("a.txt", b"one")
+    for remove in (store.remove, store.remove_folder):
+        with pytest.raises(TamisError, match="is the output folder itself"):
+            remove(name)
+    assert store.read("a.txt") == b"one"
+
+
+def test_links_are_removed_and_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine.txt").write_text("precious")
+    store = Store(str(tmp_path / "out"))
+    store.make()
+    (store.path / "folder").symlink_to(outside)
+    (store.path / "file").symlink_to(outside / "mine.txt")
+    for remove in (store.remove, store.remove_folder):
+        with pytest.raises(SinkError, match="behind a link"):
+            remove("folder/mine.txt")
+    with pytest.raises(SinkError, match="behind a link"):
+        store.rename("folder/mine.txt", "b")
+    store.remove("file")
+    store.remove("folder")
+    assert store.names() == [".tamis"]
+    assert (outside / "mine.txt").read_text() == "precious"
+
+
+def test_removing_a_file_leaves_a_folder_of_that_name(store):
+    store.write("part-000000.jsonl/mine.txt", b"one")
+    store.remove("part-000000.jsonl")
+    assert store.read("part-000000.jsonl/mine.txt") == b"one"

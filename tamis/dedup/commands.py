@@ -28,6 +28,7 @@ app: typer.Typer = typer.Typer(
 from tamis.cli import (  # noqa: E402
     INTERRUPTED,
     JsonOption,
+    KeepWorkOption,
     MaxFailedOption,
     MemoryOption,
     StrictOption,
@@ -134,6 +135,7 @@ class Shared:
     strict: StrictOption = False
     rejects: RejectsOption = False
     fresh: FreshOption = False
+    keep_work: KeepWorkOption = False
     only_find: OnlyFindOption = False
     as_json: JsonOption = False
     quiet: QuietOption = False
@@ -170,6 +172,7 @@ class Shared:
                     max_failed=choose_max_failed(self.max_failed, self.strict),
                     rejects=self.rejects,
                     fresh=self.fresh,
+                    keep_work=self.keep_work,
                     on_event=progress,
                     progress=False,
                 )

@@ -165,7 +165,11 @@ class Run:
         size = sum(partition.size for _, partition in left)
         done = len(self.partitions) - len(left)
         self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
-        before = {commit.partition: commit for commit in self.committed.commits(stage.index - 1)} if stage.reads_again else {}
+        before = (
+            {commit.partition: commit for commit in self.committed.commits(stage.index - 1)}
+            if stage.reads_again
+            else {}
+        )
         self.governor.begin(stage.name)
 
         def commit(task: Task, outcome: Outcome) -> None:
