@@ -1,4 +1,4 @@
-"""Deduplication as ordinary steps of a pipeline: exact, and fuzzy."""
+"""Exact and fuzzy deduplication as steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tamis.dedup.groups import Groups
     from tamis.dedup.index import Index
 
-_HOMES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Index": "index"}
+_MODULES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Index": "index"}
 
 __all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
 
@@ -21,9 +21,9 @@ __all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise unknown_name("tamis.dedup", name)
-        return getattr(import_module(f"tamis.dedup.{_HOMES[name]}"), name)
+        return getattr(import_module(f"tamis.dedup.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@
                                                      ->  .tamis/dedup/stage-0/near_misses/       rows kept by a small margin
                                                      ->  entries of an index, if one is updated
 
-A survivor may be in any partition. If each partition looked up its own survivors, it would open the files of all the others.
+A survivor may be in any partition. If each partition looked up its own survivors, it would open the files of all partitions.
 Instead each file is opened once and its names are sent to the blocks that request them. A partition can have millions of
 short rows, so it is processed in blocks that fit in memory.
 

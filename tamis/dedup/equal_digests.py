@@ -59,7 +59,7 @@ class EqualDigests:
         self.sizes = dropped[dropped > 0] + (0 if self.drop_all else 1)
 
     def _leaders(self, columns: Columns) -> Columns:
-        """The best row of each digest and, with `drop_all`, the best of the others."""
+        """The best row of each digest and, with `drop_all`, the second best."""
         names = [name for name in _SORT_KEYS if name in columns]
         order = np.lexsort([columns[name] for name in (*names, "low", "high")])
         ordered = {name: values[order] for name, values in columns.items()}
@@ -71,7 +71,7 @@ class EqualDigests:
             if self.across_sources:
                 others &= ~_same_source(ordered, np.arange(len(begins)), ordered, first)
             seconds = np.flatnonzero(others)
-            # The first of the others in each group: the one before it belongs to another group.
+            # The first of the remaining rows in each group: the one before it belongs to another group.
             chosen[seconds[np.append(True, first[seconds[1:]] != first[seconds[:-1]])] if len(seconds) else seconds] = (
                 True
             )

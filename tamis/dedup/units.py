@@ -202,7 +202,7 @@ def decide_units(decisions: Decisions, partition: int) -> dict[str, int]:
 def _decide_block(
     decisions: Decisions, block: int, groups: GroupWriter
 ) -> tuple[np.ndarray, pa.ListArray, dict[str, int]]:
-    """(whether each row of a block is dropped, numbers of the units cut out of the others, counts)"""
+    """(whether each row of a block is dropped, numbers of the units cut out of the kept rows, counts)"""
     facts, first = decisions.blocks.facts(block), int(decisions.blocks.starts[block])
     count = facts.num_rows
     found = read_pairs(decisions, block)

@@ -415,18 +415,18 @@ import resource, sys
 import numpy as np
 from pathlib import Path
 from tamis.dedup import candidates
-from tamis.dedup.shuffle import Files
+from tamis.dedup.shuffle import NumberedFiles
 import pyarrow as pa
 
 folder, total = Path(sys.argv[1]), int(sys.argv[2])
 rng = np.random.default_rng(0)
-with pa.ipc.new_file(folder / "1-000000.arrow", candidates._EDGES) as writer:
+with pa.ipc.new_file(folder / "1-000000.spill", candidates._EDGES) as writer:
     for start in range(0, total, 500_000):
         left = rng.integers(0, total, 500_000)
         right = np.minimum(total - 1, left + rng.integers(1, 1000, 500_000))
         writer.write_table(pa.table({"left": left, "right": right}))
-edges = Files(folder, "1-", 1)
-candidates.join_components(1000, Files(folder, "none-", 0), folder / "warm.bin", 10**9)
+edges = NumberedFiles(folder, "1-", 1)
+candidates.join_components(1000, NumberedFiles(folder, "none-", 0), folder / "warm.bin", 10**9)
 low = int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
 Path("/proc/self/clear_refs").write_text("5")
 import threading, time

@@ -223,7 +223,7 @@ def test_the_disk_space_of_a_run_is_estimated_before_it(tmp_path):
     for number, step in enumerate((ExactDedup(), FuzzyDedup(), FuzzyDedup(verify="signature"))):
         out = tmp_path / str(number)
         pipeline = Pipeline(JsonlReader(str(source)), step, JsonlWriter(str(out)))
-        assert "of disk on the way" in str(pipeline.explain())
+        assert "of disk between stages" in str(pipeline.explain())
         most = []
 
         def watch(event, out=out, most=most):
