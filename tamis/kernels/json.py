@@ -1,18 +1,18 @@
-"""JSON text of string columns, written straight to its place in the lines.
+"""Serialize columns to JSON lines, directly into the output buffer.
 
-Rows are put together column by column: `measure` adds the length of each value to the length of its line, then `write`
-puts key and value at each line's cursor and moves the cursor on. Nothing is copied twice.
+Lines are built column by column: `measure` adds the length of each value to the length of its line, then `write` puts
+key and value at the cursor of each line and advances it.
 
     data      uint8[bytes], UTF-8
-    words     uint64[bytes // 8], the same bytes (little-endian): eight at a time are seen to need no escape
+    words     uint64[bytes // 8], the same bytes (little-endian), to check eight at a time for escapes
     offsets   int64[rows + 1] into data
     valid     bool[rows]; a row that is not valid is written as null
-    raw       True where the values are JSON already (numbers, nested values), False where they are text to quote
-    prefix    uint8[n], what stands before each value: a brace or comma, the key, a colon
+    raw       True if the values are JSON already (numbers, nested values), False if they are text to quote
+    prefix    uint8[n], the bytes before each value: a brace or comma, the key, a colon
     lengths   int64[rows], bytes of each line so far
-    cursor    int64[rows], where the next byte of each line goes in `out`, uint8[sum of lengths]
+    cursor    int64[rows], position of the next byte of each line in `out`, uint8[sum of lengths]
 
-Positions are unsigned inside: numba then leaves out the test for negative indices, which costs half the speed.
+Positions are unsigned, because numba checks signed indices for negative values, which halves the speed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPACES, _QUOTES, _BACKSLASHES = _U(0x2020202020202020), _U(0x2222222222222222),
 
 
 def _escape_table() -> np.ndarray:
-    """For each byte the letter after the backslash; 0 for bytes written as they are, 1 for \\u00XX (RFC 8259, 7)."""
+    """For each byte, the letter after the backslash; 0 for bytes that need no escape, 1 for \\u00XX (RFC 8259, 7)."""
     table = np.zeros(256, dtype=np.uint8)
     table[:32] = 1
     for byte, letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
@@ -76,7 +76,7 @@ def measure(data, words, offsets, valid, raw, lengths):  # type: ignore[no-untyp
 
 @kernel
 def write(data, words, offsets, valid, raw, prefix, out, cursor):  # type: ignore[no-untyped-def]
-    """Append `prefix` and the value of row i at out[cursor[i]], and move the cursor behind it."""
+    """Write `prefix` and the value of row i at out[cursor[i]], and advance the cursor."""
     for row in range(len(cursor)):
         i, stop, at = _U(offsets[row]), _U(offsets[row + 1]), _U(cursor[row])
         for j in range(_U(len(prefix))):

@@ -1,4 +1,4 @@
-"""Sources of rows in columnar files: Parquet, split by row groups, and Arrow IPC, split by record batches."""
+"""Readers of columnar files: Parquet, split by row groups, and Arrow IPC, split by record batches."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tamis.sources.schemas import conform, plain, plain_schema, unify
 from tamis.sources.validation import DECODE_ERRORS, check_structure, invalid_text, is_absurd
 
 _FOOTERS_READ = 200
-"""Of more files than this the footers of a sample are read, and of those large enough to be split."""
+"""With more files than this, only the footers of a sample and of files large enough to split are read."""
 _BUFFER_BYTES = 2**20
 
 
 class _Columnar(FileSource):
-    """What Parquet and Arrow have in common: whole tables out of files that know their schema."""
+    """A reader of files that contain tables and their schema."""
 
     def _emit(
         self, table: pa.Table, place: str, row: int, reading: Reading, wanted: Sequence[str] | None
     ) -> Batch | None:
-        """The rows of a table as a batch of the dataset, or None where they do not fit it and were failed."""
+        """The rows of a table as a batch with the schema of the dataset; None if all rows failed."""
         numbers = np.arange(row, row + table.num_rows)
         table = plain(table)
         errors = invalid_text(table)
@@ -60,10 +60,10 @@ class _Columnar(FileSource):
 
 @operator()
 class ParquetReader(_Columnar):
-    """Rows of Parquet files, split by row groups; only the columns that are needed are read.
+    """Read rows of Parquet files, split by row groups. Only the columns that are needed are read.
 
-    Files may differ in their columns: one that is missing is null, numbers are widened. A row group that cannot be
-    decoded fails with all its rows; the rest of the file is read.
+    Files may have different columns: missing ones are null, and numbers are widened. If a row group is damaged, its
+    rows fail and the rest of the file is read. A row with text that is not UTF-8 fails.
 
     >>> ParquetReader("crawl/", blocksize="256MB", fields=["text", "url"]).name
     'parquet_reader'
@@ -89,9 +89,7 @@ class ParquetReader(_Columnar):
         schemas = [(path, plain_schema(footer.schema.to_arrow_schema())) for path, footer in footers.items()]
         reasons = {}
         if len(footers) < len(full):
-            reasons["footers"] = (
-                f"of {len(full):,} files {len(footers):,} footers were read; sizes are estimated from those"
-            )
+            reasons["footers"] = f"{len(footers):,} of {len(full):,} footers were read; sizes are estimated from those"
         return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons, damaged)
 
     def _pieces(self, file: File, footer: pq.FileMetaData | None, blocksize: int, ratio: float) -> list[Piece]:
@@ -149,7 +147,7 @@ class ParquetReader(_Columnar):
     def _tables(
         self, parquet: pq.ParquetFile, piece: Piece, reading: Reading, wanted: Sequence[str] | None
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Tables with the number of their first row; of a row group that breaks, what is left is failed."""
+        """Tables with the number of their first row. The remaining rows of a damaged row group fail."""
         meta = parquet.metadata
         file_size = meta.serialized_size + sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         groups = _groups(parquet, piece)
@@ -214,7 +212,7 @@ def _num_bytes(footer: pq.FileMetaData) -> int:
 
 
 def _rows_per_batch(meta: pq.FileMetaData, groups: range, columns: Sequence[str], batch_bytes: int) -> int:
-    """So many rows as make `batch_bytes` of the columns that are read."""
+    """The number of rows whose columns to read have about `batch_bytes`."""
     rows = num_bytes = 0
     wanted = set(columns)
     for index in groups:
@@ -231,7 +229,7 @@ def _rows_per_batch(meta: pq.FileMetaData, groups: range, columns: Sequence[str]
 def _coalesced(
     tables: Iterator[tuple[int, pa.Table]], *, rows: int = NEVER, batch_bytes: int = NEVER
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Neighbouring small tables as one, so that small row groups do not make small batches."""
+    """Concatenate small neighbouring tables, so that small row groups do not make small batches."""
     held: list[pa.Table] = []
     first = count = size = 0
     for row, table in tables:
@@ -253,9 +251,10 @@ def _coalesced(
 
 @operator()
 class ArrowReader(_Columnar):
-    """Rows of Arrow IPC files and streams (.arrow, .feather version 2, .ipc), split by record batches.
+    """Read rows of Arrow IPC files and streams (.arrow, .feather version 2, .ipc), split by record batches.
 
-    A local file is mapped, not copied. On other file systems a file is read from its beginning and never split.
+    Local files are memory-mapped, not copied. Files on other file systems are not split. If a record batch is damaged,
+    its rows fail. A row with text that is not UTF-8 fails.
 
     >>> ArrowReader("cache/*.arrow").name
     'arrow_reader'
@@ -381,7 +380,7 @@ def _rows_of(table: pa.Table, batch_bytes: int) -> int:
 
 
 class _Ipc:
-    """An Arrow file or stream, whichever it is, as a sequence of record batches."""
+    """An Arrow file or stream as a sequence of record batches."""
 
     def __init__(self, source: pa.NativeFile | IO[bytes], columns: Sequence[str] | None = None) -> None:
         self.source = source
@@ -406,7 +405,7 @@ class _Ipc:
         )
 
     def count(self) -> int:
-        """How many record batches there are; of a stream every header is read."""
+        """The number of record batches. For a stream, all headers are read."""
         if self.is_file:
             return self.reader.num_record_batches
         self.source.seek(0)

@@ -1,10 +1,10 @@
-"""Compressed files as streams of frames: decoded in bounded chunks, entered in the middle where the format allows it.
+"""Compressed files as streams of frames, decoded in bounded chunks and split where the format allows it.
 
-    .gz .bz2 .xz    members, decoded by the standard library, which says where each one ends
-    .zst .lz4       frames, decoded by pyarrow, which does not; their block headers are walked alongside
+    .gz .bz2 .xz    members, decoded by the standard library, which reports where each one ends
+    .zst .lz4       frames, decoded by pyarrow, which does not; their block headers are followed to find the end
 
-A frame is a member of a gzip, bz2 or xz file, or a frame of a zstd or lz4 file. Frame headers are written out in
-RFC 1952 (gzip), RFC 8878 (zstd) and the LZ4 frame format 1.6; a walk reads headers only and decompresses nothing.
+Here, "frame" also means a member of a gzip, bz2 or xz file. Frame headers are specified in RFC 1952 (gzip), RFC 8878
+(zstd) and the LZ4 frame format 1.6. A walk reads only headers and decompresses nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tamis.errors import SourceError
 from tamis.sources.lines import STOP, Chunk, Stop, Unread
 
 TYPICAL_RATIO = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0, "lz4": 2.2}
-"""Decompressed over compressed bytes of web text, where there is no sample to tell."""
+"""Decompressed over compressed bytes of web text, used if there is no sample."""
 _MAGIC = {
     "gzip": b"\x1f\x8b\x08",
     "bz2": b"BZh",
@@ -40,7 +40,7 @@ _XZ_BYTES = 200_000_000
 
 
 class Damage(Exception):
-    """The compressed data cannot be followed any further."""
+    """The compressed data cannot be decoded any further."""
 
     def __init__(self, message: str, *, all_given: bool = False, truncated: bool = False) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class Damage(Exception):
 # ------------------------------------------------------------------------------------------------------------ the walks
 
 Walk = Generator[tuple[bool, int], bytes, None]
-"""Asks for bytes, (True, n), or to pass over bytes, (False, n), until the frame ends."""
+"""Yields (True, n) to read n bytes or (False, n) to skip them, until the frame ends."""
 
 
 def _walk_zstd() -> Walk:
@@ -60,7 +60,7 @@ def _walk_zstd() -> Walk:
         yield False, int.from_bytes((yield True, 4), "little")
         return
     if magic != 0xFD2FB528:
-        raise Damage("no zstd frame begins here")
+        raise Damage("this is not the beginning of a zstd frame")
     descriptor = (yield True, 1)[0]
     single = descriptor >> 5 & 1
     if descriptor & 8:
@@ -83,7 +83,7 @@ def _walk_lz4() -> Walk:
         yield False, int.from_bytes((yield True, 4), "little")
         return
     if magic != 0x184D2204:
-        raise Damage("no lz4 frame begins here")
+        raise Damage("this is not the beginning of an lz4 frame")
     flags = (yield True, 1)[0]
     if flags >> 6 != 1:
         raise Damage("an lz4 frame of an unknown version")
@@ -98,7 +98,7 @@ _WALKS = {"zstd": _walk_zstd, "lz4": _walk_lz4}
 
 
 def frame_starts(file: IO[bytes], codec: str, size: int) -> list[int]:
-    """Where the frames of a zstd or lz4 file begin, up to its end or the first damage; nothing is decompressed."""
+    """Offsets of the frames of a zstd or lz4 file, up to its end or the first damage. Decompresses nothing."""
     starts, position = [], 0
     while position < size:
         starts.append(position)
@@ -121,7 +121,7 @@ def frame_starts(file: IO[bytes], codec: str, size: int) -> list[int]:
 
 
 class _Tap:
-    """A file that ends where the frame does, for a decoder that would read on."""
+    """A file that ends with the frame, for a decoder that would read beyond it."""
 
     def __init__(self, source: _Input, codec: str) -> None:
         self.source = source
@@ -170,12 +170,12 @@ class _Tap:
 
 
 class _Input:
-    """A file that counts, and takes back what a decoder did not use."""
+    """A file that tracks its position and takes back what a decoder did not use."""
 
     def __init__(self, file: IO[bytes], position: int, careful_from: int | None = None) -> None:
         file.seek(position)
         self.file, self.position, self.kept = file, position, b""
-        self.careful_from = careful_from  # from here on byte by byte, so that a decoder gives all it can
+        self.careful_from = careful_from  # from here on, read byte by byte, so that a decoder returns all it can
 
     def read(self, size: int) -> bytes:
         if self.careful_from is not None and self.position >= self.careful_from:
@@ -216,7 +216,7 @@ class _Decompressor(Protocol):
 
 
 class _Gzip:
-    """zlib's decompressor with the interface that those of bz2 and xz share."""
+    """zlib's decompressor with the interface of those of bz2 and xz."""
 
     def __init__(self) -> None:
         self.inner = zlib.decompressobj(wbits=31)
@@ -245,7 +245,7 @@ _DECODE_ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, pa.ArrowInvalid
 
 
 def _decode(source: _Input, codec: str, size: Callable[[], int]) -> Iterator[bytes]:
-    """One frame, decoded in parts of at most `size()` bytes; afterwards `source` stands behind it."""
+    """Decode one frame in parts of at most `size()` bytes. Afterwards, `source` is at its end."""
     if codec in _MEMBERS:
         yield from _decode_member(source, codec, size)
         return
@@ -285,7 +285,7 @@ def _decode_member(source: _Input, codec: str, size: Callable[[], int]) -> Itera
 
 
 def _truncated(codec: str) -> str:
-    return f"the file ends in the middle of a {codec} {_UNIT[codec]}: truncated?"
+    return f"truncated: the file ends in the middle of a {codec} {_UNIT[codec]}"
 
 
 def decoded_chunks(
@@ -356,7 +356,7 @@ def _has_end(file: IO[bytes], codec: str, decoded: int) -> bool:
 
 
 def _salvage(file: IO[bytes], codec: str, position: int, offset: int, read_until: int) -> Iterator[bytes]:
-    """What a frame holds behind `offset` and before its damage, which a decoder in full stride throws away."""
+    """The content of a frame between `offset` and its damage, which a decoder discards if it reads in large chunks."""
     seen = 0
     source = _Input(file, position, careful_from=max(position, read_until - 2 * _INPUT_BYTES))
     rest = _decode(source, codec, lambda: max(1, min(_OUTPUT_BYTES, offset - seen)))
@@ -369,15 +369,15 @@ def _salvage(file: IO[bytes], codec: str, position: int, offset: int, read_until
         return
 
 
-# ------------------------------------------------------------------------------------------ where to enter a file
+# ------------------------------------------------------------------------------------------ where a file can be split
 
 
 def entries(file: IO[bytes], codec: str, size: int, step: int, *, exact: bool) -> list[int]:
-    """Places about `step` compressed bytes apart where decoding can begin; the first is 0.
+    """Offsets about `step` compressed bytes apart where decoding can begin; the first is 0.
 
-    With `exact`, zstd and lz4 files are walked from the beginning, which seeks but hardly reads. Otherwise, and for
-    formats whose headers do not say where they end, frames are looked for by their magic number near the places
-    wanted, and believed if they can be decoded for a while; the reader checks again.
+    With `exact`, zstd and lz4 files are walked from the beginning, which seeks a lot and reads little. Otherwise, and
+    for formats whose headers do not contain the length, frames are searched by their magic number and accepted if
+    their first 64 KB can be decoded. The reader checks them again.
     """
     if exact and codec in _WALKS:
         result = [0]

@@ -1,7 +1,7 @@
 """A source of rows in CSV and TSV files.
 
-A value is a string unless `types` says otherwise: whether 007, 1e5, NA or 2020-01-01 are text or something else is
-not for a reader to guess, and a guess that changes with the sample is worse than none.
+Values are strings unless `types` declares otherwise. Types are not inferred: 007, 1e5, NA and 2020-01-01 may be text,
+and the result would depend on the sample.
 
     file --> rows of bytes (pyarrow, block by block) --> UTF-8 and types, column by column --> batches
                  too few or many fields: failed            a value that does not fit: that row failed
@@ -30,17 +30,18 @@ from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Unread
 from tamis.sources.schemas import conform, unify
 
 _LONGEST_ROW = 2**28
-"""A row longer than this is a quote that was never closed."""
+"""A longer row is taken for a quote that is never closed."""
 
 
 @operator()
 class CsvReader(ByteSource):
-    """Rows of CSV or TSV files with a header row, plain or compressed.
+    """Read rows of CSV or TSV files with a header row, plain or compressed.
 
-    Every value is a string unless `types={"year": "int64"}` says otherwise, so that "007" stays what it is; an empty
-    field is an empty string, or null in a column declared to be something else. Fields in quotes may hold line ends,
-    so a file is never split: for large data prefer JSON lines or Parquet. A row with too few or too many fields, a
-    value that is not UTF-8 or does not fit its type fails alone.
+    Values are strings unless declared otherwise, as in `types={"year": "int64"}`, so "007" stays "007". An empty field
+    is an empty string, or null in a column of another type. Quoted fields may contain line ends, so files are not
+    split: for large data, prefer JSON lines or Parquet. A row fails if it has too few or too many fields, or a value
+    that is not UTF-8 or does not fit its type. Rows of a corrupt member of a compressed file fail; with
+    `on_damage="keep"`, those before the damage are kept.
 
     >>> CsvReader("labels/*.tsv", types={"label": "int64"}).name
     'csv_reader'
@@ -75,7 +76,7 @@ class CsvReader(ByteSource):
         return self.delimiter or ("\t" if ".tsv" in path.rpartition("/")[2].lower() else ",")
 
     def _header(self, path: str) -> list[str]:
-        """The names in the first row, which may itself hold quotes and line ends."""
+        """The column names in the first row, which may contain quotes and line ends."""
         corrupt: list[str] = []
         with _Stream(self, path, on_damage=corrupt.append) as stream:
             head = stream.read(division.SAMPLE_BYTES).decode("utf-8-sig", errors="replace")
@@ -121,16 +122,16 @@ class CsvReader(ByteSource):
                 yield Batch(self.renamed(conform(table, schema, wanted)), Origin.of(piece.path, numbers))
 
     def _tables(self, piece: Piece, reading: Reading, bad: dict[int, str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
-        """Rows as bytes, with their numbers in the file; `bad` collects the numbers of those that are malformed."""
+        """Rows as bytes, with their numbers in the file; `bad` collects the errors of malformed rows by number."""
         names = self._header(piece.path) if piece.start != piece.stop else []
         limit = NEVER if piece.limit is None else piece.limit
         texts: dict[int, str] = {}
-        given = row = 0  # rows handed out; number in the file of the next one
+        given = row = 0  # rows yielded; number of the next row in the file
         longest = min(_LONGEST_ROW, reading.max_row_bytes or _LONGEST_ROW)
         block = max(4096, min(reading.batch_bytes, longest))
 
         def malformed(found: pv.InvalidRow) -> str:
-            number = (found.number or 2) - 2  # it counts from 1, and the header too
+            number = (found.number or 2) - 2  # numbers start at 1 and count the header
             if number not in bad:
                 bad[number] = f"the row has {found.actual_columns} fields, the header {found.expected_columns}"
                 texts[number] = found.text
@@ -150,7 +151,7 @@ class CsvReader(ByteSource):
                         yield numbers, table
                         given += table.num_rows
                         row = int(numbers[-1]) + 1
-                        self._tell(reading, piece.path, bad, texts, min(row, limit))
+                        self._report_malformed(reading, piece.path, bad, texts, min(row, limit))
                         if row >= limit:
                             return
                 except pa.ArrowInvalid as error:
@@ -160,12 +161,14 @@ class CsvReader(ByteSource):
                         continue
                     what = f"a row is longer than {longest:,} bytes; perhaps a quote is never closed" if long else error
                     self.fail_file(reading, piece.path, f"cannot be read from here on: {what}", row=row, rows=1)
-                self._tell(reading, piece.path, bad, texts, limit)
+                self._report_malformed(reading, piece.path, bad, texts, limit)
                 if stream.damage is not None:
                     self.fail_file(reading, piece.path, stream.damage.error, row=row)
                 return
 
-    def _tell(self, reading: Reading, path: str, bad: dict[int, str], texts: dict[int, str], until: int) -> None:
+    def _report_malformed(
+        self, reading: Reading, path: str, bad: dict[int, str], texts: dict[int, str], until: int
+    ) -> None:
         """Report the malformed rows before `until`, each once."""
         for number in sorted(number for number in texts if number < until):
             row = texts.pop(number).encode("utf-8", errors="replace")[:KEPT_OF_BAD_ROW]
@@ -188,7 +191,7 @@ class CsvReader(ByteSource):
         )
 
     def _typed(self, table: pa.Table, numbers: np.ndarray, path: str, reading: Reading) -> tuple[pa.Table, np.ndarray]:
-        """Bytes to strings and declared types; a row with a value that does not fit is failed."""
+        """Convert bytes to strings and declared types; rows with values that do not fit fail."""
         while True:
             errors: dict[int, str] = {}
             columns = {}
@@ -231,7 +234,7 @@ def _shown(value: bytes) -> str:
 
 
 def _numbers(first: int, count: int, bad: Mapping[int, str]) -> np.ndarray:
-    """The numbers of the next `count` rows from `first` on that are not malformed."""
+    """The numbers of the next `count` well-formed rows, from `first` on."""
     between = sorted(number for number in bad if number >= first)
     numbers = np.arange(first, first + count)
     for number in between:
@@ -241,7 +244,7 @@ def _numbers(first: int, count: int, bad: Mapping[int, str]) -> np.ndarray:
 
 
 class _Stream:
-    """The decoded bytes of a file, as pyarrow wants to read them. Damage ends it at the last whole line."""
+    """The decoded bytes of a file, as a file object for pyarrow. Damage ends it after the last whole row."""
 
     def __init__(
         self,
@@ -255,7 +258,7 @@ class _Stream:
             source.chunks(self.file, Piece(path, 0, NEVER), 2**18, damaged=damaged, on_damage=on_damage)
         )
         self._held = b""
-        self._open_quotes = False  # whether what was handed out ends within quotes
+        self._open_quotes = False  # whether the bytes returned so far end within quotes
         self.damage: Unread | None = None
         self.closed = False
         self._ended = False
@@ -310,7 +313,7 @@ class _Stream:
 
 
 def check_types(owner: str, types: Mapping[str, str] | None, others: Sequence[str] = ()) -> None:
-    """Raise if a declared type is not one Arrow knows by name."""
+    """Raise if a declared type is not the name of an Arrow type."""
     for column, kind in (types or {}).items():
         try:
             kind in others or pa.type_for_alias(kind)

@@ -1,4 +1,4 @@
-"""Which files a source reads: paths, folders, globs, lists and manifests, local or behind any fsspec URL.
+"""The files a source reads: from paths, folders, globs and lists of paths, local or on any fsspec file system.
 
 "crawl/*.jsonl.zst", "s3://bucket/raw/", "@files.txt"
        |
@@ -6,7 +6,7 @@
        v
 File(path, size, stamp)  in the order of the arguments, each argument's files in string order
        |
-       |  fingerprint    size, time or ETag, head and tail: what a partition's identity is made of
+       |  fingerprint    size, time or ETag, and a hash of head and tail: part of a partition's identity
        v
 """
 
@@ -50,24 +50,24 @@ _EDGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class File:
-    """A file of the input, as its listing described it."""
+    """An input file, as listed."""
 
     path: str
     size: int
     stamp: str
-    """Modification time in nanoseconds, or the ETag or its like of an object store."""
+    """Modification time in nanoseconds or, in an object store, the ETag or an equivalent."""
 
 
 # ---------------------------------------------------------------------------------------------------- names and formats
 
 
 def codec_of(path: str) -> str | None:
-    """The compression a file's name announces: gzip, zstd, bz2, xz, lz4 or None."""
+    """The compression inferred from a file name: gzip, zstd, bz2, xz, lz4 or None."""
     return CODECS.get(_suffix(path))
 
 
 def format_of(path: str) -> str | None:
-    """The format a file's name announces, its compression suffix set aside."""
+    """The format inferred from a file name, ignoring the suffix of its compression."""
     suffix = _suffix(path)
     compressed = suffix in CODECS
     if compressed:
@@ -79,20 +79,20 @@ def format_of(path: str) -> str | None:
 
 
 def detect_format(paths: Paths, storage_options: Options = None) -> str:
-    """The one format of the files that `paths` lead to: jsonl, parquet, csv, arrow or text."""
+    """The format of all files in `paths`: jsonl, parquet, csv, arrow or text."""
     files = list_files(paths, None, storage_options)
     found = sorted({format_of(file.path) or "" for file in files})
     if found == [""] or not found:
         kinds = _extensions(file.path for file in files)
         raise SourceError(
-            f"the format of {_shown(paths)} cannot be told from the file names ({kinds})",
-            hint="known are " + ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes),
+            f"the format of {_shown(paths)} cannot be inferred from the file names ({kinds})",
+            hint="known extensions: " + ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes),
         )
     found = [name for name in found if name]
     if len(found) > 1:
         raise SourceError(
-            f"{_shown(paths)} holds files of several formats: {', '.join(found)}",
-            hint=f"name the files of one format with a glob, for example *{FORMATS[found[0]][0]}",
+            f"{_shown(paths)} contains files of several formats: {', '.join(found)}",
+            hint=f"select the files of one format with a glob, for example *{FORMATS[found[0]][0]}",
         )
     return found[0]
 
@@ -124,14 +124,14 @@ def _shown(paths: Paths) -> str:
 
 
 def list_files(paths: Paths, format: str | None, storage_options: Options = None) -> list[File]:
-    """The files of `format` that `paths` lead to; a file that is named is taken whatever its extension.
+    """The files of `format` in `paths`. A file given by its path is read whatever its extension.
 
-    Names that begin with `_` or `.` are passed over in folders and globs, so that the output of a run, which keeps
-    its own records in `.tamis/`, can be read back.
+    In folders and globs, names that begin with `_` or `.` are skipped, so that the output of a run, which keeps its
+    records in `.tamis/`, can be read back.
     """
     arguments = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not arguments:
-        raise SourceError("the source was given no path", hint='file_paths="crawl/*.jsonl", or a list of paths')
+        raise SourceError("no path was given", hint='file_paths="crawl/*.jsonl", or a list of paths')
     files: list[File] = []
     for argument in arguments:
         files.extend(_expand(str(argument), format, storage_options))
@@ -140,19 +140,20 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
         name = _full_name(file.path)
         if name in seen:
             raise SourceError(
-                f"{file.path} is named twice", hint="each row would be read twice; let each file match one path only"
+                f"{file.path} is listed twice",
+                hint="its rows would be read twice; make sure that each file matches only one path",
             )
         seen.add(name)
     return files
 
 
 def leads_to(paths: Paths, path: str, format: str) -> bool:
-    """Whether `list_files` would take in a file of this name, if it were there."""
+    """Whether `list_files` would include a file of this name if it existed."""
     name = _real_name(path)
     for argument in map(str, [paths] if isinstance(paths, (str, Path)) else paths):
         whole = _real_name(argument)
         if argument.startswith("@"):
-            continue  # a list of paths is written by hand, and names what it means
+            continue  # a list of paths is written by hand
         if is_glob(argument) and not os.path.isdir(whole):  # noqa: PTH112
             root, found = _glob_root(whole), glob_matcher(whole)(name)
         else:
@@ -164,7 +165,7 @@ def leads_to(paths: Paths, path: str, format: str) -> bool:
 
 
 def first_within(files: Iterable[File], folder: str) -> str | None:
-    """The first of the files that lies in a folder, however deep."""
+    """The first of the files that is in a folder or below it."""
     outer, inner = _real_name(folder) + "/", functools.cache(_real_name)
     return next((file.path for file in files if f"{inner(posixpath.dirname(file.path))}/".startswith(outer)), None)
 
@@ -174,7 +175,7 @@ def _full_name(path: str) -> str:
 
 
 def _real_name(path: str) -> str:
-    """The full name with links followed; names that are not there yet, and patterns, come through."""
+    """The full name with links resolved; names that do not exist, and patterns, are allowed."""
     return os.path.realpath(local_path(path)) if is_local(path) else path.rstrip("/")
 
 
@@ -187,7 +188,7 @@ def _expand(argument: str, format: str | None, options: Options) -> list[File]:
         where = error.filename or argument
         raise _not_allowed(str(where)) from error
     except NotADirectoryError as error:
-        raise SourceError(f"{argument} goes through something that is not a folder") from error
+        raise SourceError(f"a parent of {argument} is not a folder") from error
     if is_folder:
         fitting = [file for file in found if format_of(file.path)] if format is None else _of_format(found, format)
         if not fitting:
@@ -204,13 +205,13 @@ def _nothing_fits(argument: str, found: list[File], format: str | None) -> Sourc
     wanted = ", ".join(FORMATS[format]) if format else "a known format"
     others = sorted({format_of(file.path) or "" for file in found} - {""})
     if not found:
-        hint = "the folder is empty; names that begin with _ or . are passed over"
+        hint = "the folder is empty; names that begin with _ or . are skipped"
     elif others:
         hint = f"read it with {' or '.join(READERS[name] for name in others)}"
     else:
-        hint = 'a file with another extension can be named or matched by a glob: file_paths="folder/*.dump"'
+        hint = 'to read files with another extension, give their paths or a glob: file_paths="folder/*.dump"'
     kinds = _extensions(file.path for file in found)
-    return SourceError(f"{argument} has no files of {wanted} (there: {kinds})", hint=hint)
+    return SourceError(f"{argument} has no files of type {wanted} (found: {kinds})", hint=hint)
 
 
 def _manifest(path: str, format: str | None, options: Options) -> list[File]:
@@ -230,11 +231,11 @@ def _manifest(path: str, format: str | None, options: Options) -> list[File]:
         absolute = "://" in name or Path(name).is_absolute()
         files.extend(_expand(name if absolute else f"{folder}/{name}", format, options))
     if not files:
-        raise SourceError(f"the list of paths {path} names no file", hint="one path per line; # begins a comment")
+        raise SourceError(f"the list of paths {path} is empty", hint="one path per line; # begins a comment")
     return files
 
 
-# -- local folders: one scandir per folder, the size and time of a file from its directory entry
+# -- local folders: one scandir per folder
 
 
 def is_local(path: str) -> bool:
@@ -248,7 +249,7 @@ def local_path(path: str) -> str:
 
 def _expand_local(argument: str) -> tuple[list[File], bool]:
     path = re.sub(r"^(\./+)+(?=.)", "", local_path(argument))
-    if os.path.isdir(path):  # noqa: PTH112  a string in, strings out: twenty thousand Path objects are slow
+    if os.path.isdir(path):  # noqa: PTH112  20,000 Path objects are slow
         return list(_walk(path)), True
     if os.path.exists(path):  # noqa: PTH110
         status = os.stat(path)  # noqa: PTH116
@@ -262,7 +263,7 @@ def _expand_local(argument: str) -> tuple[list[File], bool]:
     deep = "/" in path[len(root) :].strip("/") or "**" in path
     found = [file for file in _walk(root or ".", deep) if matches(file.path)]
     if not found:
-        raise SourceError(f"no file matches {argument}", hint="* stays within a folder, ** crosses folders")
+        raise SourceError(f"no file matches {argument}", hint="* matches within a folder, ** across folders")
     return found, False
 
 
@@ -292,12 +293,12 @@ def _disappeared(path: str) -> DamagedFile:
 
 
 def _missing(path: str) -> SourceError:
-    """The error for a path that is not there, with what is there instead."""
+    """The error for a path that does not exist, with a similar one that does."""
     parent = Path(path).parent
     if not parent.is_dir():
-        return SourceError(f"there is no {path}", hint=f"the folder {parent} does not exist either")
+        return SourceError(f"{path} does not exist", hint=f"the folder {parent} does not exist either")
     near = did_you_mean(Path(path).name, (entry.name for entry in parent.iterdir()))
-    return SourceError(f"there is no {path}", hint=near or f"the folder {parent} is there; check the name")
+    return SourceError(f"{path} does not exist", hint=near or f"the folder {parent} exists; check the name")
 
 
 # -- globs
@@ -319,7 +320,7 @@ _GLOB_SIGN = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")
 
 
 def glob_matcher(pattern: str) -> Callable[[str], object]:
-    """A function that tells whether a path matches: `*` and `?` within a folder, `**` across folders."""
+    """A function that returns whether a path matches: `*` and `?` within a folder, `**` across folders."""
     parts = pattern.split("/")
     text = ""
     for index, part in enumerate(parts):
@@ -349,12 +350,12 @@ def _expand_remote(argument: str, options: Options) -> tuple[list[File], bool]:
         found = [info for info in details.values() if info["type"] == "file"]
         root = _glob_root(path)
         if not found:
-            raise SourceError(f"no file matches {argument}", hint="* stays within a folder, ** crosses folders")
+            raise SourceError(f"no file matches {argument}", hint="* matches within a folder, ** across folders")
         return [_remote_file(system, info) for info in found if _visible(info["name"], root)], False
     try:
         info = system.info(path)
     except FileNotFoundError as error:
-        raise SourceError(f"there is no {argument}", hint="check the bucket and the name") from error
+        raise SourceError(f"{argument} does not exist", hint="check the bucket and the name") from error
     if info["type"] == "file":
         return [_remote_file(system, info)], False
     details = system.find(path, detail=True)
@@ -384,7 +385,7 @@ def _system(path: str, options: Options) -> tuple[Any, str]:
         protocol = path.partition("://")[0]
         raise SourceError(
             f"{path} cannot be opened: {error}",
-            hint=f"is the package for {protocol}:// installed? pip install 'tamis[s3]' for S3",
+            hint=f"install the package for {protocol}://; for S3, pip install 'tamis[s3]'",
         ) from error
 
 
@@ -392,7 +393,7 @@ def _system(path: str, options: Options) -> tuple[Any, str]:
 
 
 def open_file(path: str, storage_options: Options = None) -> IO[bytes]:
-    """A file for reading bytes; a local one is opened plainly, without a layer between."""
+    """Open a file for reading bytes. A local file is opened without fsspec or a buffer."""
     try:
         if is_local(path):
             return io.FileIO(local_path(path))
@@ -407,7 +408,7 @@ def open_file(path: str, storage_options: Options = None) -> IO[bytes]:
 
 
 def read_exactly(file: IO[bytes], size: int) -> bytes:
-    """`size` bytes, fewer only at the end of the file."""
+    """Read `size` bytes, fewer only at the end of the file."""
     data = file.read(size)
     if len(data) == size or not data:
         return data
@@ -419,7 +420,7 @@ def read_exactly(file: IO[bytes], size: int) -> bytes:
 
 
 def fingerprint(file: File) -> list[object]:
-    """What changes when the content of a file does. Of a local file the first and last 4 KB are read."""
+    """Values that change with the content of a file. The first and last 4 KB of a local file are read."""
     if not is_local(file.path):
         return [file.path, file.size, file.stamp]
     try:

@@ -1,4 +1,4 @@
-"""What the readers of files have in common: parameters, names of columns, partitions."""
+"""Parameters, column names and partitions of all readers of files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tamis.sources.schemas import cheapest_column, missing_column
 
 T = TypeVar("T")
 WHOLE = -1
-"""As the stop of a piece: to the end of the file, wherever that is."""
+"""As the stop of a piece: the end of the file."""
 NEVER = 2**62
-"""As a blocksize: no file is split."""
+"""As a blocksize: do not split files."""
 
 
 class DamagedFiles:
@@ -97,8 +97,8 @@ class FileSource(Source):
     def check(self) -> None:
         if self.files_per_partition is not None and self.blocksize is not None:
             raise ParameterError(
-                f"`{self.name}` was given both `files_per_partition` and `blocksize`",
-                hint="blocksize bounds bytes and splits large files; files_per_partition counts files; choose one",
+                f"`{self.name}` has both `files_per_partition` and `blocksize`",
+                hint="choose one: blocksize limits bytes and splits large files, files_per_partition counts files",
             )
         for name in ("files_per_partition", "limit"):
             value = getattr(self, name)
@@ -108,36 +108,36 @@ class FileSource(Source):
             parse_bytes(self.blocksize)
         names = list((self.columns or {}).values())
         if len(set(names)) < len(names):
-            raise ParameterError(f"`columns` of `{self.name}` gives one column of the files two names")
+            raise ParameterError(f"`columns` of `{self.name}` gives a column of the files two names")
 
     # ------------------------------------------------------------------------------------------------------ columns
 
     def in_file(self, name: str) -> str:
-        """What the files call the column that the pipeline calls `name`."""
+        """The name in the files of the column that the pipeline calls `name`."""
         return (self.columns or {}).get(name, name)
 
     def renamed(self, table: pa.Table) -> pa.Table:
-        """The table with its columns called what the pipeline calls them."""
+        """The table with the column names that the pipeline uses."""
         if not self.columns:
             return table
         names = {there: here for here, there in self.columns.items()}
-        # A column of that name which the sample did not show steps aside rather than vanish.
+        # A column that has this name in the file, and was not in the sample, is renamed instead of lost.
         return table.rename_columns(
             [names.get(name) or (f"{name}_in_file" if name in self.columns else name) for name in table.column_names]
         )
 
     def seen_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of the files as the pipeline sees it: renamed, and cut to `fields`."""
+        """The schema of the files as the pipeline sees it: renamed, and limited to `fields`."""
         reader, names = type(self).__name__, {there: here for here, there in (self.columns or {}).items()}
-        if not len(schema):  # no rows at all: nothing to check names against
+        if not len(schema):  # no rows, so names cannot be checked
             return pa.schema([(name, pa.null()) for name in self.fields or self.columns or ()])
         for here, there in (self.columns or {}).items():
             if there not in schema.names:
                 raise missing_column(reader, "columns", there, schema.names)
             if here in schema.names and here not in names:
                 raise SourceError(
-                    f"`columns` of {reader} calls `{there}` `{here}`, and the files have a column `{here}` too",
-                    hint=f'name that one too: columns={{"{here}": "{there}", "other_{here}": "{here}"}}',
+                    f"`columns` of {reader} renames `{there}` to `{here}`, but the files also have a column `{here}`",
+                    hint=f'rename that one too: columns={{"{here}": "{there}", "other_{here}": "{here}"}}',
                 )
         result = pa.schema([spec.with_name(names.get(spec.name, spec.name)) for spec in schema])
         for name in self.fields or ():
@@ -146,11 +146,11 @@ class FileSource(Source):
         return result if self.fields is None else pa.schema([spec for spec in result if spec.name in self.fields])
 
     def file_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of the dataset under the names that the files use."""
+        """The schema of the dataset with the column names of the files."""
         return pa.schema([spec.with_name(self.in_file(spec.name)) for spec in schema])
 
     def wanted(self, reading: Reading) -> list[str] | None:
-        """The columns to read, under the names that the files use; None for all there are."""
+        """The columns to read, by their names in the files; None for all."""
         asked = reading.columns if reading.columns is not None else self.fields
         if asked is None:
             return None
@@ -164,9 +164,9 @@ class FileSource(Source):
 
     def touches(self, folder: str, name: str) -> str | None:
         if leads_to(self.file_paths, f"{folder.rstrip('/')}/{name}", self.format):
-            return "lies within the input: the next run would read what this one wrote"
+            return "is within the input: the next run would read the output of this one"
         held = first_within(self.list_files(), folder)
-        return held and f"holds a file of the input, {held}"
+        return held and f"contains an input file, {held}"
 
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)
@@ -186,7 +186,7 @@ class FileSource(Source):
         reading.fail(Failure(f"{path}:{row}", self.name, message, rows=rows, damaged_file=path))
 
     def count_rows(self, piece: Piece, most: int) -> int:
-        """How many rows a piece has, counted no further than `most`."""
+        """The number of rows in a piece; counting may stop at `most`."""
         raise NotImplementedError
 
     def divided(
@@ -222,7 +222,7 @@ class FileSource(Source):
             given=self.blocksize is not None,
             files_per_partition=self.files_per_partition,
         )
-        why += f", cut at the first {self.limit:,} rows" if self.limit is not None else ""
+        why += f", limited to the first {self.limit:,} rows" if self.limit is not None else ""
         partitions = division.partitions_of(groups, fingerprints)
         return Layout(
             self.seen_schema(schema),
@@ -236,14 +236,14 @@ class FileSource(Source):
 
 @dataclass(frozen=True)
 class ByteSource(FileSource):
-    """A source of files that are read as a stream of bytes, and may be compressed."""
+    """A source of files that are read as streams of bytes and may be compressed."""
 
     on_damage: Literal["fail", "keep"] = "fail"
 
     def pieces(
         self, files: list[File], blocksize: int, ratio: float | None, damaged: DamagedFiles
     ) -> tuple[list[Piece], dict[str, str]]:
-        """Byte ranges of the files, and why they are as they are. `ratio` is what a sample of the files expands by."""
+        """Byte ranges of the files, and the reasons for them. `ratio` is decompressed over compressed bytes of a sample."""
 
         def frames(file: File) -> list[int]:
             codec = codec_of(file.path)
@@ -271,12 +271,12 @@ class ByteSource(FileSource):
         reasons = {}
         if codecs:
             names = " and ".join(sorted(codecs))
-            how = f"expands {ratio:.1f} times, by a sample" if ratio else "is taken to expand as web text does"
+            how = f"expands {ratio:.1f} times, measured on a sample" if ratio else "is assumed to expand like web text"
             reasons["compression"] = f"{names} {how}; blocksize counts decompressed bytes"
         if single:
             reasons["unsplit"] = (
-                f"{single:,} compressed file{'s are' if single > 1 else ' is'} one frame larger than blocksize "
-                f"{format_bytes(blocksize)}, which cannot be entered in the middle"
+                f"{single:,} compressed file{'s are' if single > 1 else ' is'} a single frame larger than blocksize "
+                f"{format_bytes(blocksize)}, which cannot be split"
             )
         return pieces, reasons
 

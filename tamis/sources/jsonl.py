@@ -1,13 +1,13 @@
-"""JSON lines to Arrow tables, with the rows that cannot be read set apart, one by one.
+"""JSON lines to Arrow tables. Rows that cannot be parsed are reported one by one.
 
-    Lines --> what no parser should see (bytes that are not UTF-8, NUL, a line that is not an object)   --> bad rows
-          --> pyarrow.json with the dataset's types spelled out, so that a date stays a string
-                 "... in row N"          line N is bad; on from N + 1
-                 "couldn't parse: 1.5"   an integer column holds fractions: it becomes double
-                 too few or many rows    several objects on a line: line by line
-          --> integers that a double cannot hold                                                        --> bad rows
+    Lines --> checks before parsing: UTF-8, NUL bytes, one object per line                              --> bad rows
+          --> pyarrow.json with explicit types, so that a date stays a string
+                 "... in row N"          line N is bad; continue with N + 1
+                 "couldn't parse: 1.5"   an integer column has fractions: it becomes double
+                 too few or many rows    several objects on a line: parse line by line
+          --> integers beyond 64 bits                                                                   --> bad rows
 
-Everything but the common case is slow and exact; the common case is one call of pyarrow per block.
+In the common case, a block is parsed by one call to pyarrow. All other cases are slow and exact.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tamis.sources.jsontypes import (
     huge_integer,
     is_huge,
     lacks_values,
-    mended,
+    repaired,
     with_doubles,
     without_nulls,
 )
 from tamis.sources.lines import Lines
 
 JSON = "json"
-"""The declared type of a column whose values are kept as JSON text."""
+"""The declared type of columns whose values are kept as JSON text."""
 _ROW = re.compile(r" in row (\d+)$")
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/?(.*?)\) was specified twice")
@@ -52,12 +52,12 @@ _SPACE = re.compile(r"[ \t\r]*")
 
 @dataclass
 class JsonlParser:
-    """Parses the blocks of one dataset. What a block teaches about types is remembered for the next."""
+    """Parses the blocks of one dataset. Types inferred from a block are used for the next."""
 
     schema: pa.Schema
-    """The types the dataset is known to have, under the names in the file."""
+    """The known types of the dataset, by the column names in the files."""
     declared: Mapping[str, str] = field(default_factory=dict)
-    """Types the user asked for; a value that does not fit is a bad row, never a reason to change the type."""
+    """Types given by the user. A value that does not fit is a bad row and never changes the type."""
     wanted: Sequence[str] | None = None
     max_line_bytes: int = 2**31 - 2
 
@@ -75,8 +75,8 @@ class JsonlParser:
             known = self._strict.get(spec.name) or without_nulls(spec.type)
             if known is not None:
                 self._explicit[spec.name] = known
-            # Asked to ignore what is not declared, pyarrow also drops new fields within an object and columns whose
-            # type is not known yet; then everything is parsed and the unwanted columns are dropped afterwards.
+            # If undeclared fields are ignored, pyarrow also drops new fields within objects and columns of unknown
+            # type. In that case, everything is parsed and columns that are not needed are dropped afterwards.
             self._open |= known is None or known != spec.type or has_fields(known)
         for name, kind in self._strict.items():
             if self._wants(name):
@@ -86,7 +86,7 @@ class JsonlParser:
         return self.wanted is None or name in self.wanted
 
     def parse(self, lines: Lines, bad: Callable[[int, str], None]) -> tuple[pa.Table, np.ndarray]:
-        """The rows as a table and the number of the line of each; `bad(line, error)` is told of the others."""
+        """The rows as a table, and the line number of each. `bad(line, error)` is called for all other lines."""
         keep = self._plausible(lines, bad)
         while True:
             table, failed = self._parse(lines, keep, bad)
@@ -102,8 +102,8 @@ class JsonlParser:
     # ---------------------------------------------------------------------------------------------- before the parser
 
     def _plausible(self, lines: Lines, bad: Callable[[int, str], None]) -> np.ndarray:
-        """The lines that may be an object. That each begins with { and ends with } also makes sure that no object
-        spans lines: outside of strings `}` is never followed by `{` but at the top level."""
+        """The lines that may be objects: they begin with { and end with }. This also rules out objects that span lines,
+        since outside of strings `}` is followed by `{` only at the top level."""
         data, starts, ends = lines.text.data, lines.starts, lines.ends
         view = np.frombuffer(data, np.uint8)
         suspect = np.zeros(len(lines), dtype=np.bool_)
@@ -135,21 +135,21 @@ class JsonlParser:
         text = line.strip()
         if not text.startswith(b"{"):
             kind = {91: "a list", 34: "a string"}.get(text[0], "something else")
-            return f"a line must hold a JSON object {{...}}, this one holds {kind}"
-        return None if text.endswith(b"}") else "the line does not end with }: a JSON object cut short?"
+            return f"a line must be a JSON object {{...}}; this one is {kind}"
+        return None if text.endswith(b"}") else "the line does not end with }; the JSON object may be truncated"
 
     # ---------------------------------------------------------------------------------------------- around the parser
 
     def _parse(
         self, lines: Lines, keep: np.ndarray, bad: Callable[[int, str], None]
     ) -> tuple[pa.Table | None, set[int]]:
-        """The table of all `keep` lines, or the rows among them that must go before there can be one."""
+        """The table of the `keep` lines, or the rows among them that cannot be parsed."""
         before = dict(self._explicit)
         try:
             table = self._read(lines, keep)
         except pa.ArrowInvalid as error:
             failed = self._search(lines, keep, str(error))
-            if not failed and before == self._explicit:  # nothing learnt: give up a row rather than turn in circles
+            if not failed and before == self._explicit:  # no progress: fail a row to avoid an endless loop
                 failed = {len(keep) - 1: self._in_words(str(error))}
         else:
             if table.num_rows == len(keep):
@@ -160,7 +160,7 @@ class JsonlParser:
         return None, set(failed)
 
     def _search(self, lines: Lines, keep: np.ndarray, error: str) -> dict[int, str]:
-        """Which rows the parser cannot take, following it from one error to the next."""
+        """The rows that the parser rejects, found by following its error messages."""
         failed: dict[int, str] = {}
         begin = 0
         while True:
@@ -195,11 +195,11 @@ class JsonlParser:
                     failed[row] = self._in_words(str(error))
             else:
                 if found != 1:
-                    failed[row] = f"a line must hold one JSON object, this one holds {found}"
+                    failed[row] = f"a line must be one JSON object; this one has {found}"
         return failed
 
     def _is_loose(self, lines: Lines, keep: np.ndarray) -> bool:
-        """Whether the lines are fine once integer columns may hold fractions."""
+        """Whether the lines can be parsed if integer columns may have fractions."""
         return self._reads(lines, keep, self._loose())
 
     def _reads(self, lines: Lines, keep: np.ndarray, types: dict[str, pa.DataType] | None = None) -> bool:
@@ -212,8 +212,8 @@ class JsonlParser:
         return {name: kind if name in self._strict else with_doubles(kind) for name, kind in self._explicit.items()}
 
     def _unconverted(self, lines: Lines, keep: np.ndarray) -> dict[int, str]:
-        """Fractions in an integer column make it double from here on; an integer beyond 64 bits or a value that a
-        declared type cannot hold is a bad row."""
+        """Change integer columns with fractions to double. Integers beyond 64 bits and values that do not fit a declared
+        type are bad rows."""
         loose = self._loose()
         try:
             table = self._read(lines, keep, loose)
@@ -225,7 +225,7 @@ class JsonlParser:
         if lost:
             return lost
         for name, kind in list(self._explicit.items()):
-            # The message does not name the column: it is the one that cannot be read unless it may be double.
+            # The message does not name the column: it is the one that can only be parsed as double.
             if kind != loose[name] and not self._reads(lines, keep, {**loose, name: kind}):
                 self._explicit[name] = loose[name]
         return {}
@@ -279,15 +279,15 @@ class JsonlParser:
             )
             learnt = self._misread(table, explicit)
             if not learnt:
-                return mended(table)
+                return repaired(table)
             for target in (self._explicit,) if types is None else (self._explicit, types):
                 target.update(learnt)
 
     def _misread(self, table: pa.Table, explicit: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-        """Columns that inference got wrong, with the type to ask for instead.
+        """Columns whose type was inferred wrongly, with the type to declare instead.
 
-        pyarrow takes strings such as 2020-01-01 for times; what was written as a string stays one. And it loses nulls
-        at the beginning of lists (apache/arrow#51305) unless it is told the type.
+        pyarrow converts strings such as 2020-01-01 to timestamps; they must stay strings. And it loses nulls at the
+        beginning of lists (apache/arrow#51305) unless the type is declared.
         """
         learnt = {}
         for spec, column in zip(table.schema, table.columns, strict=True):
@@ -300,20 +300,20 @@ class JsonlParser:
         return learnt
 
     def _quoted(self, lines: Lines, keep: np.ndarray, always: Sequence[str]) -> pa.Buffer:
-        """The lines with the values of some columns replaced by their own text as a JSON string."""
+        """The lines with the values of some columns replaced by JSON strings of their text."""
         parts = []
         for index in keep:
             line = lines.line(index)
             try:
                 parts.append(quote_values(line.decode("utf-8"), always, self._as_string).encode("utf-8"))
             except ValueError:
-                parts.append(line)  # pyarrow will say what is wrong with it
+                parts.append(line)  # pyarrow reports the error
         return pa.py_buffer(b"\n".join(parts))
 
     # ----------------------------------------------------------------------------------------------- after the parser
 
     def _lost_integers(self, lines: Lines, keep: np.ndarray, table: pa.Table) -> dict[int, str]:
-        """Rows with an integer beyond 64 bits, which the parser silently made a double of."""
+        """Rows with an integer beyond 64 bits, which the parser silently converts to double."""
         lost: dict[int, str] = {}
         for name in table.column_names:
             if name in self._strict or not is_huge(table.column(name)):
@@ -324,13 +324,13 @@ class JsonlParser:
             for row in rows:
                 if (value := huge_integer(json.loads(lines.line(keep[row])).get(name))) is not None:
                     lost[int(row)] = (
-                        f"column `{name}` holds the integer {value}, which 64 bits cannot hold "
+                        f"column `{name}` has the integer {value}, which does not fit 64 bits "
                         f'(types={{"{name}": "string"}} keeps its digits)'
                     )
         return lost
 
     def _shaped(self, table: pa.Table, num_rows: int) -> pa.Table:
-        """The columns wanted, those of the schema first and in its order."""
+        """The requested columns, those of the schema first and in its order."""
         known = [spec.name for spec in self.schema if self._wants(spec.name)]
         new = [name for name in table.column_names if name not in known and self._wants(name)]
         columns = {}
@@ -348,11 +348,11 @@ class JsonlParser:
             what = f"{kind} in this dataset" if kind is not None else f"{_KINDS.get(expected, expected)} before"
             inside = f" at {path}" if path != name else ""
             return (
-                f"column `{name}` is {what}, this row holds {_KINDS.get(found, found)}{inside} "
+                f"column `{name}` is {what}, this row has {_KINDS.get(found, found)}{inside} "
                 f'(types={{"{name}": "string"}} or "json" keeps both)'
             )
         if match := _TWICE.search(text):
-            return f"the key `{match[1]}` is there twice"
+            return f"the key `{match[1]}` occurs twice"
         return f"not JSON: {text}"
 
 
@@ -369,7 +369,7 @@ def _check_room(line_bytes: int) -> None:
 
 
 def is_utf8(data: bytes, begin: int, end: int) -> bool:
-    """Whether the bytes are UTF-8, at several gigabytes a second."""
+    """Whether the bytes are UTF-8; checks several GB/s of ASCII."""
     offsets = pa.py_buffer(np.array([begin, end], dtype=np.int64))
     whole = pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])
     try:

@@ -1,4 +1,4 @@
-"""Arrow types and arrays as pyarrow's JSON reader infers them, and what has to be put right about them."""
+"""Corrections to the types and arrays that pyarrow's JSON reader infers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def _map_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType | None]) -> pa.DataType | None:
-    """The type with each leaf changed; a leaf changed to None is left out, and so is what holds nothing else."""
+    """The type with each leaf changed. Leaves changed to None are removed, and types that become empty with them."""
     if pa.types.is_struct(kind):
         fields = [(spec.name, _map_leaves(spec.type, change)) for spec in kind]
         return pa.struct([(name, inner) for name, inner in fields if inner is not None])
@@ -20,7 +20,7 @@ def _map_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType |
 
 
 def without_nulls(kind: pa.DataType) -> pa.DataType | None:
-    """What is known of a type: fields that were null wherever they were seen are left to be learnt."""
+    """The known part of a type: fields that were always null are removed, to be inferred later."""
     return _map_leaves(kind, lambda leaf: None if pa.types.is_null(leaf) else leaf)
 
 
@@ -48,7 +48,7 @@ def _leaves(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:
 
 
 def lacks_values(column: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether the lists in a column claim more values than there are."""
+    """Whether the offsets of lists in a column exceed the number of values."""
     if isinstance(column, pa.ChunkedArray):
         return any(map(lacks_values, column.chunks))
     if pa.types.is_list(column.type):
@@ -58,8 +58,8 @@ def lacks_values(column: pa.ChunkedArray | pa.Array) -> bool:
     return False
 
 
-def mended(table: pa.Table) -> pa.Table:
-    """The table with lists of nothing but nulls given as many of them as they claim to have."""
+def repaired(table: pa.Table) -> pa.Table:
+    """The table with the missing nulls of lists that contain only nulls."""
     for index, column in enumerate(table.columns):
         if lacks_values(column):
             table = table.set_column(
@@ -83,7 +83,7 @@ def _with_nulls(array: pa.Array) -> pa.Array:
 def is_huge(column: pa.ChunkedArray) -> bool:
     for leaf in _leaves(column):
         if pa.types.is_floating(leaf.type) and leaf.null_count < len(leaf):
-            # Not by numpy: handing over an array with nulls would import pandas, where that is installed.
+            # Converting an array with nulls to numpy would import pandas, if that is installed.
             extremes = pc.min_max(leaf).as_py()
             if extremes["max"] >= 2.0**63 or extremes["min"] <= -(2.0**63):
                 return True
@@ -91,7 +91,7 @@ def is_huge(column: pa.ChunkedArray) -> bool:
 
 
 def huge_integer(value: object) -> int | None:
-    """An integer somewhere in a JSON value that 64 bits cannot hold."""
+    """An integer within a JSON value that does not fit 64 bits, if any."""
     if isinstance(value, int):
         return value if not -(2**63) <= value < 2**63 else None
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -1,16 +1,16 @@
-"""From chunks of bytes to blocks of whole lines, each line exactly once wherever a file was cut.
+"""From chunks of bytes to blocks of whole lines, each line exactly once wherever a file was split.
 
     chunks of a piece        |...|.....|..      stop  ..|..
                                                  |
-    whole_lines   skips the line that an earlier piece finishes, reads past its own stop to finish its last line
+    whole_lines   skips the line that the piece before finishes, and reads past its stop to finish its last line
                                                  v
-    Text          some whole lines and the frames (files, or members of a compressed file) their bytes come from
+    Text          whole lines, and the frames (files, or members of a compressed file) their bytes come from
                                                  v
-    Lines         where each line that is not blank begins and ends, and its address
+    Lines         start, end and address of each line that is not blank
 
-Two rules of ownership, because a plain file can be looked at one byte before the cut and a compressed one cannot:
-a plain piece [start, stop) owns the lines whose first byte lies in it; a piece of frames owns the lines that begin
-after its first byte and up to the first byte behind it.
+Plain and compressed files need different rules, because only in a plain file can the byte before a split be read.
+A plain piece [start, stop) owns the lines whose first byte is in it. A piece of frames owns the lines that begin after
+its first byte, including one that begins at the first byte of the next piece.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tamis.sources.files import is_local, read_exactly
 
 BOM = b"\xef\xbb\xbf"
 KEPT_OF_BAD_ROW = 1_000_000
-"""So many bytes of a row that could not be read are kept with its failure."""
+"""Bytes of an unreadable row to keep with its failure."""
 _BEYOND_BYTES = 65_536
 _SCAN_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The first `size` bytes of `data`; they begin `offset` bytes into the frame `place`."""
+    """The first `size` bytes of `data`, from `offset` on in the frame `place`."""
 
     place: str
     offset: int
@@ -58,7 +58,7 @@ class Unread:
 
 
 class Stop:
-    """In a stream of chunks: what follows lies behind the end of the piece."""
+    """In a stream of chunks: the end of the piece. The chunks that follow belong to the next one."""
 
 
 STOP = Stop()
@@ -67,7 +67,7 @@ Chunks: TypeAlias = Iterable["Chunk | Stop | Unread"]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """From byte `at` of a text on, bytes come from `place`, whose first byte would lie at `origin` (perhaps before)."""
+    """From byte `at` of a text on, bytes come from `place`, whose first byte would be at `origin` (may be negative)."""
 
     at: int
     origin: int
@@ -91,7 +91,7 @@ class Text:
 
 
 def plain_chunks(file: IO[bytes], path: str, start: int, stop: int, chunk_bytes: int) -> Iterator[Chunk | Stop]:
-    """The bytes of [start - 1, stop), the first to see if a line begins at start, and behind a Stop what follows."""
+    """The bytes [start - 1, stop) and, after a Stop, those that follow. The first shows whether a line begins at start."""
     position = max(0, start - 1)
     seekable = is_local(path)
     file.seek(position)
@@ -100,7 +100,7 @@ def plain_chunks(file: IO[bytes], path: str, start: int, stop: int, chunk_bytes:
         if not data:
             break
         size = len(data)
-        # Ending a chunk with a line lets the block be used where it lies; the rest is in the page cache anyway.
+        # A chunk that ends with a line is used without a copy; the rest is in the page cache.
         if seekable and position + size < stop and 2 * (cut := data.rfind(b"\n") + 1) > size:
             size = cut
             file.seek(position + size)
@@ -192,7 +192,7 @@ class _LostLines:
 
 
 class _Cutter:
-    """Holds the bytes of unfinished blocks. Offsets count from the first byte it was given."""
+    """Collects the bytes of a block. Offsets count from the first byte pushed."""
 
     def __init__(self, skip_first: bool, max_line_bytes: int) -> None:
         self.skipping = skip_first
@@ -202,7 +202,7 @@ class _Cutter:
         self.block_start = 0
         self.line_start = 0
         self.position = 0
-        self.long_line = -1  # where a line began that is too long to be held
+        self.long_line = -1  # start of a line that is too long, or -1
 
     @property
     def held(self) -> int:
@@ -236,7 +236,7 @@ class _Cutter:
             self.parts = []
 
     def flush(self, *, whole_only: bool) -> Iterator[Text | Unread]:
-        """What is held as one text, up to the end of the last line or, at the end of a file, all of it."""
+        """The collected bytes as one text, up to the end of the last line or, at the end of a file, all of them."""
         if self.long_line >= 0:
             if not whole_only:
                 yield self._too_long(self.position)
@@ -258,7 +258,7 @@ class _Cutter:
         self.frames = self.frames[-1:] if rest == 0 else _since(self.frames, stop)
 
     def rest(self) -> bytes:
-        """The beginning of the line that was not finished."""
+        """The beginning of the unfinished line."""
         return b"".join(data[start:end] for data, start, end in self.parts)
 
     def _too_long(self, end: int) -> Unread:
@@ -276,13 +276,13 @@ def line_too_long(num_bytes: int, limit: int) -> str:
 
 
 def _since(frames: list[tuple[int, str]], position: int) -> list[tuple[int, str]]:
-    """The frames from the one that holds `position` on."""
+    """The frames from the one that contains `position` on."""
     first = max((i for i, (offset, _) in enumerate(frames) if offset <= position), default=0)
     return frames[first:]
 
 
 def join_texts(texts: Iterable[Text | Unread], batch_bytes: int) -> Iterator[Text | Unread]:
-    """The same lines in fewer texts: those of small files together, so that a batch is worth its overhead."""
+    """The same lines in fewer texts: small files share a batch."""
     held: list[Text] = []
     size = 0
     for text in texts:
@@ -292,7 +292,7 @@ def join_texts(texts: Iterable[Text | Unread], batch_bytes: int) -> Iterator[Tex
                 held, size = [], 0
             held.append(text)
             size += len(text)
-            if 2 * size > batch_bytes:  # at once, so that no second block is read while this one is held
+            if 2 * size > batch_bytes:  # before a second block is read
                 yield _joined(held)
                 held, size = [], 0
         else:
@@ -331,7 +331,7 @@ class Lines:
     starts: np.ndarray
     ends: np.ndarray
     clean: bool = field(default=False)
-    """No byte of the text lies outside these lines but line ends and blanks."""
+    """Apart from line ends and blanks, the text contains nothing but these lines."""
 
     @staticmethod
     def of(text: Text) -> Lines:
@@ -359,7 +359,7 @@ class Lines:
         return self.text.data[self.starts[index] : self.ends[index]]
 
     def with_ends(self) -> pa.Array:
-        """The lines as they stand in the text, line ends included; without a copy if nothing lies between them."""
+        """The lines with their line ends, as in the text; not copied if they are contiguous."""
         data = self.text.data
         unbroken = np.array_equal(self.starts[1:], self.ends[:-1] + 1)
         if not unbroken or self.ends[-1] >= len(data) or data[self.ends[-1]] != 10:
@@ -381,7 +381,7 @@ class Lines:
 
 
 def _newlines(data: bytes, begin: int, end: int) -> np.ndarray:
-    """Where the line feeds are. memchr is three times as fast as numpy on long lines and half as fast on short ones."""
+    """Positions of line feeds. memchr is three times as fast as numpy on long lines, and half as fast on short ones."""
     if data.count(b"\n", begin, min(end, begin + 65_536)) > 128:
         view = np.frombuffer(data, np.uint8)
         same = np.empty(_SCAN_BYTES, dtype=np.bool_)  # small enough to stay in the cache
@@ -400,14 +400,14 @@ def _newlines(data: bytes, begin: int, end: int) -> np.ndarray:
 
 
 def head(lines: Lines, count: int) -> Text:
-    """A text of only the first `count` lines."""
+    """A text with the first `count` lines."""
     end = int(lines.ends[count - 1])
     end += end < lines.text.end
     return Text(lines.text.data, lines.text.begin, end, lines.text.frames)
 
 
 def limited(texts: Iterable[Text | Unread], limit: int | None) -> Iterator[Text | Unread]:
-    """The first `limit` rows; a row that could not be read counts."""
+    """The first `limit` rows; unreadable rows count."""
     if limit is None:
         yield from texts
         return

@@ -1,4 +1,4 @@
-"""Dividing files into partitions: small neighbours packed together, large files split.
+"""Dividing files into partitions: small files are packed together, large ones are split.
 
 File, estimated size --> Piece, Piece, ... --> Partition (blocksize bytes, or files_per_partition files)
 """
@@ -17,7 +17,7 @@ SAMPLE_BYTES = 1_000_000
 
 
 def sampled(files: Sequence[File], count: int = SAMPLED_FILES) -> list[File]:
-    """The first file and others spread evenly over the list, those that are empty passed over."""
+    """The first file and others spread evenly over the list, without empty ones."""
     full = [file for file in files if file.size]
     if len(full) <= count:
         return full
@@ -25,7 +25,7 @@ def sampled(files: Sequence[File], count: int = SAMPLED_FILES) -> list[File]:
 
 
 def pack(pieces: Iterable[Piece], blocksize: int) -> list[tuple[Piece, ...]]:
-    """Neighbours together as long as they fit."""
+    """Group neighbours as long as they fit `blocksize`."""
     groups: list[tuple[Piece, ...]] = []
     current: list[Piece] = []
     size = 0
@@ -45,7 +45,7 @@ def group(pieces: Sequence[Piece], files_per_partition: int) -> list[tuple[Piece
 
 
 def split_bytes(file: File, blocksize: int) -> list[Piece]:
-    """Byte ranges of equal size; where lines begin is for the reader to find."""
+    """Byte ranges of equal size; the reader finds where lines begin."""
     count = max(1, -(-file.size // blocksize))
     bounds = [file.size * index // count for index in range(count + 1)]
     return [
@@ -56,7 +56,7 @@ def split_bytes(file: File, blocksize: int) -> list[Piece]:
 
 
 def first_rows(pieces: Iterable[Piece], limit: int, count: Callable[[Piece, int], int]) -> list[Piece]:
-    """The pieces that hold the first `limit` rows; `count(piece, most)` counts no further than it must."""
+    """The pieces with the first `limit` rows; `count(piece, most)` may stop counting at `most`."""
     result: list[Piece] = []
     left = limit
     for piece in pieces:
@@ -81,7 +81,7 @@ def partitions_of(
 def explain(
     files: int, num_bytes: int, partitions: int, *, blocksize: int, given: bool, files_per_partition: int | None
 ) -> str:
-    """How the partitions came about, in a sentence."""
+    """A sentence on how the files were divided."""
     what = f"{files:,} file{'s' * (files != 1)} of {format_bytes(num_bytes)}"
     result = f"become{'s' * (files == 1)} {partitions:,} partition{'s' * (partitions != 1)}"
     if files_per_partition is not None:

@@ -1,4 +1,4 @@
-"""Columns across files: one schema for all of them, and each table brought to it."""
+"""One schema for all files, and tables converted to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tamis.errors import SourceError, did_you_mean
 
 
 def unify(schemas: Sequence[tuple[str, pa.Schema]], reader: str) -> pa.Schema:
-    """One schema for all files, or an error that names the column and the two files that do not agree."""
+    """One schema for all files, or an error that names a column and two files with conflicting types."""
     result = pa.schema([])
     homes: dict[str, str] = {}
     for path, schema in schemas:
@@ -22,11 +22,11 @@ def unify(schemas: Sequence[tuple[str, pa.Schema]], reader: str) -> pa.Schema:
                 if known is not None and not _agree(known, spec.type):
                     raise SourceError(
                         f"column `{spec.name}` is {known} in {homes[spec.name]} and {spec.type} in {path}",
-                        hint=f'say which it is: {reader}(..., types={{"{spec.name}": "string"}})'
+                        hint=f'declare its type: {reader}(..., types={{"{spec.name}": "string"}})'
                         if reader in ("JsonlReader", "CsvReader")
-                        else "read the files that differ with a source of their own",
+                        else "read these files in separate runs",
                     ) from error
-            raise SourceError(f"the columns of {path} do not go with those of the files before: {error}") from error
+            raise SourceError(f"the columns of {path} conflict with those of earlier files: {error}") from error
         for name in schema.names:
             homes.setdefault(name, path)
     return result
@@ -41,16 +41,16 @@ def _agree(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 def missing_column(reader: str, parameter: str, name: str, there: Sequence[str]) -> SourceError:
-    """The error for a column the user named and the data does not have."""
+    """The error for a column that was named but does not exist."""
     near = did_you_mean(name, there)
-    hint = near or f"columns there: {', '.join(there[:20]) or 'none'}"
+    hint = near or f"the files have: {', '.join(there[:20]) or 'no columns'}"
     if reader == "JsonlReader":
         hint += f'; if it is rare, declare it: types={{"{name}": "string"}}'
     return SourceError(f"`{parameter}` of {reader} names column `{name}`, which the files do not have", hint=hint)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without encodings that operators need not know: dictionaries, views, extensions."""
+    """The type without encodings that operators do not handle: dictionaries, views, extensions."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -73,7 +73,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The table in plain types and without foreign metadata."""
+    """The table in plain types and without metadata."""
     schema = plain_schema(table.schema)
     if not len(schema):
         return table.replace_schema_metadata(None)
@@ -81,13 +81,13 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def cheapest_column(schema: pa.Schema) -> list[str]:
-    """A column to read where none is wanted: a table without columns forgets how many rows it has."""
+    """A column to read if none is needed: a table without columns loses its number of rows."""
     flat = [spec.name for spec in schema if pa.types.is_primitive(spec.type)]
     return (flat or schema.names)[:1]
 
 
 def conform(table: pa.Table, schema: pa.Schema, wanted: Sequence[str] | None) -> pa.Table:
-    """The table with the columns of the dataset in its order and types; the missing are null, the new are kept."""
+    """The table with the columns, order and types of the dataset. Missing columns are null; new ones are kept."""
     known = [spec for spec in schema if wanted is None or spec.name in wanted]
     new = [name for name in table.column_names if name not in schema.names and (wanted is None or name in wanted)]
     columns = {}

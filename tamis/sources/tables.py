@@ -1,7 +1,7 @@
-"""Sources of rows in files; here those made of lines, JSON and text, and the way to find the reader of a file.
+"""Readers of JSON lines and of text, and the choice of a reader by format.
 
 layout   in the driver: list the files, sample their columns, divide them into partitions
-read     in a worker: a partition's rows as batches; a row that cannot be read is told to `reading.fail`
+read     in a worker: the rows of a partition as batches; `reading.fail` is called for rows that cannot be read
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextRead
 _LONGEST_LINE = 2**31 - 2
 """pyarrow counts the bytes of a block of JSON in 32 bits."""
 _NOTHING = "_tamis_nothing"
-"""A column no file has, for a parser that must be asked for something."""
+"""A column that no file has, because the parser needs at least one."""
 _LONGEST_SAMPLED = 16_000_000
-"""A line longer than this is not looked at when types are learnt: the driver must stay small."""
+"""Longer lines are not used to infer types, to limit the memory of the driver."""
 
 
 @dataclass(frozen=True)
 class _LineSource(ByteSource):
-    """A source whose rows are lines; blank lines are none."""
+    """A source whose rows are lines that are not blank."""
 
     @property
     def _max_line(self) -> int:
@@ -65,7 +65,7 @@ class _LineSource(ByteSource):
         return count
 
     def _lines(self, partition: Partition, reading: Reading) -> Iterator[Lines]:
-        """The lines of a partition, those of small files together; what is no line is told to `reading.fail`."""
+        """The lines of a partition, small files together; `reading.fail` is called for what cannot be read."""
 
         most = min(self._max_line, reading.max_row_bytes or self._max_line)
 
@@ -107,7 +107,7 @@ class _LineSource(ByteSource):
         reading.fail(Failure(lines.address(line), self.name, error, row))
 
     def _sample(self, file: File) -> tuple[Lines | None, float | None]:
-        """The first lines of a file, and what its bytes expand by."""
+        """The first lines of a file, and decompressed over compressed bytes."""
         whole = Piece(file.path, 0, file.size)
         expanded = 0
         corrupt: list[str] = []
@@ -137,7 +137,7 @@ class _LineSource(ByteSource):
         return (Lines.of(text) if text is not None else None), ratio
 
     def _samples(self, files: Sequence[File], damaged: DamagedFiles) -> tuple[dict[str, Lines], float | None]:
-        """The first lines of some files by path, and what their bytes expand by."""
+        """The first lines of some files by path, and decompressed over compressed bytes."""
         samples = damaged.examine(division.sampled(files), self._sample)
         ratios = [ratio for _, ratio in samples.values() if ratio]
         lines = {path: lines for path, (lines, _) in samples.items() if lines is not None}
@@ -146,13 +146,15 @@ class _LineSource(ByteSource):
 
 @operator()
 class JsonlReader(_LineSource):
-    """Rows of JSON lines files, plain or compressed (.gz, .zst, .bz2, .xz, .lz4).
+    """Read rows of JSON lines files, plain or compressed (.gz, .zst, .bz2, .xz, .lz4).
 
     Reads paths, folders, globs, lists and `@lists.txt`, local or on any fsspec file system. Large files are split:
-    plain ones anywhere, compressed ones between frames. Types come from a sample of the files and may be declared:
+    plain ones anywhere, compressed ones between frames. Types are inferred from a sample of the files or declared:
     `types={"id": "string", "meta": "json"}` keeps the digits of large numbers and the text of irregular objects.
-    A line that is not a JSON object, is not UTF-8 or does not fit its column's type fails alone; strings are never
-    taken for dates. A column that holds integers and fractions is double, which keeps integers up to 2**53 exactly.
+    A line fails if it is not a JSON object, is not UTF-8 or does not fit the types of its columns. Strings are never
+    converted to dates. A column with integers and fractions is double, which keeps integers up to 2**53 exactly.
+    Rows of a corrupt member or frame of a compressed file fail; with `on_damage="keep"`, those before the damage are
+    kept.
 
     >>> JsonlReader("crawl/*.jsonl.zst", blocksize="256MB", columns={"text": "content"}).name
     'jsonl_reader'
@@ -196,7 +198,7 @@ class JsonlReader(_LineSource):
                 f"{path} is not JSON lines: it begins with a list ([)",
                 hint="write one object per line, for example with jq -c '.[]'",
             )
-        # The parser puts columns it was told about first; here they stand in the order in which the file has them.
+        # The parser returns declared columns first; the order in the file is restored here.
         order: dict[str, None] = {}
         for line in kept[:100]:
             order.update(dict.fromkeys(json.loads(lines.line(line))))
@@ -208,7 +210,7 @@ class JsonlReader(_LineSource):
         return JsonlParser(schema, types, wanted, self._max_line)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        if reading.keep_lines and not reading.columns:  # nothing is asked of a row but that it is one
+        if reading.keep_lines and not reading.columns:  # only the lines are needed
             parser = self._parser(pa.schema([(_NOTHING, pa.bool_())]), [_NOTHING])
         else:
             parser = self._parser(self.file_schema(reading.schema), self.wanted(reading))
@@ -228,9 +230,10 @@ class JsonlReader(_LineSource):
 
 @operator()
 class TextReader(_LineSource):
-    """Rows of plain text: one per line that is not blank, or with `unit="file"` one per file, with its `path`.
+    """Read rows of plain text: one per line that is not blank or, with `unit="file"`, one per file, with its `path`.
 
-    Files must be UTF-8; a line, or a file, that is not fails alone.
+    A line or file that is not UTF-8 fails. Rows of a corrupt member of a compressed file fail; with
+    `on_damage="keep"`, those before the damage are kept.
 
     >>> TextReader("books/", unit="file").name
     'text_reader'
@@ -292,7 +295,7 @@ class TextReader(_LineSource):
             yield batch()
 
     def _whole(self, piece: Piece, reading: Reading) -> str | None:
-        """The text of a file, or None where it was reported as failed."""
+        """The text of a file, or None if it failed."""
         parts: list[bytes] = []
         size, most = 0, min(_LONGEST_LINE, reading.max_row_bytes or _LONGEST_LINE)
         error = damaged_file = None
@@ -342,6 +345,6 @@ _READERS: dict[str, type[FileSource]] = {
 
 
 def reader_for(paths: Paths, **parameters: Any) -> FileSource:
-    """The reader of whatever format the files have, by their names."""
+    """The reader for the format of the files, inferred from their names."""
     options = parameters.get("storage_options")
     return _READERS[detect_format(paths, options)](paths, **parameters)

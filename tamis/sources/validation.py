@@ -101,6 +101,6 @@ def _is_valid(values: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def is_absurd(error: MemoryError, file_size: int) -> bool:
-    """Whether an allocation failed because a damaged file asked for more than it could ever expand to."""
+    """Whether an allocation failed because a damaged file specifies a size that it cannot expand to."""
     match = _ALLOCATION.search(str(error))
     return match is not None and int(match[1]) > _LARGEST_RATIO * max(file_size, 1)

@@ -303,7 +303,7 @@ def test_files_that_do_not_tell_their_format_are_read_as_the_recipe_says(tmp_pat
     path = str(tmp_path / "dump.dat")
     recipe = Recipe((Step("jsonl_reader", {"file_paths": "old"}),))
     assert recipe.with_paths(input=path).steps[0] == Step("jsonl_reader", {"file_paths": path})
-    with pytest.raises(SourceError, match="cannot be told"):
+    with pytest.raises(SourceError, match="cannot be inferred"):
         steps("word_count").with_paths(input=path)
 
 

@@ -88,7 +88,7 @@ def test_a_manifest_names_paths_relative_to_itself(tmp_path):
 
 def test_a_manifest_that_names_nothing_or_is_missing_says_so(tmp_path):
     (tmp_path / "list.txt").write_text("# nothing\n")
-    with pytest.raises(SourceError, match="names no file"):
+    with pytest.raises(SourceError, match="is empty"):
         list_files(f"@{tmp_path}/list.txt", "jsonl")
     with pytest.raises(SourceError, match=r"list of paths cannot be read: .*missing.txt does not exist"):
         list_files(f"@{tmp_path}/missing.txt", "jsonl")
@@ -96,7 +96,7 @@ def test_a_manifest_that_names_nothing_or_is_missing_says_so(tmp_path):
 
 def test_the_same_file_twice_is_refused(tmp_path):
     make(tmp_path, "a.jsonl")
-    with pytest.raises(SourceError, match="named twice"):
+    with pytest.raises(SourceError, match="listed twice"):
         list_files([tmp_path, f"{tmp_path}/*.jsonl"], "jsonl")
 
 
