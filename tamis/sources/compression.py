@@ -285,7 +285,8 @@ def _decode_member(source: _Input, codec: str, size: Callable[[], int]) -> Itera
 
 
 def _truncated(codec: str) -> str:
-    return f"truncated: the file ends in the middle of a {codec} {_UNIT[codec]}"
+    article = "an" if codec in ("xz", "lz4") else "a"
+    return f"truncated: the file ends in the middle of {article} {codec} {_UNIT[codec]}"
 
 
 def decoded_chunks(

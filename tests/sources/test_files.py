@@ -113,7 +113,7 @@ def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_p
     with pytest.raises(SourceError, match="no files") as caught:
         list_files(tmp_path / "empty", "jsonl")
     assert "empty" in (caught.value.hint or "")
-    with pytest.raises(SourceError, match="there is no") as caught:
+    with pytest.raises(SourceError, match="does not exist") as caught:
         list_files(tmp_path / "crawl.json", "jsonl")
     assert caught.value.hint == "did you mean `crawl.jsonl`?"
     with pytest.raises(SourceError, match="no file matches"):
@@ -171,5 +171,5 @@ def test_other_file_systems_are_listed_like_folders():
     listed = [file.path for file in list_files("memory://files-test/crawl", "jsonl")]
     assert listed == ["memory:///files-test/crawl/a.jsonl", "memory:///files-test/crawl/b.jsonl"]
     assert [file.path for file in list_files("memory://files-test/**/*.jsonl", "jsonl")] == listed
-    with pytest.raises(SourceError, match="there is no"):
+    with pytest.raises(SourceError, match="does not exist"):
         list_files("memory://files-test/nowhere", "jsonl")

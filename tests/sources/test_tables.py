@@ -209,7 +209,7 @@ def test_a_truncated_file_keeps_what_is_there_and_fails_once(suffix, tmp_path, c
     assert found.rows == rows[: len(found.rows)]
     assert len(found.rows) > 3000
     (failure,) = found.failures
-    assert "truncated?" in failure.error
+    assert "truncated" in failure.error
     assert f"a.jsonl{suffix}@" in failure.address
 
 
@@ -285,7 +285,7 @@ def test_object_stores_are_read_like_folders(s3_server, compress, read_all):
     with fsspec.open(f"{bucket}/in/a.jsonl", "wb", **options) as file:
         file.write(as_lines(rows[:300]).replace(b"2020", b"2021"))
     assert reader.layout(1).partitions[0].identity != before
-    with pytest.raises(SourceError, match="there is no"):
+    with pytest.raises(SourceError, match="does not exist"):
         JsonlReader(f"{bucket}/nothing.jsonl", storage_options=options).layout(1)
 
 
