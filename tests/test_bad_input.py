@@ -209,7 +209,7 @@ def test_a_shard_outside_the_output_folder_is_refused(tmp_path):
     from tamis.errors import TamisError
     from tamis.store import Store
 
-    with pytest.raises(TamisError, match="would leave the output folder"):
+    with pytest.raises(TamisError, match="is outside the output folder"):
         Store(str(tmp_path)).publish(tmp_path / "x", "../../x")
 
 
@@ -298,7 +298,7 @@ def test_a_full_disk_stops_the_run_and_the_next_run_resumes(tmp_path):
             assert done.returncode == 2, done.stderr
             assert "the disk may not do: about 510 kB are needed and" in done.stderr  # before the run
             assert "the disk is full" in done.stderr
-            assert "run the same command again" in done.stderr
+            assert "rerun the same command" in done.stderr
             subprocess.run(["mount", "-o", "remount,size=50M", str(disk)], check=True)
         done = run(tmp_path, recipe=recipe)
         assert done.returncode == 0, done.stderr

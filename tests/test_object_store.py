@@ -121,9 +121,9 @@ def test_an_output_that_would_harm_its_input_is_seen(bucket):
         reader = JsonlReader(f"{bucket.url}/{source}", storage_options=bucket.storage_options)
         return str(reader.touches(f"{bucket.url}/{folder}", "part-000000.jsonl"))
 
-    assert "lies within" in touches("in", "in/out")
-    assert "lies within" in touches("in/", "in/")
-    assert "holds a file" in touches("in", "")
-    assert "holds a file" in touches("in/0.jsonl", "in")
+    assert "is within" in touches("in", "in/out")
+    assert "is within" in touches("in/", "in/")
+    assert "contains an input file" in touches("in", "")
+    assert "contains an input file" in touches("in/0.jsonl", "in")
     assert touches("in", "input") == "None"
     assert touches("in", "i") == "None"
