@@ -60,6 +60,8 @@ class Operator:
     resources: ClassVar[Resources] = Resources()
     cost: ClassVar[float] = 1.0
     """Approximate time per megabyte relative to counting words; used for hints about the order of steps."""
+    path_parameters: ClassVar[frozenset[str]] = frozenset({"file_paths", "path", "paths", "model", "tokenizer"})
+    """Parameters that name files. In a recipe they are relative to the recipe."""
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Parameters that do not affect the rows: locations of files, partitioning, credentials."""
     version: ClassVar[int | str | None] = None
@@ -443,6 +445,8 @@ class Layout:
     num_bytes: int = 0
     damaged_files: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be opened or understood, with the error of each; no partition reads them."""
+    num_rows: int | None = None
+    """If the source knows it without reading the rows."""
 
 
 class Source(Operator):

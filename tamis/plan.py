@@ -22,11 +22,11 @@ from tamis.executors.estimate import estimate
 from tamis.executors.scores import measured_operators, measuring_identity
 from tamis.executors.tasks import Stage
 from tamis.functions import Function
-from tamis.memory.budget import Budget, usable_cpus
+from tamis.memory.budget import DEFAULT_BLOCKSIZE, Budget, usable_cpus
 from tamis.memory.governor import Learned
 from tamis.memory.spill import SpilledRows
 from tamis.operators import ALL, Filter, Gather, Layout, Operator, Sink, Source, digest
-from tamis.parameters import as_text, format_bytes, plural
+from tamis.parameters import as_text, format_bytes, parse_bytes, plural
 from tamis.store import Store
 
 
@@ -186,7 +186,8 @@ def make_plan(
         how = shape.source.touches(store.root, f"part-000000{shape.sink.file_suffix}")
         if how:
             raise SinkError(f"the output {store.root} {how}", hint="write to a folder of its own, outside the input")
-    chosen = blocksize or budget.blocksize
+    given = getattr(shape.source, "blocksize", None)
+    chosen = parse_bytes(given) if given is not None else blocksize or budget.blocksize
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
     identity = [_identity(step) for step in steps]
@@ -200,7 +201,8 @@ def make_plan(
         shape, layout, columns, budget, store, rejects, on_error, known,
         keep_lines=keep_lines, profile=profile, scores=scores,
     )  # fmt: skip
-    reasons = {**budget.reasons, **layout.reasons, "columns": _columns_reason(columns, keep_lines)}
+    reasons = {**budget.reasons, **_blocksize_reason(shape.source, chosen), **layout.reasons}
+    reasons["columns"] = _columns_reason(columns, keep_lines)
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
     return Plan(
@@ -215,6 +217,17 @@ def make_plan(
         hints=tuple(order_hints(shape.operators)),
         notes=(*_step_notes(steps), *(_opaque_notes(steps, identity) if shape.sink is not None else ())),
     )
+
+
+def _blocksize_reason(source: Source, blocksize: int) -> dict[str, str]:
+    """Why partitions have the size they have, if that is not the default."""
+    if getattr(source, "files_per_partition", None) is not None:
+        return {"blocksize": "not used: `files_per_partition` is given"}
+    if getattr(source, "blocksize", None) is not None:
+        return {"blocksize": f"{format_bytes(blocksize)}: given to `{source.name}`"}
+    if blocksize != DEFAULT_BLOCKSIZE:
+        return {"blocksize": f"{format_bytes(blocksize)}: that of the run that is resumed"}
+    return {}
 
 
 def _identity(step: Operator) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class ExactDedup(Gather):
     storage_options: Mapping[str, Any] | None = None
 
     incidental = frozenset({"storage_options"})
+    path_parameters = frozenset({"against"})
 
     def check(self) -> None:
         self._policy.check()

@@ -119,6 +119,7 @@ class FuzzyDedup(Gather):
 
     version = 4
     incidental = frozenset({"device", "storage_options"})
+    path_parameters = frozenset({"against", "reuse"})
 
     def check(self) -> None:
         self._policy.check()

@@ -51,6 +51,8 @@ class Estimate:
     """What a run needs, and the disk space available."""
 
     rows: int
+    rows_known: bool
+    """Whether the source knows the number of rows; otherwise it is an estimate from a sample."""
     row_bytes: int
     memory_bytes: int
     spill_bytes: int
@@ -73,7 +75,8 @@ class Estimate:
         ]
         if len(self.stages) > 1:
             lines += map(str, self.stages)
-        lines.append(f"rows         about {self.rows:,} of {format_bytes(self.row_bytes)} each")
+        about = "" if self.rows_known else "about "
+        lines.append(f"rows         {about}{self.rows:,} of {format_bytes(self.row_bytes)} each")
         if not self.fits_disk:
             lines.append("warning: there is not enough disk space")
         return "\n".join(lines)
@@ -87,6 +90,9 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
     rows_seen = sum(map(len, samples))
     row_bytes = max(1, sum(map(_size, samples)) // rows_seen) if rows_seen else 1
     rows = total // row_bytes if rows_seen else 0
+    if layout.num_rows is not None:
+        rows = layout.num_rows
+        row_bytes = total // max(1, rows)
     estimates = []
     for stage in plan:
         spill = int(total * SPILL_RATIO) if stage.spills_rows else 0
@@ -97,6 +103,7 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
         estimates.append(StageEstimate(stage.index + 1, memory, spill, output))
     return Estimate(
         rows=rows,
+        rows_known=layout.num_rows is not None,
         row_bytes=row_bytes,
         memory_bytes=max((stage.memory_bytes for stage in estimates), default=0),
         spill_bytes=sum(stage.spill_bytes for stage in estimates),

@@ -11,8 +11,13 @@
       - word_count: {min_words: 3}
       - parquet_writer: {path: out/}
 
+<<<<<<< HEAD
 Steps have the names that `tamis ops` lists. Relative paths start at the current directory. A recipe may omit the reader and
 the writer; `--input` and `--output` then add them.
+=======
+Steps have the names that `tamis ops` lists. Paths in a recipe are relative to the recipe file; paths given on the command
+line are relative to the current directory. A recipe may omit the reader and the writer; `--input` and `--output` add them.
+>>>>>>> 9e99673 (Take paths in a recipe from its folder; show the block size and the row count that apply)
 """
 
 from __future__ import annotations
@@ -32,10 +37,10 @@ from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
 from tamis.executors.failures import parse_max_failed
 from tamis.functions import Function
 from tamis.memory.alerts import parse_alerts
-from tamis.operators import Filter, Operator
+from tamis.operators import Filter, Operator, Sink, Source
 from tamis.parameters import fits, parse_bytes
 from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
-from tamis.recipes.paths import reader_step, writer_step
+from tamis.recipes.paths import located, reader_step, writer_step
 from tamis.registry import build_operator, find_operator, registered
 from tamis.report import load_manifest
 
@@ -125,6 +130,19 @@ class Recipe:
         else:
             steps[place] = replace(steps[place], name=name, parameters=parameters)
         return replace(result, steps=tuple(steps))
+
+    def located_in(self, folder: Path) -> Recipe:
+        """The recipe with its relative paths taken from `folder`."""
+        steps = []
+        for step in self.steps:
+            cls = find_operator(step.name)
+            paths = {
+                name: located(value, folder, is_file=issubclass(cls, (Source, Sink)))
+                for name, value in step.parameters.items()
+                if name in cls.path_parameters
+            }
+            steps.append(replace(step, parameters={**step.parameters, **paths}))
+        return replace(self, steps=tuple(steps))
 
     def with_overrides(self, overrides: Sequence[str]) -> Recipe:
         """Set parameters by text: "word_count.min_words=3", "2.min_words=3" (second step) or
@@ -258,6 +276,10 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     # os.path says no where pathlib raises, e.g. for a name that is too long; a pipe, `<(...)`, is as good as a file.
     if os.path.exists(text) and not os.path.isdir(text):  # noqa: PTH110, PTH112
         recipe = parse_recipe(_read(Path(text)), text)
+        recipe.check_names()
+        if os.path.isfile(text):  # noqa: PTH113 - a pipe has no folder
+            return recipe.located_in(Path(text).parent)
+        return recipe
     elif looks_like_path:
         what = "is a folder" if os.path.isdir(text) else "does not exist"  # noqa: PTH112
         raise RecipeError(f"the recipe {text} {what}", hint="name a YAML file, or a recipe of `tamis recipes`")

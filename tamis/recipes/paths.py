@@ -67,6 +67,25 @@ def _compression(form: str, reader: Mapping[str, Any]) -> str | None:
     return suffixes.pop()[1:] if len(suffixes) == 1 and suffixes <= set(CODECS) else None
 
 
+def located(value: Any, folder: Path, *, is_file: bool) -> Any:
+    """A path, or a list of paths, as found from `folder`; absolute paths and URLs are unchanged.
+
+    A model or tokenizer may also be given by a name that is no path (`is_file=False`): one without a slash is a path only if
+    there is such a file.
+    """
+    if isinstance(value, (list, tuple)):
+        return [located(item, folder, is_file=is_file) for item in value]
+    if not isinstance(value, str) or not value or "://" in value or folder == Path():
+        return value
+    if value.startswith("@"):
+        return "@" + located(value[1:], folder, is_file=is_file)
+    path = Path(value).expanduser()
+    if path.is_absolute() or not (is_file or "/" in value or (folder / path).exists()):
+        return value
+    joined = str(folder / path)
+    return joined + "/" if value.endswith("/") else joined
+
+
 def _as_list(paths: object) -> list[str]:
     if paths is None:
         return []

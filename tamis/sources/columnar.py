@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -90,7 +91,11 @@ class ParquetReader(_Columnar):
         reasons = {}
         if len(footers) < len(full):
             reasons["footers"] = f"{len(footers):,} of {len(full):,} footers were read; sizes are estimated from those"
-        return self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons, damaged)
+        layout = self.divided(files, pieces, unify(schemas, type(self).__name__), size, reasons, damaged)
+        if len(footers) < len(full):
+            return layout
+        num_rows = sum(footer.num_rows for path, footer in footers.items() if path not in layout.damaged_files)
+        return replace(layout, num_rows=min(num_rows, self.limit) if self.limit is not None else num_rows)
 
     def _pieces(self, file: File, footer: pq.FileMetaData | None, blocksize: int, ratio: float) -> list[Piece]:
         if not file.size:

@@ -73,7 +73,7 @@ class Rows(Source):
         reason = (
             f"{why}: {plural(count, 'row')} of {format_bytes(num_bytes)} become {plural(len(partitions), 'partition')}"
         )
-        return Layout(table.schema, tuple(partitions), {"partitions": reason}, num_files=0, num_bytes=num_bytes)
+        return Layout(table.schema, tuple(partitions), {"partitions": reason}, num_bytes=num_bytes, num_rows=count)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         table = self.table

@@ -249,6 +249,8 @@ class PerExtension(Filter):
 
     language: str
     extension: str
+    path_parameters = frozenset({"metadata_file"})
+
     metadata_file: str
     column: str = "text"
 

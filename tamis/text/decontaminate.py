@@ -80,6 +80,8 @@ class Decontaminate(Filter):
     {'contamination_share > 0.5': 1}
     """
 
+    path_parameters = frozenset({"benchmarks"})
+
     benchmarks: str | Path | Sequence[str | Path]
     column: str = "text"
     fields: Sequence[str] = ()

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tamis
-from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, ParquetReader, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup
 from tamis.memory.profile import profile_of
 from tamis.parameters import parse_bytes
@@ -148,3 +150,21 @@ def test_a_recipe_keeps_the_same_rows_at_every_budget(tmp_path, speeches):
 
 def written(step):
     return {name: value for name, value in step.parameters().items() if value is not None}
+
+
+def test_a_blocksize_that_is_given_is_the_one_that_is_shown(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", numbered(10))
+    shown = Pipeline(JsonlReader(source, blocksize="8MB")).explain()
+    assert shown.as_dict()["blocksize"] == 8_000_000
+    assert shown.as_dict()["reasons"]["blocksize"] == "8 MB: given to `jsonl_reader`"
+    counted = Pipeline(JsonlReader(source, files_per_partition=1)).explain()
+    assert counted.as_dict()["reasons"]["blocksize"] == "not used: `files_per_partition` is given"
+
+
+def test_the_number_of_rows_of_parquet_files_is_not_estimated(tmp_path):
+    for name, rows in (("a", 3), ("b", 40)):
+        pq.write_table(pa.table({"text": ["word " * (1 + n * n) for n in range(rows)]}), tmp_path / f"{name}.parquet")
+    found = Pipeline(ParquetReader(tmp_path)).explain()
+    assert found.estimate.rows == 43
+    assert "rows         43 of" in str(found)
+    assert Pipeline(ParquetReader(tmp_path, limit=7)).explain().estimate.rows == 7

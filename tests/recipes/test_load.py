@@ -391,3 +391,33 @@ def test_a_function_cannot_be_written_in_a_recipe():
 def test_the_alerts_of_a_recipe_are_read_whole():
     text = b"name: x\nalerts: {budget_percent: [70, 90], remedy: {leak: recycle}}\nsteps: [word_count]\n"
     assert parse_recipe(text, "x.yaml").settings.alerts == {"budget_percent": [70, 90], "remedy": {"leak": "recycle"}}
+
+
+def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    (folder / "in").mkdir(parents=True)
+    (folder / "in" / "a.jsonl").write_text('{"text": "one two"}\n{"text": "good words only"}\n')
+    (folder / "bad.txt").write_text("one\n")
+    (folder / "clean.yaml").write_text(
+        "steps:\n  - jsonl_reader: {file_paths: [in/]}\n  - bad_words: {path: bad.txt}\n  - jsonl_writer: {path: out/}\n"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_recipe("../project/clean.yaml").build().run(executor="inline")
+    assert (folder / "out" / "part-000000.jsonl").read_text() == '{"text": "good words only"}\n'
+
+    # What the command line names is relative to the current directory.
+    Path("own.jsonl").write_text('{"text": "own words"}\n')
+    recipe = load_recipe("../project/clean.yaml").with_paths(input="own.jsonl", output="own-out")
+    recipe.build().run(executor="inline")
+    assert Path("own-out/part-000000.jsonl").read_text() == '{"text": "own words"}\n'
+
+
+def test_names_and_addresses_in_a_recipe_are_not_taken_for_files(tmp_path):
+    (tmp_path / "r.yaml").write_text(
+        "steps:\n  - jsonl_reader: {file_paths: ['s3://bucket/in/', /data/in, '@list.txt']}\n"
+        "  - language: {keep: [en], model: lid.176.ftz}\n"
+    )
+    reader, language = load_recipe(tmp_path / "r.yaml").steps
+    assert reader.parameters["file_paths"] == ["s3://bucket/in/", "/data/in", f"@{tmp_path}/list.txt"]
+    assert language.parameters["model"] == "lid.176.ftz"
