@@ -11,13 +11,8 @@
       - word_count: {min_words: 3}
       - parquet_writer: {path: out/}
 
-<<<<<<< HEAD
-Steps have the names that `tamis ops` lists. Relative paths start at the current directory. A recipe may omit the reader and
-the writer; `--input` and `--output` then add them.
-=======
 Steps have the names that `tamis ops` lists. Paths in a recipe are relative to the recipe file; paths given on the command
 line are relative to the current directory. A recipe may omit the reader and the writer; `--input` and `--output` add them.
->>>>>>> 9e99673 (Take paths in a recipe from its folder; show the block size and the row count that apply)
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def test_a_blocksize_that_is_given_is_the_one_that_is_shown(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", numbered(10))
     shown = Pipeline(JsonlReader(source, blocksize="8MB")).explain()
     assert shown.as_dict()["blocksize"] == 8_000_000
-    assert shown.as_dict()["reasons"]["blocksize"] == "8 MB: given to `jsonl_reader`"
+    assert shown.as_dict()["reasons"]["blocksize"] == "8.0 MB: given to `jsonl_reader`"
     counted = Pipeline(JsonlReader(source, files_per_partition=1)).explain()
     assert counted.as_dict()["reasons"]["blocksize"] == "not used: `files_per_partition` is given"
 
