@@ -296,7 +296,7 @@ def test_a_full_disk_stops_the_run_and_the_next_run_resumes(tmp_path):
         done = run(tmp_path, recipe=recipe, preexec_fn=limited)
         if mounted.returncode == 0:
             assert done.returncode == 2, done.stderr
-            assert "the disk may not do: about 510 kB are needed and" in done.stderr  # before the run
+            assert "there may not be enough disk space: about 510 kB are needed and" in done.stderr  # before the run
             assert "the disk is full" in done.stderr
             assert "rerun the same command" in done.stderr
             subprocess.run(["mount", "-o", "remount,size=50M", str(disk)], check=True)

@@ -1,9 +1,9 @@
-"""One run from start to end: what is done already, what must be done, and the record of both.
+"""Carry out a run: compare the ledger with the plan, do the missing work, and record it.
 
     open ledger -> compare with the plan -> run what is missing, stage by stage -> make shards agree -> report
 
-The driver is the only one that writes the ledger. A partition counts as done when its record is on disk; everything that is in
-the output folder without a record is removed before work begins.
+Only the driver writes the ledger. A partition counts as done when its record is on disk. Files in the output folder without a
+record are removed before work begins.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from tamis.sinks.schemas import decode_schema, merge_schemas
 from tamis.store import INTERNAL, checksum_of
 
 PLENTY_OF_DISK = 20
-"""With so many times the size of the input free, nobody needs to look closer."""
+"""If this many times the size of the input is free, the need for disk space is not estimated."""
 
 
 class Executor(Protocol):
-    """Runs tasks somewhere; knows nothing about operators."""
+    """Runs tasks, in this process or in others."""
 
     on_tick: Callable[[], None]
 
@@ -78,7 +78,7 @@ class Executor(Protocol):
 
 
 class Run:
-    """A plan being carried out over an open ledger."""
+    """The execution of a plan with an open ledger."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Run:
         self.began = time.monotonic()
         self.notes: list[str] = list(plan.notes)
         self._new_work: dict[int, Account] = {}
-        """By stage, the work of this run."""
+        """The work of this run, by stage."""
 
     def settle(self) -> list[list[tuple[str, Partition]]]:
         """Compare the ledger with the plan, and return the partitions that are missing, by stage."""
@@ -116,7 +116,7 @@ class Run:
     # --------------------------------------------------------------------------------------------------------------- running
 
     def run(self, left: list[list[tuple[str, Partition]]], executor: Executor, watch: Watch) -> Report:
-        """Do what is left and return the account of everything, earlier runs included."""
+        """Do the remaining work and return the account of the whole output, including earlier runs."""
         self.watch = watch
         executor.on_tick = self._tick
         self.ledger.append([self._plan_record()])
@@ -149,7 +149,7 @@ class Run:
         self.failures.check(output=self.plan.store.root if self.plan.sink else None, final=final)
 
     def unchanged(self) -> Report:
-        """The report of a run that had nothing to do."""
+        """Return the report of a run that had nothing to do."""
         self._begin_failures()
         self._check_failures(final=True)  # an earlier run may have allowed more
         report = Report(**{**(self.ledger.finished or {})["report"], "state": "unchanged", "notes": self.notes})
@@ -190,7 +190,7 @@ class Run:
             executor.run_stage(stage, tasks, commit)
 
     def _task(self, stage: Stage, partition: Partition, before: Mapping[int, Commit]) -> Task:
-        """The task for a partition. A stage that reads the source again must read the rows that the stage before read."""
+        """Return the task for a partition. A stage that reads the source again must read the same rows as the stage before."""
         if not stage.reads_again:
             return Task(partition)
         known = before[partition.index].extra
@@ -208,8 +208,8 @@ class Run:
         if needs > self.plan.budget.total_bytes - self.plan.budget.driver_bytes:
             raise BudgetError(
                 f"`{stage.end.name}` needs {format_bytes(needs)} to decide about {plural(sum(rows.values()), 'row')}",
-                hint=f"give it --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
-                "or let it work on a sample with --on-overflow sample",
+                hint=f"use --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
+                "or process a sample with --on-overflow sample",
             )
         work = _GatherWork(self, executor, stage, digest(sorted(self.committed.keys[stage.index])))
         fates = spill.Fates(folder, rows)
@@ -226,7 +226,7 @@ class Run:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Ctrl-C once finishes what is in progress, twice abandons it; a polite kill abandons at once."""
+        """Handle signals: the first Ctrl-C finishes partitions in progress, the second abandons them, and so does SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -241,7 +241,7 @@ class Run:
         except KeyboardInterrupt:
             if self.stop.level < 2:
                 raise
-            # An executor gave up because it was asked to; the caller sees the level.
+            # The executor stopped on request; the caller checks the level.
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -259,7 +259,7 @@ class Run:
         if len(seen) <= 1:
             return
         target = sink.widest(list(seen))
-        self.emit(Note("shards differ in their columns or types; writing the narrower ones again"))
+        self.emit(Note("shards differ in their columns or types; rewriting the narrower ones"))
         store, scratch = self.plan.store, self.plan.store.scratch()
         for commit in commits:
             shards = []
@@ -276,7 +276,7 @@ class Run:
                 self.ledger.append([replace(commit, shards=shards).record()])
 
     def _keep_columns(self, sink: Sink, commits: list[Commit]) -> list[Commit]:
-        """Where no row is left, write one shard without rows, so that the output has its columns."""
+        """If no row was kept, write one shard without rows, so that the output has its columns."""
         known = [commit.extra["schema"] for commit in commits if "schema" in commit.extra]
         if not known or len(known) < len(commits):
             return commits
@@ -309,7 +309,7 @@ class Run:
         done = sum(len(self.committed.commits(number)) for number in range(last + 1))
         raise Interrupted(
             f"stopped: {done} of {plural(len(self.partitions) * (last + 1), 'partition')} committed",
-            hint="run the same command again to go on",
+            hint="rerun the same command to resume",
         )
 
     def _finished(self, state: str) -> Report:
@@ -345,7 +345,7 @@ class Run:
         return report
 
     def _clean_up(self) -> None:
-        """Remove what passed between stages. `keep_work` keeps facts and rows, so that a later run observes only new ones."""
+        """Remove intermediate files. `keep_work` keeps facts and rows, so that a later run observes only new rows."""
         work = self.plan.store.work()
         if not self.keep_work:
             shutil.rmtree(work, ignore_errors=True)
@@ -356,7 +356,7 @@ class Run:
                 file.unlink()
 
     def _manifest(self) -> dict[str, Any]:
-        """Everything needed to understand and repeat the run."""
+        """Return everything needed to understand and repeat the run."""
         plan = self.plan
         return {
             "recipe": {"steps": plan.recipe},
@@ -386,8 +386,8 @@ class Run:
 
     def announce(self, left: list[list[tuple[str, Partition]]]) -> None:
         if any(left):
-            self._look_at_the_machine()
-            self._look_at_the_disk()
+            self._check_available_memory()
+            self._check_free_disk()
         total = len(self.partitions) * len(self.plan.stages)
         todo = sum(map(len, left))
         self.emit(
@@ -402,37 +402,39 @@ class Run:
             )
         )
 
-    def _look_at_the_machine(self) -> None:
-        """Say so beforehand if there is less memory than was asked for: then the budget is nothing one could rely on."""
+    def _check_available_memory(self) -> None:
+        """Add a note if the budget exceeds the available memory, since it then guarantees nothing."""
         budget = self.plan.budget
         if budget.total_bytes > budget.usable_bytes:
             asked, usable = format_bytes(budget.total_bytes), format_bytes(budget.usable_bytes)
-            self.notes.append(f"memory may not do: {asked} are asked for, and this process may use {usable}")
+            self.notes.append(
+                f"there may not be enough memory: the budget is {asked}, and this process may use {usable}"
+            )
 
-    def _look_at_the_disk(self) -> None:
-        """Say so beforehand if the disk will not do; reading a sample is only worth it where that is possible at all."""
+    def _check_free_disk(self) -> None:
+        """Add a note if disk space may not be enough. Reads a sample of the input only if that is possible."""
         plan = self.plan
         if free_disk(plan.stages[0]) > PLENTY_OF_DISK * plan.layout.num_bytes:
             return
         found = estimate(plan.stages, plan.layout, plan.budget, self.governor.learned)
         if not found.fits_disk:
             needed, free = format_bytes(found.spill_bytes + found.output_bytes), format_bytes(found.free_disk_bytes)
-            self.notes.append(f"the disk may not do: about {needed} are needed and {free} are free")
+            self.notes.append(f"there may not be enough disk space: about {needed} are needed and {free} are free")
 
 
 class _Stopped(Exception):
-    """Not an error: the user asked to stop in the middle of a resolve."""
+    """Not an error: the user stopped the run while a Gather was resolving."""
 
 
 class _GatherWork:
-    """The workers and the disk as a Gather sees them; remembers in the ledger which calls are done."""
+    """The workers and the disk, as available to a Gather. Records finished calls in the ledger."""
 
     def __init__(self, run: Run, executor: Executor, stage: Stage, key: str) -> None:
         self._run, self._executor, self._stage, self._key = run, executor, stage, key
         self.folder = Path(stage.work) / "resolve"
         self.folder.mkdir(parents=True, exist_ok=True)
         token = self.folder / "token"
-        if not token.exists():  # results are worth nothing without the files that came with them
+        if not token.exists():  # results are useless without the files written with them
             token.write_text(uuid.uuid4().hex)
         self._key += token.read_text()
         self.workers = run.governor.workers

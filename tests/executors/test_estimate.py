@@ -82,7 +82,7 @@ def test_stages_are_estimated_separately_and_from_earlier_measurements(tmp_path)
 
 def test_a_budget_above_the_available_memory_is_reported(tmp_path):
     report = Pipeline(Rows(numbered(3)), JsonlWriter(tmp_path)).run(memory="9000GB", workers=1)
-    assert any(note.startswith("memory may not do: 9.0 TB are asked for") for note in report.notes)
+    assert any(note.startswith("there may not be enough memory: the budget is 9.0 TB") for note in report.notes)
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,7 @@ print(report.kept, report.failed, report.memory["actions"]["restart"], *report.n
 
 
 def test_a_worker_that_the_kernel_kills_for_its_memory_costs_no_row(tmp_path, limited_cgroup):
-    """More is asked for than the container has, so that no cap helps, and rows grow a hundredfold."""
+    """The budget exceeds the limit of the container, so that no cap helps, and rows grow a hundredfold."""
     with (tmp_path / "in.jsonl").open("w") as file:
         for number in range(2000):
             file.write(json.dumps({"id": number, "text": "abcdefghij" * 1000}) + "\n")
@@ -229,4 +229,4 @@ def test_a_worker_that_the_kernel_kills_for_its_memory_costs_no_row(tmp_path, li
     kept, failed, restarts, *note = done.stdout.split()
     assert (int(kept), int(failed)) == (2000, 0)
     assert int(restarts) >= 2
-    assert "memory may not do: 9.0 GB are asked for" in " ".join(note)
+    assert "there may not be enough memory: the budget is 9.0 GB" in " ".join(note)
