@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
+from tamis.sources.listing import one_listing
 
 if TYPE_CHECKING:
     from tamis.recipes.load import Recipe
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=arguments, prog_name="tamis", standalone_mode=False)
+        with one_listing():
+            code = app(args=arguments, prog_name="tamis", standalone_mode=False)
     except _UsageError as error:
         from tamis.console import error_text
 
@@ -276,6 +278,12 @@ def run(
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard committed work and start over.")] = False,
     keep_work: KeepWorkOption = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Write a dataset card, README.md, in the form of the Hugging Face Hub.")
+    ] = False,
+    license: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="The license that the card names, e.g. odc-by.")
+    ] = None,
     on_error: Annotated[
         OnError | None, typer.Option(help="If a row raises an error: set it aside (the default), or stop.")
     ] = None,
@@ -312,6 +320,8 @@ def run(
                     scores=scores,
                     fresh=fresh,
                     keep_work=keep_work,
+                    card=card or bool(chosen.settings.card),
+                    license=license if license is not None else chosen.settings.license,
                     on_error=on_error.value if on_error is not None else None,
                     on_overflow=on_overflow.value,
                     max_seconds=max_seconds,
@@ -374,25 +384,25 @@ def explain(
 def rethreshold(
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run with --scores.")],
     overrides: SetOption = None,
+    new_output: Annotated[
+        str | None,
+        typer.Option("--output", metavar="FOLDER", help="Write to this folder, and leave OUTPUT as it is."),
+    ] = None,
     memory: MemoryOption = None,
     workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Filter again with other thresholds, from the scores that a run with --scores kept."""
     from tamis.console import summary_text
-    from tamis.errors import RecipeError
     from tamis.progress import Progress
-    from tamis.recipes.load import recorded
-    from tamis.store import INTERNAL, Store
+    from tamis.recipes.load import Recipe
+    from tamis.recipes.rethreshold import rethreshold as rethreshold_output
 
-    if not Store(output).names(f"{INTERNAL}/scores"):
-        raise RecipeError(f"no scores are stored in {output}", hint="run the recipe with --scores first")
-    if not overrides:
-        raise RecipeError("no threshold is given", hint="for example --set gopher_quality.min_words=40")
-    chosen = recorded(output).rethresholded(overrides)
     with Progress() as progress:
-        settings = resources_of(chosen, memory, workers)
-        report = chosen.build().run(**settings, scores=True, on_event=progress, progress=False)
+        settings = resources_of(Recipe(()), memory, workers)
+        report = rethreshold_output(
+            output, overrides or [], to=new_output, **settings, on_event=progress, progress=False
+        )
     if as_json:
         print_json(report.as_dict())
     else:

@@ -115,6 +115,8 @@ class Ledger:
         """Results of the calls that a Gather made while resolving."""
         self.plan: dict[str, Any] | None = None
         self.finished: dict[str, Any] | None = None
+        self.card: str | None = None
+        """The checksum of the dataset card, if a run wrote one."""
         self.damaged = 0
         """The number of damaged lines."""
         self._file: io.FileIO | None = None
@@ -207,6 +209,8 @@ class Ledger:
             self.steps[record["stage"], record["key"]] = record["result"]
         elif kind == "drop":
             self.commits.pop((record["stage"], record["key"]), None)
+        elif kind == "card":
+            self.card = str(record["checksum"])
         elif kind == "clear":
             self._forget_all()
         elif kind == "plan":

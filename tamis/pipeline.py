@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import psutil
 import pyarrow as pa
 
+from tamis.card import check_card, check_license, write_card
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
 from tamis.executors.driver import Run
@@ -38,6 +39,7 @@ from tamis.operators import Operator, Sink
 from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.report import Report
+from tamis.sources.listing import forget_listings, one_listing
 from tamis.store import INTERNAL, Store
 
 Step: TypeAlias = Operator | Callable[..., Any]
@@ -75,7 +77,8 @@ class Pipeline:
         with ExitStack() as stack:
             store = self._store(stack)
             learned = learned_from(store)
-            return Explanation(make_plan(self.steps, self._budget(memory, workers, learned), store), learned)
+            with one_listing():
+                return Explanation(make_plan(self.steps, self._budget(memory, workers, learned), store), learned)
 
     def run(
         self,
@@ -88,6 +91,8 @@ class Pipeline:
         scores: bool = False,
         fresh: bool = False,
         keep_work: bool = False,
+        card: bool = False,
+        license: str | None = None,
         on_error: Literal["isolate", "raise"] | None = None,
         max_failed: float | str = DEFAULT_MAX_FAILED,
         on_overflow: Literal["error", "sample"] = "error",
@@ -110,6 +115,9 @@ class Pipeline:
         `.tamis/scores/`, from which the same pipeline can be run with other thresholds. `alerts` sets when and where to send
         alerts about memory, as `alerts:` does in a recipe.
 
+        `card` writes a dataset card, `README.md`, in the form of the Hugging Face Hub, with `license` in its header if
+        given. A `README.md` that no run wrote is never replaced.
+
         A step that needs all rows before it decides, such as a deduplication, writes facts about rows to disk. They are
         removed at the end; with `keep_work` they are kept, and after files are added a later run reads only those.
 
@@ -125,6 +133,9 @@ class Pipeline:
         if executor not in ("local", "inline"):
             raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
         limit = parse_max_failed(max_failed)
+        check_license(license)
+        if card and self.sink is None:
+            raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
         placed = Pipeline(*_placed(self.steps, device))
         if progress is None and executor == "inline":
             progress = False  # bars would overwrite the prompt of a debugger
@@ -148,6 +159,8 @@ class Pipeline:
                     alerts=alerts,
                     scores=scores,
                     keep_work=keep_work,
+                    card=card,
+                    license=license,
                 )
 
         with shown:
@@ -215,6 +228,8 @@ class Pipeline:
         scores: bool = False,
         profile: bool = False,
         keep_work: bool = False,
+        card: bool = False,
+        license: str | None = None,
     ) -> Report:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
@@ -230,19 +245,27 @@ class Pipeline:
         make_plan_for = _planner(
             self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
         )
+        stack.enter_context(one_listing())
         plan = make_plan_for(None)  # raises for mistakes before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
+        if card:
+            check_card(ledger)
         prepare_output(store, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
+        forget_listings()
         run = Run(plan, ledger, governor, emit, stop, failures, log, keep_work=keep_work)
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
-            return run.unchanged()
-        with Watch(store, governor, runner, emit, alerts) as watch:
-            return run.run(left, runner, watch)
+            report = run.unchanged()
+        else:
+            with Watch(store, governor, runner, emit, alerts) as watch:
+                report = run.run(left, runner, watch)
+        if card:
+            write_card(plan, ledger, report, license)
+        return report
 
     def _modules(self) -> set[str]:
         """The modules that workers need."""

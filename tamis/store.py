@@ -238,6 +238,10 @@ def _checksum(chunks: Iterable[bytes]) -> str:
     return f"{value:08x}"
 
 
+def text_checksum(data: bytes) -> str:
+    return _checksum([data])
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)

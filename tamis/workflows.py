@@ -19,12 +19,12 @@ from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.keep import Keep
 from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.formats import FORMATS
 from tamis.operators import Gather, Sink, Source
 from tamis.parameters import plural
 from tamis.pipeline import Pipeline
 from tamis.registry import find_operator
 from tamis.report import Report
-from tamis.sources.files import READERS
 
 if TYPE_CHECKING:
     from tamis.text.statistics import Description
@@ -44,9 +44,9 @@ def reader_and_writer(
     from tamis.recipes.paths import reader_step, writer_step
 
     for given in (filetype, output_filetype):
-        if given is not None and given not in READERS:
+        if given is not None and given not in FORMATS:
             raise ParameterError(
-                f"there is no format {given!r}", hint=did_you_mean(given, READERS) or f"one of {', '.join(READERS)}"
+                f"there is no format {given!r}", hint=did_you_mean(given, FORMATS) or f"one of {', '.join(FORMATS)}"
             )
     files = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     if filetype is None:

@@ -61,13 +61,15 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
-            "--device", "--executor", "--fresh", "--input", "--json", "--max-failed", "--max-seconds", "--memory", "--on-error",
-            "--on-overflow", "--output", "--quiet", "--rejects", "--scores", "--set", "--strict", "--workers",
+            "--card", "--device", "--executor", "--fresh", "--input", "--json", "--keep-work", "--license", "--max-failed",
+            "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
+            "--rejects", "--scores", "--set", "--strict", "--workers",
         ],
         "check": ["--input", "--output", "--set"],
         "explain": ["--input", "--json", "--memory", "--output", "--set", "--workers"],
         "profile": ["--input", "--json", "--memory", "--output", "--rows", "--set"],
-        "rethreshold": ["--json", "--memory", "--set", "--workers"],
+        "rethreshold": ["--json", "--memory", "--output", "--set", "--workers"],
+        "verify": ["--forget", "--json"],
         "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],

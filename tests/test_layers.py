@@ -13,7 +13,7 @@ LAYERS = [
     {"cli", "__main__", "dashboard", "console", "dedup.commands", "models.commands", "memory.commands"},
     {"workflows", "recipes"},
     {"pipeline", "progress"},
-    {"executors.driver", "executors.resume", "verification"},
+    {"executors.driver", "executors.resume", "verification", "card"},
     {"plan"},
     {"executors"},
     {"memory", "ledger"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"identity"},
     {"kernels", "models"},
     {"batch", "mapped", "modules"},
-    {"parameters", "curator_names"},
+    {"parameters", "curator_names", "formats", "recipes.document"},
     {"errors"},
 ]
 """From the top down: a module imports only from its own layer or from below."""

@@ -360,6 +360,9 @@ class Run:
         plan = self.plan
         return {
             "recipe": {"steps": plan.recipe},
+            "directory": str(Path.cwd()),
+            "rejects": plan.stages[-1].rejects is not None,
+            "scores": plan.keeps_scores,
             "versions": {
                 "tamis": tamis.__version__,
                 "python": platform.python_version(),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tamis
+from tamis.card import CARD
 from tamis.errors import SinkError
 from tamis.executors.tasks import Stage
 from tamis.ledger import SHARD_NAME, Commit, Ledger
@@ -21,9 +22,6 @@ from tamis.memory import spill
 from tamis.operators import Gather, Partition, Sink, digest
 from tamis.plan import Plan
 from tamis.store import INTERNAL, Store
-
-CARD = "README.md"
-"""The dataset card, which a run writes on request."""
 
 _MOVING = ".moving"
 

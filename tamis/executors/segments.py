@@ -72,7 +72,8 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
         account.add(segment.account)
     shards = [_published(stage, *each) for each in _named(segments, "shards", stem)]
     for segment, shard, name in _named(segments, "rejects", side):
-        shards.append(_published(stage, segment, shard, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
+        untyped = replace(shard, schema="")  # rejects need not agree on their columns with the output
+        shards.append(_published(stage, segment, untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
     failures = [failure for segment in segments for failure in segment.failures]
     if failures:
         shard = spill.write_failures(segments[0].folder / f"{side}{LINES}", failures)

@@ -145,6 +145,11 @@ def read_value(text: str) -> Any:
         raise RecipeError(f"{text!r} is not a value: {problem}", hint="quote text that holds : { } [ ] or #") from None
 
 
+def write_yaml(value: Any) -> str:
+    """A value as block-style YAML."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False))
+
+
 def write_document(top: Mapping[str, Any], steps: list[tuple[str, Mapping[str, Any]]]) -> str:
     """The YAML of a recipe: one line per step."""
     listed = [{name: _Inline(parameters)} if parameters else name for name, parameters in steps]

@@ -27,6 +27,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tamis.card import check_license
 from tamis.curator_names import parameter_hint
 from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
 from tamis.executors.failures import parse_max_failed
@@ -60,6 +61,9 @@ class Settings:
     memory: int | str | None = None
     workers: int | str | None = None
     rejects: bool | None = None
+    card: bool | None = None
+    license: str | None = None
+    """For the dataset card."""
     max_failed: float | str | None = None
     """How many rows or files may fail before the run ends."""
     alerts: Mapping[str, Any] | None = None
@@ -72,6 +76,9 @@ class Settings:
             raise ParameterError(f"`workers` must be a positive number or auto, got {self.workers!r}")
         if not fits(self.rejects, bool | None):
             raise ParameterError(f"`rejects` must be true or false, got {self.rejects!r}")
+        if not fits(self.card, bool | None):
+            raise ParameterError(f"`card` must be true or false, got {self.card!r}")
+        check_license(self.license)
         if self.max_failed is not None:
             parse_max_failed(self.max_failed)
         try:
@@ -273,8 +280,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         recipe = parse_recipe(_read(Path(text)), text)
         recipe.check_names()
         if os.path.isfile(text):  # noqa: PTH113 - a pipe has no folder
-            return recipe.located_in(Path(text).parent)
-        return recipe
+            recipe = recipe.located_in(Path(text).parent)
     elif looks_like_path:
         what = "is a folder" if os.path.isdir(text) else "does not exist"  # noqa: PTH112
         raise RecipeError(f"the recipe {text} {what}", hint="name a YAML file, or a recipe of `tamis recipes`")

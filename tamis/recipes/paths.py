@@ -1,31 +1,33 @@
-"""The two ends of a recipe: which reader fits an input, and which writer follows it."""
+"""Paths in recipes: what they are relative to, which reader fits an input, and which writer follows it."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tamis.errors import ParameterError, RecipeError, SourceError
-from tamis.registry import find_operator, registered
-from tamis.sources.files import CODECS, COMPRESSIBLE, detect_format, list_files
+from tamis.formats import CODECS, FORMATS
+from tamis.registry import find_operator
+from tamis.sources.files import detect_format, list_files
 
 NamedStep: TypeAlias = tuple[str, Mapping[str, Any]]
 
 _INPUT, _OUTPUT = "file_paths", "path"
-"""The parameter of every reader of files, and of every writer, that says where they are."""
+"""The parameter of every reader of files, and of every writer, that holds their location."""
 
 
 def reader_step(paths: list[str], named: NamedStep | None) -> NamedStep:
-    """The step that reads `paths`, in the place of the reader that the recipe names, if any."""
+    """The step that reads `paths`; it replaces the reader of the recipe, if there is one, and keeps its parameters."""
     options = named[1].get("storage_options") if named is not None else None
     try:
-        name = f"{detect_format(paths, options)}_reader"
+        name = FORMATS[detect_format(paths, options)].reader
     except SourceError:
         if named is None or _INPUT not in _fields(named[0]):
             raise
-        name = named[0]  # the files do not tell; the author of the recipe did
+        name = named[0]  # the file names have no known suffix, and the recipe has a reader
     where = paths[0] if len(paths) == 1 else paths
     if named is None:
         return name, {_INPUT: where}
@@ -40,28 +42,29 @@ def reader_step(paths: list[str], named: NamedStep | None) -> NamedStep:
 
 
 def writer_step(folder: str, named: NamedStep | None, reader: NamedStep | None) -> NamedStep:
-    """The step that writes to `folder`: the writer that the recipe names, else one of the input's format."""
+    """The step that writes to `folder`: the writer of the recipe, or else one for the format of the input."""
     if named is not None:
         if _OUTPUT not in _fields(named[0]):
             raise ParameterError(f"`{named[0]}` does not write to a folder", hint="leave out --output")
         return named[0], {**named[1], _OUTPUT: folder}
     if reader is None:
         raise RecipeError(
-            "the recipe names no input, so the format of the output is not known",
-            hint="say --input PATH, or name a writer: - parquet_writer: {path: ...}",
+            "the recipe has no reader, so the format of the output is unknown",
+            hint="add --input PATH, or a writer: - parquet_writer: {path: ...}",
         )
-    form = reader[0].removesuffix("_reader")
-    name = f"{form}_writer" if f"{form}_writer" in registered() else "jsonl_writer"
+    form = next((form for form in FORMATS.values() if form.reader == reader[0]), None)
     parameters = {_OUTPUT: folder}
-    if f"{form}_writer" == name and form in COMPRESSIBLE:
-        compression = _compression(form, reader[1])
+    if form is None or form.writer is None:
+        return "jsonl_writer", parameters
+    if form.compressible:
+        compression = _compression(form.name, reader[1])
         if compression:
             parameters["compression"] = compression
-    return name, parameters
+    return form.writer, parameters
 
 
 def _compression(form: str, reader: Mapping[str, Any]) -> str | None:
-    """The compression that all files of the input share, by its suffix."""
+    """The compression suffix that all files of the input share."""
     files = list_files(_as_list(reader.get(_INPUT)), form, reader.get("storage_options"))
     suffixes = {f".{file.path.rpartition('.')[2].lower()}" for file in files}
     return suffixes.pop()[1:] if len(suffixes) == 1 and suffixes <= set(CODECS) else None
@@ -82,7 +85,7 @@ def located(value: Any, folder: Path, *, is_file: bool) -> Any:
     path = Path(value).expanduser()
     if path.is_absolute() or not (is_file or "/" in value or (folder / path).exists()):
         return value
-    joined = str(folder / path)
+    joined = os.path.normpath(folder / path)
     return joined + "/" if value.endswith("/") else joined
 
 

@@ -12,7 +12,9 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-COMPRESSIONS = ("gz", "zst", "bz2", "xz", "lz4")
+from tamis.formats import CODECS
+
+COMPRESSIONS = tuple(suffix[1:] for suffix in CODECS)
 
 
 class ByteStream:

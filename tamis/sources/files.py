@@ -24,27 +24,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
 from tamis.errors import DamagedFile, SourceError, did_you_mean
+from tamis.formats import FORMATS, format_of
+from tamis.sources.listing import listed_once
 from tamis.store import GuardedFileSystem
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 Options: TypeAlias = Mapping[str, Any] | None
 
-FORMATS = {
-    "jsonl": (".jsonl", ".json", ".ndjson"),
-    "parquet": (".parquet",),
-    "csv": (".csv", ".tsv"),
-    "arrow": (".arrow", ".feather", ".ipc"),
-    "text": (".txt", ".md"),
-}
-COMPRESSIBLE = ("jsonl", "csv", "text")
-CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
-READERS = {
-    "jsonl": "JsonlReader",
-    "parquet": "ParquetReader",
-    "csv": "CsvReader",
-    "arrow": "ArrowReader",
-    "text": "TextReader",
-}
 _EDGE_BYTES = 4096
 
 
@@ -61,23 +47,6 @@ class File:
 # ---------------------------------------------------------------------------------------------------- names and formats
 
 
-def codec_of(path: str) -> str | None:
-    """The compression inferred from a file name: gzip, zstd, bz2, xz, lz4 or None."""
-    return CODECS.get(_suffix(path))
-
-
-def format_of(path: str) -> str | None:
-    """The format inferred from a file name, ignoring the suffix of its compression."""
-    suffix = _suffix(path)
-    compressed = suffix in CODECS
-    if compressed:
-        suffix = _suffix(path[: -len(suffix)])
-    for name, suffixes in FORMATS.items():
-        if suffix in suffixes and (not compressed or name in COMPRESSIBLE):
-            return name
-    return None
-
-
 def detect_format(paths: Paths, storage_options: Options = None) -> str:
     """The format of all files in `paths`: jsonl, parquet, csv, arrow or text."""
     files = list_files(paths, None, storage_options)
@@ -86,21 +55,15 @@ def detect_format(paths: Paths, storage_options: Options = None) -> str:
         kinds = _extensions(file.path for file in files)
         raise SourceError(
             f"the format of {_shown(paths)} cannot be inferred from the file names ({kinds})",
-            hint="known extensions: " + ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes),
+            hint="known extensions: " + ", ".join(suffix for form in FORMATS.values() for suffix in form.suffixes),
         )
     found = [name for name in found if name]
     if len(found) > 1:
         raise SourceError(
             f"{_shown(paths)} contains files of several formats: {', '.join(found)}",
-            hint=f"select the files of one format with a glob, for example *{FORMATS[found[0]][0]}",
+            hint=f"select the files of one format with a glob, for example *{FORMATS[found[0]].suffixes[0]}",
         )
     return found[0]
-
-
-def _suffix(path: str) -> str:
-    name = path[path.rfind("/") + 1 :]
-    dot = name.rfind(".")
-    return name[dot:].lower() if dot > 0 else ""
 
 
 def _extensions(paths: Iterable[str]) -> str:
@@ -183,7 +146,7 @@ def _expand(argument: str, format: str | None, options: Options) -> list[File]:
     if argument.startswith("@"):
         return _manifest(argument[1:], format, options)
     try:
-        found, is_folder = _expand_local(argument) if is_local(argument) else _expand_remote(argument, options)
+        found, is_folder = _listed(argument, options)
     except PermissionError as error:
         where = error.filename or argument
         raise _not_allowed(str(where)) from error
@@ -197,17 +160,23 @@ def _expand(argument: str, format: str | None, options: Options) -> list[File]:
     return sorted(found, key=lambda file: file.path)
 
 
+def _listed(argument: str, options: Options) -> tuple[list[File], bool]:
+    """The files that a path leads to, and whether it is a folder."""
+    expand = _expand_local if is_local(argument) else functools.partial(_expand_remote, options=options)
+    return listed_once((argument, os.getcwd(), repr(options)), lambda: expand(argument))  # noqa: PTH109
+
+
 def _of_format(files: list[File], format: str) -> list[File]:
     return [file for file in files if format_of(file.path) == format]
 
 
 def _nothing_fits(argument: str, found: list[File], format: str | None) -> SourceError:
-    wanted = ", ".join(FORMATS[format]) if format else "a known format"
+    wanted = ", ".join(FORMATS[format].suffixes) if format else "a known format"
     others = sorted({format_of(file.path) or "" for file in found} - {""})
     if not found:
         hint = "the folder is empty; names that begin with _ or . are skipped"
     elif others:
-        hint = f"read it with {' or '.join(READERS[name] for name in others)}"
+        hint = f"read it with {' or '.join(FORMATS[name].reader for name in others)}"
     else:
         hint = 'to read files with another extension, give their paths or a glob: file_paths="folder/*.dump"'
     kinds = _extensions(file.path for file in found)

@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from tamis.batch import Failure
 from tamis.errors import DamagedFile, ParameterError, SourceError
+from tamis.formats import codec_of
 from tamis.operators import Layout, Partition, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
-from tamis.sources.files import File, codec_of, fingerprint, first_within, is_local, leads_to, list_files, open_file
+from tamis.sources.files import File, fingerprint, first_within, is_local, leads_to, list_files, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
 from tamis.sources.schemas import cheapest_column, missing_column
 

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from tamis.batch import LINE, Batch, Failure, Origin
 from tamis.errors import DamagedFile, ParameterError
+from tamis.formats import codec_of
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.parameters import parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.columnar import ArrowReader, ParquetReader
 from tamis.sources.delimited import CsvReader, check_types
-from tamis.sources.files import File, Paths, codec_of, detect_format, open_file
+from tamis.sources.files import File, Paths, detect_format, open_file
 from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles, FileSource
 from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
 from tamis.sources.lines import (
@@ -336,11 +337,7 @@ def not_utf8(data: bytes) -> str | None:
 
 
 _READERS: dict[str, type[FileSource]] = {
-    "jsonl": JsonlReader,
-    "parquet": ParquetReader,
-    "csv": CsvReader,
-    "arrow": ArrowReader,
-    "text": TextReader,
+    reader.format: reader for reader in (JsonlReader, ParquetReader, CsvReader, ArrowReader, TextReader)
 }
 
 

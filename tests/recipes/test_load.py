@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tamis.cli import main
 from tamis.errors import ParameterError, RecipeError, SourceError, TamisError
 from tamis.operators import Map
 from tamis.recipes.load import Recipe, Settings, Step, _fitted, load_recipe, parse_recipe, recipe_of, shipped
 from tamis.registry import build_operator
+from tamis.report import Report
 
 
 def parse(text: str) -> Recipe:
@@ -322,7 +325,7 @@ def test_a_recipe_without_ends_says_which_option_brings_them():
         steps("jsonl_reader", "word_count").check_ends()
     assert "names no output" in error.value.message
     assert "--output" in str(error.value.hint)
-    with pytest.raises(RecipeError, match="format of the output is not known"):
+    with pytest.raises(RecipeError, match="format of the output is unknown"):
         steps("word_count").with_paths(output="out")
 
 
@@ -421,3 +424,25 @@ def test_names_and_addresses_in_a_recipe_are_not_taken_for_files(tmp_path):
     reader, language = load_recipe(tmp_path / "r.yaml").steps
     assert reader.parameters["file_paths"] == ["s3://bucket/in/", "/data/in", f"@{tmp_path}/list.txt"]
     assert language.parameters["model"] == "lid.176.ftz"
+
+
+def test_an_input_is_listed_once_per_run(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "one two three"}\n')
+    listed = []
+    scandir = os.scandir
+
+    def counted(path="."):
+        if str(path).rstrip("/") == "in":
+            listed.append(path)
+        return scandir(path)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "scandir", counted)
+    arguments = ["run", "length", "--input", "in", "--output", "out", "--executor", "inline", "--quiet"]
+    assert main(arguments) == 0
+    assert len(listed) == 1
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "one two three"}\n')
+    assert main(arguments) == 0
+    assert len(listed) == 2
+    assert Report.load("out").read == 2

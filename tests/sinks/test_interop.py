@@ -1,19 +1,32 @@
 """What the sinks write is read back, row for row, by the tools people use."""
 
+import json
 import math
 import os
+import shutil
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from tamis import JsonlReader, Pipeline, Report
+from tamis.card import card_text
+from tamis.dedup.exact import ExactDedup
+from tamis.errors import ParameterError, SinkError
+from tamis.formats import format_of
 from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
+from tamis.text.quality import WordCount
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 datasets = pytest.importorskip("datasets")
+
+datasets.disable_progress_bars()
 
 FIRST = pa.table(
     {
@@ -65,7 +78,6 @@ def duck(query):
 
 
 def hugging_face(kind, paths, cache):
-    datasets.disable_progress_bars()
     return datasets.load_dataset(
         kind, data_files=[str(p) for p in paths], cache_dir=str(cache), split="train"
     ).to_list()
@@ -167,3 +179,152 @@ def test_csv_is_read_back(library, tmp_path):
     # No reader but ours tells a null from an empty text in CSV.
     expected = [{**row, "text": row["text"] or None} for row in flat.to_pylist()]
     assert [{**row, "text": row["text"] or None} for row in rows_of(read[library]())] == expected
+
+
+# ------------------------------------------------------------------------------------------------------- whole folders
+
+KEPT = [{"n": n, "text": f"{'word ' * n}{n}"} for n in range(3, 9)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in")
+    rows = [{"n": n, "text": f"{'word ' * n}{n}"} for n in range(9)]
+    for number, part in enumerate((rows[:5], [*rows[5:], rows[7]])):
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part) + "broken\n")
+    return folder
+
+
+def outputs(source, writer, **more):
+    """A run that leaves everything that can be beside its rows: rejects, scores, groups, failures, facts."""
+    steps = [JsonlReader(source, files_per_partition=1), WordCount(min_words=4), ExactDedup(), writer]
+    options = {"rejects": True, "scores": True, "keep_work": True, **more}
+    Pipeline(*steps).run(executor="inline", on_error="isolate", max_failed="100%", **options)
+    folder = Path(writer.path)
+    names = {path.relative_to(folder / ".tamis").parts[0] for path in (folder / ".tamis").rglob("*") if path.is_file()}
+    assert {"rejects", "scores", "groups", "failed", "work", "memory.table", "ledger.log"} <= names
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parquet(source, tmp_path_factory):
+    return outputs(source, ParquetWriter(tmp_path_factory.mktemp("parquet") / "out"))
+
+
+@pytest.fixture(scope="module")
+def jsonl(source, tmp_path_factory):
+    return outputs(source, JsonlWriter(tmp_path_factory.mktemp("jsonl") / "out"))
+
+
+@pytest.fixture(scope="module")
+def carded(source, parquet, tmp_path_factory):
+    """The same with a dataset card."""
+    folder = tmp_path_factory.mktemp("carded") / "out"
+    shutil.copytree(parquet, folder)
+    return outputs(source, ParquetWriter(folder), card=True, license="odc-by")
+
+
+FOLDERS = {
+    "pyarrow": lambda out, cache: pq.read_table(out).to_pylist(),
+    "pandas": lambda out, cache: pd.read_parquet(out).to_dict("records"),
+    "polars": lambda out, cache: pl.read_parquet(out / "*.parquet").to_dicts(),
+    "duckdb": lambda out, cache: duck(f"select * from '{out}/*.parquet'"),
+    "duckdb, all folders": lambda out, cache: duck(f"select * from '{out}/**/*.parquet'"),
+    "datasets": lambda out, cache: datasets.load_dataset(str(out), cache_dir=str(cache), split="train").to_list(),
+    "datasets, by format": lambda out, cache: datasets.load_dataset(
+        "parquet", data_dir=str(out), cache_dir=str(cache), split="train"
+    ).to_list(),
+}
+
+
+@pytest.mark.parametrize("library", FOLDERS)
+def test_a_folder_of_parquet_is_read_as_its_rows(library, parquet, tmp_path):
+    assert sorted(FOLDERS[library](parquet, tmp_path), key=lambda row: row["n"]) == KEPT
+
+
+JSONL_FOLDERS = {
+    "duckdb": lambda out, cache: duck(f"select * from '{out}/*.jsonl'"),
+    "duckdb, all folders": lambda out, cache: duck(f"select * from '{out}/**/*.jsonl'"),
+    "polars": lambda out, cache: pl.scan_ndjson(f"{out}/*.jsonl").collect().to_dicts(),
+    "datasets": lambda out, cache: datasets.load_dataset(str(out), cache_dir=str(cache), split="train").to_list(),
+    "datasets, by format": lambda out, cache: datasets.load_dataset(
+        "json", data_dir=str(out), cache_dir=str(cache), split="train"
+    ).to_list(),
+}
+
+
+@pytest.mark.parametrize("library", JSONL_FOLDERS)
+def test_a_folder_of_json_lines_is_read_as_its_rows(library, jsonl, tmp_path):
+    assert sorted(JSONL_FOLDERS[library](jsonl, tmp_path), key=lambda row: row["n"]) == KEPT
+
+
+# pyarrow and pandas take every file of a folder for Parquet, README.md included: with a card they need its `*.parquet`.
+@pytest.mark.parametrize("library", [name for name in FOLDERS if name not in ("pyarrow", "pandas")])
+def test_a_folder_with_a_card_is_read_as_its_rows(library, carded, tmp_path):
+    assert sorted(FOLDERS[library](carded, tmp_path), key=lambda row: row["n"]) == KEPT
+
+
+def test_no_pattern_of_data_matches_internal_files(parquet, jsonl):
+    for folder in (parquet, jsonl):
+        names = [path.name for path in (folder / ".tamis").rglob("*") if path.is_file()]
+        assert not [name for name in names if format_of(name) and not name.endswith((".json", ".md"))]
+        assert sorted(name for name in names if name.endswith(".json")) == [
+            "learned.json", "manifest.json", "report.json", "summary.json"
+        ]  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- dataset card
+
+
+def test_a_card_has_counts_reasons_recipe_and_license(carded):
+    _, header, body = (carded / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(header) == {
+        "license": "odc-by",
+        "size_categories": ["n<1K"],
+        "tags": ["tamis"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "part-*.parquet"}]}],
+    }
+    assert "| kept | 6 |" in body
+    assert r"| word\_count | words &lt; 4 | 3 |" in body
+    assert "  - word_count:\n" in body or "- word_count: {min_words: 4}" in body
+    assert str(carded) not in body
+
+
+def test_a_card_is_written_again_and_a_readme_of_the_user_is_kept(source, tmp_path):
+    def run(**options):
+        return Pipeline(JsonlReader(source), WordCount(min_words=4), JsonlWriter(tmp_path)).run(
+            executor="inline", on_error="isolate", max_failed="100%", **options
+        )
+
+    card = tmp_path / "README.md"
+    card.write_text("mine")
+    with pytest.raises(SinkError, match=r"README.md in .* was not written by tamis"):
+        run(card=True)
+    assert not list(tmp_path.glob("part-*"))
+    run()
+    assert card.read_text() == "mine"
+    card.unlink()
+    assert run(card=True).state == "unchanged"
+    before = card.read_text()
+    assert run(card=True, fresh=True).state == "finished"
+    assert card.read_text() == before
+    card.write_text(before + "edited")
+    with pytest.raises(SinkError, match="edited since"):
+        run(card=True)
+    assert run().state == "unchanged"
+
+
+def test_text_from_data_cannot_change_the_form_of_a_card():
+    report = Report(read=1, operators=[{"name": "a|b", "dropped": {"<img src=x>\n---\n| `x` [y](z) |": 1}}])
+    text = card_text("out/`# x`", [{"word_count": {"words": "```\n# title"}}], report, None, None)
+    line = next(line for line in text.splitlines() if line.startswith("| a"))
+    assert line == r"| a\|b | &lt;img src=x&gt; \-\-\- \| \`x\` \[y\]\(z\) \| | 1 |"
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        r"# \`\# x\`", "## Reasons", "## Recipe", "## Reproduce"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("license", ["odc by", "", "a\nb: c", "x" * 100])
+def test_a_license_is_an_identifier(license, source, tmp_path):
+    with pytest.raises(ParameterError, match="`license` must be an identifier"):
+        Pipeline(JsonlReader(source), JsonlWriter(tmp_path)).run(card=True, license=license)

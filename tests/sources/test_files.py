@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tamis.errors import SourceError
-from tamis.sources.files import codec_of, detect_format, fingerprint, format_of, glob_matcher, list_files
+from tamis.formats import codec_of, format_of
+from tamis.sources.files import detect_format, fingerprint, glob_matcher, list_files
 
 
 def make(folder: Path, *names: str, content: bytes = b"{}\n") -> None:
@@ -104,7 +105,7 @@ def test_a_folder_of_another_format_names_the_reader_that_fits(tmp_path):
     make(tmp_path, "a.parquet", "b.parquet")
     with pytest.raises(SourceError, match=r"2 x .parquet") as caught:
         list_files(tmp_path, "jsonl")
-    assert caught.value.hint == "read it with ParquetReader"
+    assert caught.value.hint == "read it with parquet_reader"
 
 
 def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_path):
