@@ -83,6 +83,8 @@ def _check_extra(extra: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if name in extra and not fits(extra[name], kind):
             raise ValueError(f"`{name}` is {extra[name]!r}")
+    if "files" in extra and not {"observed", "gone", "damaged", "unreadable"} <= set(extra):
+        raise ValueError("its facts are incomplete")
     if not all(map(SHARD_NAME.fullmatch, extra.get("files", []))):
         raise ValueError("it names files that no run writes")
     if not all(str(row).isdecimal() and isinstance(error, str) for row, error in extra.get("unreadable", {}).items()):
@@ -169,9 +171,9 @@ class Ledger:
     def _end_last_line(self) -> None:
         """Start the next record on a new line if the last append was cut short."""
         assert self._file is not None
-        data = self.store.read(f"{INTERNAL}/ledger.log") or b""
-        if data and not data.endswith(b"\n"):
-            self._file.write(b"\n")
+        with (self.store.path / INTERNAL / "ledger.log").open("rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) is not None and file.read() != b"\n":
+                self._file.write(b"\n")
 
     # ------------------------------------------------------------------------------------------------------- records
 

@@ -59,8 +59,7 @@ class ScoreKeeper:
         self._types: dict[int, Types] = {}
         self._name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
         self._store, self._path = store, scratch / "scores"
-        stored = store.read(self._name)
-        self._stored = pq.read_table(io.BytesIO(stored)) if stored is not None else None
+        self._stored = _read(store, self._name)
         self._writer: pq.ParquetWriter | None = None
 
     def begin(self, batch: Batch, numbers: np.ndarray) -> Batch:
@@ -160,8 +159,19 @@ class ScoreKeeper:
         names = [ROW, *(name for name in batch.columns if name.startswith(SCORE))]
         table = batch.table.select(names)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", write_page_checksum=True)
         self._writer.write_table(table.cast(self._writer.schema))
+
+
+def _read(store: Store, name: str) -> pa.Table | None:
+    """Stored scores, or None if there are none or they are damaged: then they are measured again."""
+    data = store.read(name)
+    if data is None:
+        return None
+    try:
+        return pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _mask(batch: Batch, column: str) -> np.ndarray:

@@ -157,6 +157,18 @@ def test_other_measuring_parameters_measure_again(source, tmp_path):
     assert sum(CALLS) >= 799
 
 
+def test_damaged_scores_are_measured_again(source, tmp_path):
+    options = {"executor": "inline", "on_error": "isolate", "scores": True}
+    job(source, tmp_path / "out").run(**options)
+    for file in (tmp_path / "out" / ".tamis" / "scores").iterdir():
+        data = bytearray(file.read_bytes())
+        data[40] ^= 1
+        file.write_bytes(data)
+    again = job(source, tmp_path / "out", min_letters=30).run(**options)
+    plain = job(source, tmp_path / "plain", min_letters=30).run(executor="inline", on_error="isolate")
+    assert outcome(again, tmp_path / "out") == outcome(plain, tmp_path / "plain")
+
+
 def test_looser_thresholds_bring_rows_back(source, tmp_path):
     strict = job(source, tmp_path / "out", min_letters=60).run(scores=True)
     loose = job(source, tmp_path / "out", min_letters=0, min_share=0).run(scores=True)
