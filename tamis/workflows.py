@@ -223,7 +223,8 @@ def describe(
         sink = ArrowWriter(folder, fields=["statistics"])
         report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
         if report.failed:
-            notes.append(f"{plural(report.failed, 'row')} could not be read and are not included")
+            verb = "is" if report.failed == 1 else "are"
+            notes.append(f"{plural(report.failed, 'row')} could not be read and {verb} not included")
         return fold(sorted(Path(folder).glob("*.arrow")), notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from hypothesis import settings
 # The first example of a test may compile a kernel, which takes seconds.
 settings.register_profile("tamis", deadline=None)
 settings.load_profile("tamis")
+
+os.environ.pop("COLUMNS", None)  # reports fit the terminal of whoever runs the tests; tests that need a width set it
 
 
 @dataclass(frozen=True)

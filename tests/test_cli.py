@@ -247,7 +247,7 @@ def test_ctrl_c_commits_what_is_in_progress_and_the_same_command_resumes(here):
     assert first.returncode == 128 + signal.SIGINT, first.stderr
     assert "finishing the shards in progress; press Ctrl-C again to abandon them" in first.stderr
     assert "1 of 2 partitions committed" in first.stderr
-    assert "run the same command again" in first.stderr
+    assert "rerun the same command to resume" in first.stderr
     second = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, timeout=120, check=False, env=environment
     )

@@ -73,7 +73,7 @@ def test_an_operator_of_another_package_is_listed_and_explained(site, tmp_path):
     assert "shout" in result.out
     result = shell(site, tmp_path, "ops", "shout")
     assert result.code == 0, result.err
-    assert "Say it louder." in result.out
+    assert "Convert texts to upper case." in result.out
     assert "mark" in result.out
 
 

@@ -112,7 +112,7 @@ def test_bad_rows_are_reported(tmp_path):
     path.write_text('{"text": "fine"}\n{"text": broken\n')
     found = describe(path, executor="inline", on_error="isolate", language=False)
     assert found.rows == 1
-    assert found.notes == ("1 rows could not be read and are not in these numbers",)
+    assert found.notes == ("1 row could not be read and is not included",)
 
 
 def test_quantiles_are_good_to_a_hundredth(tmp_path):
