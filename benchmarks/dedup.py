@@ -4,6 +4,7 @@
     python benchmarks/dedup.py scale 1000000 3000000 10000000 --memory 2GB    time and peak memory by size
     python benchmarks/dedup.py quality                                        precision and recall against brute force
     python benchmarks/dedup.py families                                       recall in families of variants, low thresholds
+    python benchmarks/dedup.py cost                                           CPU seconds, also for linked but dissimilar pages
     python benchmarks/dedup.py device                                         hashes on a GPU and on one core
 
 `--peer` is the Python of an environment with datatrove:
@@ -274,6 +275,43 @@ def count_missed(kept: list[set[tuple[str, ...]]], threshold: float) -> int:
     return missed
 
 
+def cost(args: argparse.Namespace) -> None:
+    """CPU seconds of deduplication in one process: the corpus of `scale`, and pages of templates that are all kept."""
+    plain = args.folder / "cost-plain"
+    make_corpus(plain, 250_000)
+    sources = {"corpus of scale": plain} | {
+        f"templates, {share:.0%} shared": templates(args.folder, share) for share in (0.6, 0.75)
+    }
+    Pipeline(Rows([{"text": "a text of more than five words"}] * 2), FuzzyDedup()).run(executor="inline")  # compiles
+    print(machine())
+    print(f"{'':28}{'threshold':>10}{'kept':>10}  CPU s, each of {args.times} runs")
+    for name, source in sources.items():
+        for threshold in (0.8, 0.6):
+            used = []
+            for _ in range(args.times):
+                pipeline = Pipeline(JsonlReader(str(source)), FuzzyDedup(threshold=threshold))
+                _, cpu, report = timed(lambda p=pipeline: p.run(executor="inline"))
+                used.append(cpu)
+            print(f"{name:28}{threshold:>10}{report.kept:>10,}  {', '.join(f'{cpu:.1f}' for cpu in used)}", flush=True)
+
+
+def templates(folder: Path, share: float, pages: int = 100_000, words: int = 150) -> Path:
+    """Pages of 20 templates, of which `share` of the words is the template's: linked by bands, and dissimilar."""
+    target = folder / f"templates-{share}"
+    if not target.exists():
+        target.mkdir(parents=True)
+        rng = np.random.default_rng(1)
+        sizes = rng.integers(2, 10, 30_000)
+        vocabulary = np.array(["".join(chr(97 + letter) for letter in rng.integers(0, 26, size)) for size in sizes])
+        frames = [rng.integers(0, 30_000, int(words * share)) for _ in range(20)]
+        with (target / "pages.jsonl").open("w") as file:
+            for page in range(pages):
+                own = rng.integers(0, 30_000, words - int(words * share))
+                text = " ".join(vocabulary[np.concatenate([frames[page % 20], own])])
+                file.write(json.dumps({"id": str(page), "text": text}) + "\n")
+    return target
+
+
 def device(args: argparse.Namespace) -> None:
     """Sign the same batch on a GPU and on one core; the results must be identical."""
     import cupy
@@ -336,6 +374,9 @@ def main() -> None:
     command.add_argument("--thresholds", type=float, nargs="+", default=(0.5, 0.6, 0.7, 0.8))
     command.add_argument("--settings", default="fineweb")
     command.set_defaults(run=families)
+    command = commands.add_parser("cost")
+    command.add_argument("--times", type=int, default=3)
+    command.set_defaults(run=cost)
     commands.add_parser("device").set_defaults(run=device)
     args = parser.parse_args()
     args.run(args)
