@@ -15,7 +15,9 @@ from hypothesis import settings
 settings.register_profile("tamis", deadline=None)
 settings.load_profile("tamis")
 
-os.environ.pop("COLUMNS", None)  # reports fit the terminal of the user who runs the tests; tests that need a width set it
+os.environ.pop(
+    "COLUMNS", None
+)  # reports fit the terminal of the user who runs the tests; tests that need a width set it
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_csv_is_read_back(library, tmp_path):
         "polars": lambda: pl.read_csv(path).to_dicts(),
         "duckdb": lambda: duck(f"select * from read_csv('{path}')"),
     }
-    # No reader but ours tells a null from an empty text in CSV.
+    # Other readers do not distinguish a null from an empty text in CSV.
     expected = [{**row, "text": row["text"] or None} for row in flat.to_pylist()]
     assert [{**row, "text": row["text"] or None} for row in rows_of(read[library]())] == expected
 
