@@ -54,6 +54,17 @@ def wrapped(text: str, indent: int = 2) -> str:
     return "\n".join(lines)
 
 
+def fitted_paragraphs(text: str) -> str:
+    """Paragraphs of prose refilled to the width of the terminal; examples and indented blocks are unchanged."""
+    width = min(terminal_width(), NO_TERMINAL_WIDTH)
+    return "\n\n".join(
+        paragraph
+        if paragraph.startswith(">>>") or any(line.startswith(" ") for line in paragraph.splitlines())
+        else textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
+        for paragraph in text.split("\n\n")
+    )
+
+
 def error_text(message: str, hint: str | None) -> str:
     return f"error: {message}\n\nhint: {hint}" if hint else f"error: {message}"
 
@@ -112,7 +123,7 @@ def operators_text(known: dict[str, type[Operator]]) -> str:
 
 def operator_text(name: str, cls: type[Operator]) -> str:
     facts = operator_dict(name, cls)
-    lines = [f"{name} ({cls.kind})", "", facts["doc"], ""]
+    lines = [f"{name} ({cls.kind})", "", fitted_paragraphs(facts["doc"]), ""]
     for title in ("reads", "writes"):
         if facts[title]:
             lines.append(f"{title}: {', '.join(facts[title])}")

@@ -463,3 +463,11 @@ def test_commands_are_listed_with_their_whole_description(invoke):
         _, out, _ = invoke(*group, "--help")
         assert "..." not in out.partition("Commands:")[2]
         assert out.rstrip().endswith(".")
+
+
+def test_the_description_of_an_operator_fits_the_terminal(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = invoke("ops", "fuzzy_dedup")
+    prose = out.partition(">>>")[0]
+    assert max(map(len, prose.splitlines())) <= 80
+    assert ">>> Pipeline(Rows(rows), FuzzyDedup()).run().kept\n2\n" in out
