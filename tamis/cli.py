@@ -299,13 +299,15 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
     """Run a recipe; rerun the same command to resume."""
-    from tamis.executors.forkserver import launched
+    from tamis.executors.forkserver import launched, modules_of
 
-    with launched(executor == "local"):  # first, because the server imports while this process does
+    with launched(executor == "local") as preload:  # first, because the server imports while this process does
+        chosen = prepare(recipe, inputs, output, overrides)
+        preload(modules_of(chosen.operator_classes()))
+
         from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
 
-        chosen = prepare(recipe, inputs, output, overrides)
         settings = resources_of(chosen, memory, workers)
         settings["max_failed"] = choose_max_failed(max_failed, strict, chosen.settings.max_failed)
         pipeline = chosen.build()

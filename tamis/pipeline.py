@@ -22,12 +22,13 @@ from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
 from tamis.executors.driver import Run
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
+from tamis.executors.forkserver import modules_of
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor, Stop
 from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
-from tamis.functions import Function, as_operator
+from tamis.functions import as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
@@ -269,9 +270,7 @@ class Pipeline:
 
     def _modules(self) -> set[str]:
         """The modules that workers need."""
-        modules = {type(step).__module__ for step in self.steps} - {"__main__"}
-        if any(isinstance(step, Function) or not type(step).__module__.startswith("tamis.") for step in self.steps):
-            modules.add("pandas")  # the user's code may convert rows to pandas
+        modules = modules_of(map(type, self.steps))
         if not lines_pass_through(shape_of(self.steps)):
             modules |= set(self.sink.preload if self.sink is not None else ())
         return modules

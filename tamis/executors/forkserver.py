@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -127,17 +127,33 @@ _waiting: list[ForkServer] = []
 
 
 @contextlib.contextmanager
-def launched(wanted: bool) -> Iterator[None]:
-    """Start a server now for the run inside the block, so that it imports modules while the caller plans."""
-    if wanted:
+def launched(wanted: bool) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Start a server now for the run inside the block, so that it imports modules while the caller plans.
+
+    Yields a function that gives it modules to import.
+    """
+    if wanted and not _waiting:
         _waiting.append(ForkServer())
+
+    def preload(modules: Iterable[str]) -> None:
+        for server in _waiting:
+            server.preload(modules)
+
     try:
-        yield
+        yield preload
     finally:
         while _waiting:  # no run took it
             server = _waiting.pop()
             server._process.kill()
             server.__exit__()
+
+
+def modules_of(steps: Iterable[type]) -> set[str]:
+    """The modules that define steps; also pandas, to which the user's own code may convert rows."""
+    modules = {step.__module__ for step in steps}
+    if any(not name.startswith("tamis.") or name == "tamis.functions" for name in modules):
+        modules.add("pandas")
+    return modules - {"__main__"}
 
 
 def take_server() -> ForkServer:
@@ -163,6 +179,8 @@ def serve(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
     _import_all(["tamis.executors.worker_process"])
+    if not select.select([control], [], [], 0)[0]:  # the driver is still planning, and most steps call kernels
+        _load_numba()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -207,7 +225,17 @@ def _preload(modules: Sequence[str]) -> None:
         _keep_pandas_out()
     _import_all(modules)
     if any(name.startswith("tamis.kernels.") for name in sys.modules):
-        _import_all(["numba"])
+        _load_numba()
+
+
+def _load_numba() -> None:
+    """Import numba and what it loads with the first kernel, so that workers share it."""
+    if "numba" in sys.modules:
+        return
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 class _NoPandas:

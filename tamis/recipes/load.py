@@ -199,6 +199,9 @@ class Recipe:
                 f"{title} names no output", hint="say --output FOLDER, or end it with `- parquet_writer: {path: ...}`"
             )
 
+    def operator_classes(self) -> list[type[Operator]]:
+        return [find_operator(step.name) for step in self.steps]
+
     def operators(self) -> list[Operator]:
         """The steps as operators, their parameters checked."""
         result = []
