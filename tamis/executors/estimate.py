@@ -16,7 +16,7 @@ from tamis.batch import LINE, Batch, Failure
 from tamis.events import Events
 from tamis.executors.steps import facts_of, view
 from tamis.executors.tasks import Stage
-from tamis.memory.budget import BATCH_COPIES, WORKER_BYTES, Budget
+from tamis.memory.budget import BATCH_COPIES, SERVER_BYTES, SERVER_TYPICAL_BYTES, WORKER_BYTES, Budget
 from tamis.memory.governor import Governor, Learned
 from tamis.operators import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
@@ -122,7 +122,8 @@ def _memory_bytes(stage: Stage, layout: Layout, rows: int, budget: Budget, learn
     each = WORKER_BYTES + learned.setup_bytes(steps) + int(copies * governor.allowance().batch_bytes)
     workers = max(1, min(budget.workers, len(layout.partitions)))
     deciding = stage.end.memory_bytes(rows) if isinstance(stage.end, Gather) else 0
-    return min(budget.total_bytes, budget.driver_bytes + max(deciding, workers * min(budget.worker_bytes, each)))
+    driver = budget.driver_bytes - SERVER_BYTES + SERVER_TYPICAL_BYTES
+    return min(budget.total_bytes, driver + max(deciding, workers * min(budget.worker_bytes, each)))
 
 
 def _compression(end: Sink) -> str:

@@ -27,6 +27,9 @@ SERVER_BYTES = 150_000_000
 """Set aside for the fork server, which shares its libraries with the driver, for the growth of both, and for released code
 pages that are used again."""
 
+SERVER_TYPICAL_BYTES = 80_000_000
+"""What the fork server and the growth of the driver usually take of that."""
+
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""
 
