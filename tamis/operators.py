@@ -511,7 +511,7 @@ class Sink(Operator):
     def folder(self) -> str:
         raise NotImplementedError
 
-    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+    def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         """A writer of files `<stem>*` in the local `folder`; `schema` is the expected schema."""
         raise NotImplementedError
 

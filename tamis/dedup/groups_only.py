@@ -22,7 +22,7 @@ class GroupsOnly(Sink):
     def folder(self) -> str:
         return self.path
 
-    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+    def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return _NoShards()
 
 

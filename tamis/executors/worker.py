@@ -210,7 +210,7 @@ class _PartitionRun:
         end = self.stage.end
         if isinstance(end, Sink):
             left = self.stage.sink_schema
-            self.sink = end.open(self.scratch, self.stem, self.stage.schema if left is None else left)
+            self.sink = end.open_shard(self.scratch, self.stem, self.stage.schema if left is None else left)
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
             self.facts = spill.SpillWriter(self.scratch / f"{self.stem}.facts{SPILL}", compression=None)
@@ -537,7 +537,7 @@ class _PartitionRun:
     def _reject(self, batch: Batch, step: str, reason: str, scores: dict[str, pa.Array]) -> None:
         if self.rejects is None:
             assert self.stage.rejects is not None
-            self.rejects = self.stage.rejects.open(self.scratch, self._side_stem(), pa.schema([]))
+            self.rejects = self.stage.rejects.open_shard(self.scratch, self._side_stem(), pa.schema([]))
         self.rejects.write(rejected_rows(batch, step, reason, scores))
 
     # ------------------------------------------------------------------------------------------------------- gathering

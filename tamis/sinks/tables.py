@@ -96,7 +96,7 @@ class TypedSink(TableSink):
     def _format(self) -> TypedFormat:
         raise NotImplementedError
 
-    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+    def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return TypedShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self._format)
 
     def empty_shard(self, folder: Path, stem: str, schema: pa.Schema) -> Shard | None:
@@ -131,7 +131,7 @@ class JsonlWriter(TableSink):
     def takes_lines(self) -> bool:
         return self.fields is None and not self.columns
 
-    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+    def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return JsonlShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self.compression)
 
 
@@ -148,7 +148,7 @@ class CsvWriter(TableSink):
 
     suffix = ".csv"
 
-    def open(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+    def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return CsvShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self.compression)
 
 

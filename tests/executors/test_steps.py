@@ -299,7 +299,7 @@ class NullWriterForTests(Sink):
     def folder(self):
         return self.path
 
-    def open(self, folder, stem, schema):
+    def open_shard(self, folder, stem, schema):
         return NullShards()
 
 

@@ -87,7 +87,7 @@ def write(sink, folder, tables):
     """One shard for each table, widened so that they agree, as a run leaves them."""
     shards = []
     for index, table in enumerate(tables):
-        writer = sink.open(folder, f"part-{index}", table.schema)
+        writer = sink.open_shard(folder, f"part-{index}", table.schema)
         writer.write(table)
         shards += writer.close()
     wide = sink.widest([shard.schema for shard in shards])
@@ -145,7 +145,7 @@ def test_jsonl_with_a_column_in_one_shard_only_is_read_back(library, tmp_path):
 @pytest.mark.parametrize("compression", ["gz", "zst"])
 def test_a_large_compressed_file_is_read_to_its_end(compression, tmp_path):
     table = pa.table({"text": [f"{(i * 2654435761) % 2**32:x}" * 8 for i in range(40_000)]})
-    writer = JsonlWriter(tmp_path, compression=compression).open(tmp_path, "part", table.schema)
+    writer = JsonlWriter(tmp_path, compression=compression).open_shard(tmp_path, "part", table.schema)
     for start in range(0, 40_000, 5_000):
         writer.write(table.slice(start, 5_000))
     (shard,) = writer.close()

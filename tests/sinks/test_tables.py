@@ -25,7 +25,7 @@ TABLE = pa.table({"text": ["one", None, "drei ☃"], "n": [1, 2, None]})
 
 def write(sink, folder, *tables, schema=None, stem="part"):
     sink.check()
-    writer = sink.open(folder, stem, schema if schema is not None else tables[0].schema)
+    writer = sink.open_shard(folder, stem, schema if schema is not None else tables[0].schema)
     for table in tables:
         writer.write(table)
     return writer.close()
@@ -66,7 +66,7 @@ def test_without_rows_there_is_no_file(kind, tmp_path):
 @pytest.mark.parametrize("kind", SINKS)
 @pytest.mark.parametrize("target", [None, "100B"])
 def test_an_aborted_writer_leaves_nothing(kind, target, tmp_path, small_groups):
-    writer = kind(tmp_path, target_shard_size=target).open(tmp_path, "part", TABLE.schema)
+    writer = kind(tmp_path, target_shard_size=target).open_shard(tmp_path, "part", TABLE.schema)
     for _ in range(5):
         writer.write(TABLE)
     assert list(tmp_path.iterdir())
@@ -93,14 +93,14 @@ def test_a_field_that_is_expected_but_missing_here_is_null(kind, tmp_path):
 @pytest.mark.parametrize("kind", SINKS)
 @pytest.mark.parametrize("wrong", [{"fields": ["texd"]}, {"columns": {"texd": "content"}}])
 def test_a_column_that_is_not_there_is_named_with_those_that_are(kind, wrong, tmp_path):
-    writer = kind(tmp_path, **wrong).open(tmp_path, "part", TABLE.schema)
+    writer = kind(tmp_path, **wrong).open_shard(tmp_path, "part", TABLE.schema)
     with pytest.raises(ColumnError, match=r"`texd`[^$]*columns here: text, n[^$]*did you mean `text`"):
         writer.write(TABLE)
 
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_two_columns_cannot_share_a_name(kind, tmp_path):
-    writer = kind(tmp_path, columns={"n": "text"}).open(tmp_path, "part", TABLE.schema)
+    writer = kind(tmp_path, columns={"n": "text"}).open_shard(tmp_path, "part", TABLE.schema)
     with pytest.raises(SinkError, match="two columns would be written as `text`"):
         writer.write(TABLE)
 
@@ -109,7 +109,7 @@ def test_two_columns_cannot_share_a_name(kind, tmp_path):
 @pytest.mark.parametrize("stem", ["../up", "a/b", "a\\b", "..", ""])
 def test_a_name_cannot_climb_out_of_the_folder(kind, stem, tmp_path):
     with pytest.raises(SinkError, match="file names cannot start with"):
-        kind(tmp_path).open(tmp_path, stem, TABLE.schema)
+        kind(tmp_path).open_shard(tmp_path, stem, TABLE.schema)
 
 
 @pytest.mark.parametrize("kind", SINKS)
@@ -245,7 +245,7 @@ def test_a_later_table_widens_what_is_already_written(kind, target, tmp_path, sm
 
 @pytest.mark.parametrize("kind", [ParquetWriter, ArrowWriter])
 def test_tables_that_cannot_agree_are_refused_by_name(kind, tmp_path):
-    writer = kind(tmp_path).open(tmp_path, "part", TABLE.schema)
+    writer = kind(tmp_path).open_shard(tmp_path, "part", TABLE.schema)
     writer.write(TABLE)
     with pytest.raises(SinkError, match="`n` is int64 in some rows and string in others"):
         writer.write(pa.table({"n": ["x"]}))
@@ -288,7 +288,7 @@ def test_a_struct_without_fields_is_text_in_parquet(tmp_path):
 
 def test_a_type_parquet_cannot_hold_is_named(tmp_path):
     table = TABLE.append_column("gap", pa.array([pa.MonthDayNano([1, 2, 3])] * 3))
-    writer = ParquetWriter(tmp_path).open(tmp_path, "part", table.schema)
+    writer = ParquetWriter(tmp_path).open_shard(tmp_path, "part", table.schema)
     writer.write(table)
     with pytest.raises(SinkError, match=r"Parquet cannot hold column `gap` \(month_day_nano_interval\)"):
         writer.close()
@@ -308,7 +308,7 @@ def test_csv_tells_nulls_from_empty_text_and_writes_nested_values_as_json(tmp_pa
 
 
 def test_csv_refuses_a_column_that_comes_after_the_header(tmp_path):
-    writer = CsvWriter(tmp_path).open(tmp_path, "part", TABLE.schema)
+    writer = CsvWriter(tmp_path).open_shard(tmp_path, "part", TABLE.schema)
     writer.write(TABLE)
     with pytest.raises(SinkError, match="column `late` first appears after the CSV header"):
         writer.write(pa.table({"late": [1]}))
