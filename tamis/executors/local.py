@@ -563,13 +563,7 @@ class _StageRun:
         )
 
     def _step_name(self, step: int) -> str:
-        stage = self.stage
-        names = [stage.source.name]
-        if stage.fates_of is not None:
-            names.append(stage.fates_of.name)
-        names += [op.name for op in stage.operators]
-        if stage.end is not None:
-            names.append(stage.end.name)
+        names = [each.name for each in self.stage.steps]
         return names[max(0, step)] if step < len(names) else names[-1]
 
 

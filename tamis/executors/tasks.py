@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -49,6 +50,17 @@ class Stage:
     def gathers(self) -> bool:
         """Whether the stage ends with a Gather that observes its rows."""
         return isinstance(self.end, Gather)
+
+    @property
+    def steps(self) -> tuple[Operator, ...]:
+        """The steps in the order of their accounts: source, the Gather whose decisions are applied, operators, end."""
+        fates_of = () if self.fates_of is None else (self.fates_of,)
+        return (self.source, *fates_of, *self.operators, *(() if self.end is None else (self.end,)))
+
+    @property
+    def first_operator(self) -> int:
+        """The number of the first of `operators` among the steps."""
+        return 1 if self.fates_of is None else 2
 
 
 @dataclass(frozen=True)
@@ -105,3 +117,9 @@ class CorruptFrames(Exception):
     def __init__(self, places: frozenset[str]) -> None:
         super().__init__(places)
         self.places = places
+
+
+class Marker(Protocol):
+    """Notes what the worker is doing outside of its memory, where the driver can read it after a death."""
+
+    def __call__(self, first_row: int, rows: int, step: int) -> None: ...

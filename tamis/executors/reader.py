@@ -1,0 +1,176 @@
+"""Reads the rows of a task, each with its number in the partition, and applies what was decided about them before.
+
+Source.read -> rows of the task -> decisions of the Gather before this stage -> rows known to kill workers fail
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import LINE, Batch, Failure
+from tamis.executors.records import Records
+from tamis.executors.steps import dropped, rewritten
+from tamis.executors.tasks import Marker, Stage, Task
+from tamis.memory import spill
+from tamis.memory.governor import Allowance
+from tamis.operators import Reading
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """A batch, the number of each of its rows in the partition, and the range of rows that it was read from."""
+
+    batch: Batch
+    numbers: np.ndarray
+    first: int
+    size: int
+
+
+class Reader:
+    """The rows of one task."""
+
+    def __init__(self, stage: Stage, task: Task, records: Records, marker: Marker, allowance: Allowance) -> None:
+        self._stage, self._task, self._records, self._marker = stage, task, records, marker
+        self._allowance = allowance
+        self._ordinal = 0  # rows read so far
+        self._decided = 0  # rows whose fate was looked up so far
+        self._fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
+        self._step = 0  # -1 - the number of the piece being read, if the source reports it
+        self._bad_rows: list[Failure] = []
+        self.corrupt: set[str] = set()
+        """Frames found to be corrupt."""
+        self.exhausted = False
+        """Whether all rows of the partition were read."""
+        self.schema: pa.Schema | None = None
+        """The columns that were read last."""
+
+    def __iter__(self) -> Iterator[RowsRead]:
+        for first, batch in self._read():
+            self.schema = batch.table.schema
+            numbers = np.arange(first, first + len(batch))
+            left, numbers = self._fail_poison(*self._apply_fates(batch, numbers))
+            yield RowsRead(left, numbers, first, len(batch))
+
+    def close(self) -> None:
+        """Count the bad rows of a task that turned out to read the last rows of its partition."""
+        if self.exhausted:
+            for failure in self._bad_rows:
+                self._records.fail_unread(failure)
+
+    def _read(self) -> Iterator[tuple[int, Batch]]:
+        """The rows of the task, in batches, each with the number of its first row."""
+        stage, account = self._stage, self._records.account
+        reading = Reading(
+            columns=stage.columns,
+            schema=stage.schema,
+            batch_bytes=self._allowance.batch_bytes,
+            fail=self._bad_row,
+            keep_lines=stage.keep_lines,
+            max_row_bytes=self._allowance.max_row_bytes,
+            damaged=self._task.damaged,
+            on_damage=self.corrupt.add,
+            unreadable=self._task.unreadable,
+            on_piece=self._at_piece,
+        )
+        batches = iter(stage.source.read(self._task.partition, reading))
+        mine = self._records.of(0)
+        start, stop = self._task.start, self._task.end
+        while stop is None or self._ordinal < stop:
+            self._marker(self._ordinal, 0, self._step)
+            with self._records.measured(0):
+                batch = next(batches, None)
+            if batch is None:
+                self.exhausted = True
+                return
+            first = self._ordinal
+            self._ordinal += len(batch)
+            if first < start:
+                self._skip(batch.select(slice(0, start - first)))
+            if first < start or (stop is not None and self._ordinal > stop):
+                end = None if stop is None else max(0, stop - first)
+                batch, first = batch.select(slice(max(0, start - first), end)), max(start, first)
+            if not len(batch):
+                continue
+            mine.rows_in += len(batch)
+            mine.rows_out += len(batch)
+            size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
+            mine.num_bytes += size
+            account.read += len(batch)
+            account.num_bytes += size
+            yield first, batch
+
+    def _at_piece(self, number: int) -> None:
+        self._step = -1 - number
+        self._marker(self._ordinal, 0, self._step)
+
+    def _bad_row(self, failure: Failure) -> None:
+        if self._stage.reads_again or self._task.stop is not None:
+            return  # counted by the stage before, or with the last rows of the partition
+        if self._task.max_rows is not None:
+            self._bad_rows.append(failure)  # counted if this task turns out to read the last rows
+        else:
+            self._records.fail_unread(failure)
+
+    def _fail_poison(self, batch: Batch, numbers: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Fail the rows that killed workers, instead of processing them."""
+        poison = self._task.poison
+        if not poison or not len(batch):
+            return batch, numbers
+        sick = np.isin(numbers, list(poison))
+        step = min(1, len(self._records.account.operators) - 1)
+        for row in np.flatnonzero(sick):
+            self._records.fail_row(batch, int(row), step, poison[int(numbers[row])])
+        return batch.select(~sick), numbers[~sick]
+
+    # ---------------------------------------------------------------------------------- decisions of the Gather before
+
+    def _apply_fates(self, batch: Batch, numbers: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """Apply the decisions of the Gather before this stage. Rows that failed there were counted there."""
+        stage, records = self._stage, self._records
+        if stage.fates_of is None:
+            return batch, numbers
+        known = self._known_to_have_failed(batch)
+        if known is not None:
+            count = int(np.count_nonzero(known))
+            records.account.read -= count
+            records.of(0).rows_in -= count
+            records.of(0).rows_out -= count
+            batch, numbers = batch.select(~known), numbers[~known]
+        if self._fates is None:
+            before = Path(stage.work).parent / f"stage-{stage.index - 1}"
+            self._fates = spill.read_fates(before, self._task.partition.index)
+        began = time.perf_counter()
+        here = slice(self._decided, self._decided + len(batch))
+        self._decided += len(batch)
+        drop, reasons, payload = self._fates[0][here], self._fates[1][here].cast(pa.string()), self._fates[2]
+        verdicts = []
+        if drop.any():
+            for reason in dict.fromkeys(reasons.filter(pa.array(drop)).to_pylist()):
+                same = pc.fill_null(pc.equal(reasons, reason), reason is None).to_numpy(zero_copy_only=False)
+                verdicts.append((str(reason), drop & same))
+        mine = records.of(1)
+        mine.rows_in += len(batch)
+        batch, numbers = records.settle(1, dropped(batch, verdicts)), numbers[~drop]
+        if payload is not None and len(batch):
+            batch = rewritten(stage.fates_of, batch, payload[here].filter(pa.array(~drop)))
+        mine.rows_out += len(batch)
+        mine.seconds += time.perf_counter() - began
+        return batch, numbers
+
+    def _known_to_have_failed(self, batch: Batch) -> np.ndarray | None:
+        if not self._task.gone:
+            return None
+        return np.array([address in self._task.gone for address in batch.origin.addresses()], dtype=np.bool_)
+
+    def _skip(self, batch: Batch) -> None:
+        """Pass over rows that another task processes."""
+        if self._stage.fates_of is not None:
+            known = self._known_to_have_failed(batch)
+            self._decided += len(batch) - (0 if known is None else int(np.count_nonzero(known)))

@@ -1,0 +1,106 @@
+"""What a worker records about the rows of a task: counts per step, failed rows, and dropped rows if they are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.executors.segments import Segment
+from tamis.executors.side_outputs import failure_record, rejected_rows
+from tamis.executors.steps import Applied
+from tamis.executors.tasks import Stage
+from tamis.memory import process
+from tamis.operators import ShardWriter
+from tamis.report import Account, ErrorCounts, OperatorAccount
+
+REPORT_FAILURES_EVERY = 1_000
+
+
+class Records:
+    """The account, the failed rows and the rejects of one task."""
+
+    def __init__(self, stage: Stage, stem: str, scratch: Path, on_failures: Callable[[], None]) -> None:
+        self._stage, self._scratch, self._on_failures = stage, scratch, on_failures
+        self._rejects_stem = f"{stem}-stage-{stage.index + 1}"
+        self.account = Account(operators=[OperatorAccount(op.name, op.kind) for op in stage.steps])
+        self.failures: list[dict[str, Any]] = []
+        self.errors = ErrorCounts()
+        self._rejects: ShardWriter | None = None
+
+    def of(self, step: int) -> OperatorAccount:
+        return self.account.operators[step]
+
+    @contextmanager
+    def measured(self, step: int) -> Iterator[None]:
+        """Add the time the block takes, and its peak memory when profiling, to the account of a step."""
+        account = self.of(step)
+        before = process.reset_peak() if self._stage.profile else 0
+        began = time.perf_counter()
+        yield
+        account.seconds += time.perf_counter() - began
+        if self._stage.profile:
+            account.peak_bytes = max(account.peak_bytes, process.peak_bytes() - before)
+
+    def settle(self, step: int, applied: Applied) -> Batch:
+        """Add what a step did to the account, and keep dropped rows if requested."""
+        mine = self.of(step)
+        if self._stage.rejects is not None:
+            for reason, mask in applied.verdicts:
+                chosen = {name: values.filter(pa.array(mask)) for name, values in applied.scores.items()}
+                self._reject(applied.given.select(mask), mine.name, reason, chosen)
+        for reason, mask in applied.verdicts:
+            mine.dropped[reason] = mine.dropped.get(reason, 0) + int(np.count_nonzero(mask))
+        mine.created += applied.created
+        return applied.batch
+
+    def _reject(self, batch: Batch, step: str, reason: str, scores: dict[str, pa.Array]) -> None:
+        if self._rejects is None:
+            assert self._stage.rejects is not None
+            self._rejects = self._stage.rejects.open_shard(self._scratch, self._rejects_stem, pa.schema([]))
+        self._rejects.write(rejected_rows(batch, step, reason, scores))
+
+    def fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
+        """Record a row that an operator could not process."""
+        mine = self.of(step)
+        mine.failed += 1
+        values = batch.select(slice(row, row + 1)).shown_rows()[0]
+        line = values.get(LINE)
+        shown = {name: value for name, value in values.items() if not name.startswith(HIDDEN)}
+        content = line.rstrip(b"\r\n") if line is not None else shown
+        self._note(Failure(batch.origin.address(row), mine.name, error, content))
+
+    def fail_unread(self, failure: Failure) -> None:
+        """Record rows that could not be read."""
+        if failure.damaged_file is not None:
+            self.account.damaged_files.setdefault(failure.damaged_file, failure.error)
+        self.account.read += failure.rows
+        source = self.of(0)
+        source.rows_in += failure.rows
+        source.failed += failure.rows
+        self._note(failure)
+
+    def _note(self, failure: Failure) -> None:
+        self.failures.append(failure_record(failure))
+        if failure.rows:  # the number of rows in a damaged file may be unknown
+            self.errors.add(failure.step, failure.error, failure.address, failure.rows)
+            self.account.errors = self.errors.entries
+        if len(self.failures) % REPORT_FAILURES_EVERY == 0:  # a source may fail any number of rows before a batch
+            self._on_failures()
+
+    def close(self, segment: Segment) -> None:
+        """Complete the files, and name them in `segment`."""
+        segment.failures = self.failures
+        if self._rejects is not None:
+            segment.rejects = self._rejects.close()
+
+    def abandon(self) -> None:
+        """Close the files of a task that failed; they are about to be removed."""
+        if self._rejects is not None:
+            self._rejects.close()

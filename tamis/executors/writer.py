@@ -1,0 +1,88 @@
+"""Writes the rows that leave a stage: shards of a sink, or facts for a Gather, and the rows themselves if it needs them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from tamis.batch import Batch
+from tamis.executors.records import Records
+from tamis.executors.segments import Segment
+from tamis.executors.steps import Applied, Types, facts_of, schema_after, schema_read, view
+from tamis.executors.tasks import Stage
+from tamis.mapped import SPILL
+from tamis.memory import spill
+from tamis.operators import Gather, ShardWriter, Sink
+from tamis.sinks.schemas import encode_schema
+
+
+class Writer:
+    """The end of a stage, for the rows of one task."""
+
+    def __init__(self, stage: Stage, stem: str, scratch: Path, records: Records) -> None:
+        self._stage, self._records = stage, records
+        self._sink: ShardWriter | None = None
+        self._facts: spill.SpillWriter | None = None
+        self._rows: spill.SpillWriter | None = None
+        self._observed = 0
+        end = stage.end
+        if isinstance(end, Sink):
+            left = stage.sink_schema
+            self._sink = end.open_shard(scratch, stem, stage.schema if left is None else left)
+        elif isinstance(end, Gather):
+            # Not compressed, so that a Gather can map the file and read single columns and rows of it.
+            self._facts = spill.SpillWriter(scratch / f"{stem}.facts{SPILL}", compression=None)
+            if stage.spills_rows:
+                self._rows = spill.SpillWriter(scratch / f"{stem}.rows{SPILL}")
+
+    def write(self, batch: Batch) -> None:
+        """Write rows to the sink, if there is one."""
+        if self._sink is None:
+            return
+        step = len(self._records.account.operators) - 1
+        mine = self._records.of(step)
+        with self._records.measured(step):
+            self._sink.write(batch.table)
+        mine.rows_in += len(batch)
+        mine.rows_out += len(batch)
+        mine.num_bytes += batch.num_bytes
+
+    def observe(self, batch: Batch) -> Applied:
+        """Let the Gather at the end observe rows, and write its facts."""
+        gather = self._stage.end
+        assert isinstance(gather, Gather)
+        assert self._facts is not None
+        self._facts.write(facts_of(gather, gather.observe(view(gather, batch)), len(batch)))
+        if self._rows is not None:
+            spill.write_rows(self._rows, batch)
+        self._observed += len(batch)
+        return Applied(batch, batch)
+
+    def close(self, segment: Segment, schema: pa.Schema | None, types: dict[int, Types]) -> None:
+        """Complete the files, and name them in `segment`.
+
+        `schema` has the columns that were read, and `types` those that operators returned: if no row was written, they tell
+        the columns of the output.
+        """
+        if self._sink is not None:
+            began = time.perf_counter()
+            segment.shards = self._sink.close()
+            if not segment.shards:
+                read = schema or schema_read(self._stage.schema, self._stage.columns)
+                segment.schema = encode_schema(schema_after(self._stage.operators, read, types))
+            self._records.account.operators[-1].seconds += time.perf_counter() - began
+        if self._facts is not None:
+            segment.facts = self._facts.close()
+        if self._rows is not None:
+            segment.rows = self._rows.close()
+        segment.observed = self._observed
+
+    def abandon(self) -> None:
+        """Close the files of a task that failed; they are about to be removed."""
+        for writer in (self._sink, self._facts, self._rows):
+            with suppress(Exception):  # another error is on its way
+                if writer is not None:
+                    writer.close()
