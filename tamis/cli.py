@@ -8,6 +8,7 @@ Heavy packages are imported when needed, so that `tamis --help` is fast.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
 from tamis.sources.listing import one_listing
@@ -31,8 +32,45 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's error class; versions of typer define it in different modules, but always as this base."""
 
 
+def _with_deferred_conversions(parameters: list[Any]) -> list[Any]:
+    """The parameters of a command, so that typer converts only values that need it.
+
+    Recent versions convert every value, even a missing one, with pydantic, and importing it takes as long as importing numpy.
+    """
+    for parameter in parameters:
+        if getattr(parameter, "_runtime_param", parameter) is None:  # other versions do not have the attribute
+            parameter._runtime_param = _Conversion()
+    return parameters
+
+
+class _Conversion:
+    """Stands in for typer's conversion of a parameter until that is needed."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        annotation = param.type_descriptor.annotation
+        if value is param.default or (annotation is str and isinstance(value, str)):
+            return value
+        if annotation == list[str] and all(isinstance(each, str) for each in value):
+            return list(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+class QuickCommand(TyperCommand):
+    """A command without typer's conversions where values need none."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _with_deferred_conversions(super().get_params(ctx))
+
+
 class FullHelpGroup(TyperGroup):
     """A group of commands that lists the first paragraph of each command's help in full; click cuts it to one line."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _with_deferred_conversions(super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -60,9 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with one_listing():
-            code = app(args=arguments, prog_name="tamis", standalone_mode=False)
+            code = _with_command(arguments)(args=arguments, prog_name="tamis", standalone_mode=False)
     except _UsageError as error:
         from tamis.console import error_text
 
@@ -73,6 +112,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _with_command(arguments: Sequence[str]) -> typer.Typer:
+    """The command line with the command that is called and no other, since building all of them takes time."""
+    called = [
+        info
+        for info in app.registered_commands
+        if info.callback is not None and arguments[:1] == [info.name or info.callback.__name__]
+    ]
+    if not called:
+        return app
+    chosen = copy.copy(app)
+    chosen.registered_commands, chosen.registered_groups = called, []
+    return chosen
 
 
 # --------------------------------------------------------------------------------------------------- output and errors
@@ -261,7 +314,7 @@ def tamis(
         print_result(context.get_help())
 
 
-@app.command()
+@app.command(cls=QuickCommand)
 @explains_errors
 def run(
     recipe: RecipeArgument,

@@ -20,7 +20,6 @@ TamisError                 carries a hint on how to fix the problem
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 from collections.abc import Iterable
@@ -122,6 +121,8 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """A hint with the closest match among `choices`, or None if none is close."""
+    import difflib
+
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else None
 

@@ -12,7 +12,6 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 OWN = "own"
@@ -68,6 +67,8 @@ def _is_stdlib(file: Path) -> bool:
 
 
 def _version_of(top: str) -> str:
+    from importlib import metadata
+
     for name in _distributions().get(top, [top]):
         try:
             return metadata.version(name)
@@ -78,6 +79,8 @@ def _version_of(top: str) -> str:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
+    from importlib import metadata
+
     return {top: sorted(set(names)) for top, names in metadata.packages_distributions().items()}
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 from tamis.curator_names import parameter_hint
@@ -21,6 +21,8 @@ from tamis.parameters import as_text, type_name
 @functools.cache
 def _load_plugins() -> None:
     """Import the operators that other packages register under the entry point group `tamis.operators`."""
+    from importlib import metadata
+
     for entry in metadata.entry_points(group="tamis.operators"):
         entry.load()
 

@@ -471,3 +471,26 @@ def test_the_description_of_an_operator_fits_the_terminal(invoke, monkeypatch):
     prose = out.partition(">>>")[0]
     assert max(map(len, prose.splitlines())) <= 80
     assert ">>> Pipeline(Rows(rows), FuzzyDedup()).run().kept\n2\n" in out
+
+
+def test_a_run_imports_no_package_that_it_does_not_use(here):
+    """pydantic, because recent versions of typer convert values with it."""
+    code = """
+import sys
+from tamis.cli import main
+
+assert main(sys.argv[1:]) == 0
+print(*{"pydantic", "rich", "numba", "fsspec", "pandas"} & set(sys.modules))
+"""
+    command = [sys.executable, "-c", code, "run", "length", "--input", "in", "--output", "out", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--device", "tpu"), ("--max-seconds", "soon"), ("--on-error", "ignore")]
+)
+def test_a_value_that_cannot_be_converted(invoke, option, value):
+    code, _, err = invoke("run", "length", option, value)
+    assert code == 2
+    assert f"Invalid value for '{option}'" in err

@@ -1,5 +1,8 @@
 """Worker processes, forked from a small server that has imported every module and started no threads.
 
+The server is a new process, since the program that calls Tamis may have threads and hold much memory. The command `tamis`
+has neither when it starts, so there the server is a copy of the driver and shares what that has imported.
+
     driver --- control socket ---> server --- fork ---> worker 0, 1, ...
        \\________________________ one socket per worker ______________/
 
@@ -12,7 +15,6 @@ the driver ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -23,11 +25,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tamis.errors import WorkerError
-from tamis.mapped import release_pages
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+# The server cannot start before this module is imported, so other modules are imported where they are used.
 
 OOM_SCORE = "800"
 """Out of 1000: how strongly the kernel prefers to kill a worker when the machine or container runs out of memory."""
@@ -36,20 +41,11 @@ OOM_SCORE = "800"
 class ForkServer:
     """Starts workers and reports how they ended. Use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fork: bool = False) -> None:
+        """Start the server: as a new process, or with `fork` as a copy of this one, which must have no threads."""
         mine, theirs = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from tamis.executors.forkserver import serve; "
-            f"serve({theirs.fileno()})"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=_environment(),
-        )
-        theirs.close()
+        with theirs:
+            self._process = _Copy(mine, theirs) if fork else _new_process(theirs)
         self._control = mine
         self._buffer = b""
         self._ended: dict[int, int] = {}
@@ -67,6 +63,8 @@ class ForkServer:
 
     def start(self, marker: str) -> tuple[int, Connection]:
         """Start a worker; returns its process id and the connection to it."""
+        from multiprocessing.connection import Connection
+
         mine, theirs = socket.socketpair()
         with mine:  # closes nothing once detached
             try:
@@ -117,6 +115,51 @@ class ForkServer:
         self._process.wait()
 
 
+def _new_process(control: socket.socket) -> subprocess.Popen[bytes]:
+    descriptor = control.fileno()
+    code = f"import sys; sys.path[:] = {sys.path!r}; from tamis.executors.forkserver import serve; serve({descriptor})"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, **worker_environment()},
+    )
+
+
+class _Copy:
+    """A copy of this process that runs the server; has the methods of `Popen` that are used here."""
+
+    def __init__(self, mine: socket.socket, theirs: socket.socket) -> None:
+        self._exit_code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                mine.close()
+                os.setsid()
+                _close_stdin()
+                serve(theirs.fileno())
+            finally:
+                os._exit(1)
+
+    def wait(self) -> int:
+        if self._exit_code is None:
+            self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._exit_code
+
+    def kill(self) -> None:
+        if self._exit_code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _close_stdin() -> None:
+    """Make reads from stdin end at once."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if null != 0:
+        os.close(null)
+
+
 def _in_words(exit_code: int) -> str:
     if exit_code < 0:
         return f"killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
@@ -127,13 +170,13 @@ _waiting: list[ForkServer] = []
 
 
 @contextlib.contextmanager
-def launched(wanted: bool) -> Iterator[Callable[[Iterable[str]], None]]:
+def launched(wanted: bool, *, fork: bool = False) -> Iterator[Callable[[Iterable[str]], None]]:
     """Start a server now for the run inside the block, so that it imports modules while the caller plans.
 
     Yields a function that gives it modules to import.
     """
     if wanted and not _waiting:
-        _waiting.append(ForkServer())
+        _waiting.append(ForkServer(fork=fork))
 
     def preload(modules: Iterable[str]) -> None:
         for server in _waiting:
@@ -161,8 +204,8 @@ def take_server() -> ForkServer:
     return _waiting.pop() if _waiting else ForkServer()
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment, plus settings that keep workers small.
+def worker_environment() -> dict[str, str]:
+    """Variables that keep workers small.
 
     Other allocators than the C library's reserve a gigabyte at a time, which defeats the memory cap. There is a worker for
     each core, so thread pools inside workers (Arrow's, OpenBLAS's) only cost memory; variables the user has set win.
@@ -170,15 +213,23 @@ def _environment() -> dict[str, str]:
     threads = {
         name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
     }
-    return {**os.environ, **threads, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    return {
+        **threads,
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        # Arrow loads jemalloc even so, and it starts a thread, which a process that forks must not have.
+        "JE_ARROW_MALLOC_CONF": os.environ.get("JE_ARROW_MALLOC_CONF", "background_thread:false"),
+    }
 
 
 def serve(descriptor: int) -> None:
     """Run the server: fork on request, report deaths, and kill all workers when the driver exits."""
+    gc.disable()  # what is imported stays, so that there is little to collect; workers collect
     control = socket.socket(fileno=descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver decides when to stop
     _import_all(["tamis.executors.worker_process"])
+    from tamis.mapped import release_pages
+
     if not select.select([control], [], [], 0)[0]:  # the driver is still planning, and most steps call kernels
         _load_numba()
     wake_read, wake_write = os.pipe()
@@ -230,12 +281,9 @@ def _preload(modules: Sequence[str]) -> None:
 
 def _load_numba() -> None:
     """Import numba and what it loads with the first kernel, so that workers share it."""
-    if "numba" in sys.modules:
-        return
-    from numba.core.registry import cpu_target
+    from tamis.kernels.jit import start_runtime
 
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
+    start_runtime()
 
 
 class _NoPandas:
@@ -282,11 +330,14 @@ def _report_ended(control: socket.socket, children: set[int]) -> None:
 
 def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket, int, int]) -> None:
     """Run the worker loop in the forked child, then exit; never returns."""
+    from multiprocessing.connection import Connection
+
     from tamis.executors.worker_process import worker_loop
 
     _die_with_parent()
     _prefer_as_oom_victim()
     gc.freeze()  # keeps pages shared with the server, and collections quick
+    gc.enable()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -304,12 +355,14 @@ def _become_worker(descriptor: int, marker: str, inherited: tuple[socket.socket,
 
 def _prefer_as_oom_victim() -> None:
     """On Linux, make the kernel kill a worker, which can be replaced, rather than the driver if memory runs out."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+        file.write(OOM_SCORE)
 
 
 def _die_with_parent() -> None:
     """On Linux, make the kernel kill this worker when the server dies, so that no orphan continues to write."""
     if sys.platform == "linux":
+        import ctypes
+
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG, see prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -14,7 +14,8 @@ Passing an array passes seven values, which costs more than most small parts do.
 created inside a kernel after the last line that names it.
 
 Importing numba takes longer than everything else the driver imports, and the driver calls no kernel. The decorators
-therefore return a `Deferred`, which imports numba when it is first called.
+therefore return a `Deferred`, which imports numba when it is first called. A kernel that is found on disk needs neither the
+compiler nor the parts it calls, so `_cached` loads these only if the kernel has to be compiled.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -37,6 +38,7 @@ class Deferred:
         self._function, self._wrap = function, wrap
         self.targetoptions = options
         self._wrapped: Any = None
+        self._prepared = False
 
     def __call__(self, *arguments: Any) -> Any:
         return self.wrapped(*arguments)
@@ -48,12 +50,17 @@ class Deferred:
 
     @property
     def wrapped(self) -> Any:
-        """numba's dispatcher or intrinsic. Deferred callees are replaced in the globals, where numba looks them up."""
+        """numba's dispatcher or intrinsic."""
         if self._wrapped is None:
             self._wrapped = self._wrap(self._function)
-            names = set(_names(self._function.__code__))
-            _replace_deferred(self._function.__globals__, names)
         return self._wrapped
+
+    def prepare(self) -> Any:
+        """`wrapped`, ready to be compiled: deferred callees are replaced in the globals, where numba looks them up."""
+        if not self._prepared:
+            self._prepared = True
+            _replace_deferred(self._function.__globals__, set(_names(self._function.__code__)))
+        return self.wrapped
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -68,20 +75,61 @@ def _replace_deferred(namespace: dict[str, Any], names: set[str]) -> None:
     for name in names & namespace.keys():
         value = namespace[name]
         if isinstance(value, Deferred):
-            namespace[name] = value.wrapped
+            namespace[name] = value.prepare()
         elif isinstance(value, ModuleType) and value.__name__.startswith("tamis.kernels."):
             _replace_deferred(vars(value), names)
 
 
 def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    options = {"nogil": True, "cache": True, **options}
+    options = {"nogil": True, **options}
 
-    def wrap(function: FunctionType) -> Any:
-        from numba import njit
+    def decorate(function: FunctionType) -> Deferred:
+        def wrap(function: FunctionType) -> Any:
+            from numba import njit
 
-        return njit(**options)(function)
+            dispatcher = njit(**options)(function)
+            dispatcher._cache = _cached(function, deferred.prepare)  # what `cache=True` does, with another class
+            return dispatcher
 
-    return lambda function: Deferred(function, wrap, options)  # type: ignore[arg-type]
+        deferred = Deferred(function, wrap, options)
+        return deferred
+
+    return decorate  # type: ignore[return-value]
+
+
+def _cached(function: FunctionType, prepare: Callable[[], object]) -> Any:
+    """The compiled versions of a function on disk. `prepare` is called before one is compiled."""
+    return _cache_class()(function, prepare)
+
+
+@functools.cache
+def _cache_class() -> Any:
+    from numba.core.caching import FunctionCache
+
+    class KernelCache(FunctionCache):
+        def __init__(self, function: FunctionType, prepare: Callable[[], object]) -> None:
+            super().__init__(function)
+            self._prepare = prepare
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            """numba's own method loads every function that kernels may call, which takes longer than importing numba."""
+            start_runtime()
+            with self._guard_against_spurious_io_errors():
+                found = self._load_overload(sig, target_context)
+            if found is None:
+                self._prepare()
+            return found
+
+    return KernelCache
+
+
+def start_runtime() -> None:
+    """Import numba, and start what compiled kernels need to run."""
+    import numba.np.arrayobj  # by kernels that create arrays  # noqa: F401
+    from numba.core.registry import cpu_target
+    from numba.core.runtime import rtsys
+
+    rtsys.initialize(cpu_target.target_context)
 
 
 kernel = _compiled()

@@ -16,14 +16,16 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from tamis.errors import ParameterError, did_you_mean
 from tamis.memory.leaks import Leak, Trend
 from tamis.memory.monitor import trend_of
-from tamis.memory.receivers import CommandReceiver, Receiver, WebhookReceiver
 from tamis.memory.tree import Snapshot
 from tamis.parameters import format_bytes
+
+if TYPE_CHECKING:
+    from tamis.memory.receivers import Receiver
 
 Action: TypeAlias = Literal["pause", "recycle", "shrink"]
 ACTIONS = ("pause", "recycle", "shrink")
@@ -327,6 +329,10 @@ class AlertSettings:
         return "as usual" if self.remedy is usual_remedy else getattr(self.remedy, "__name__", "a function")
 
     def receivers(self) -> list[Receiver]:
+        if self.command is None and self.webhook is None:
+            return []
+        from tamis.memory.receivers import CommandReceiver, WebhookReceiver
+
         found: list[Receiver] = []
         if self.command is not None:
             found.append(CommandReceiver(self.command))

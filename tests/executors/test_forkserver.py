@@ -1,6 +1,7 @@
 """The server that workers are forked from: what it imports, and one clear error when it is killed from outside."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tamis.errors import WorkerError
 from tamis.events import Events
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.worker_process import MARK
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
 from tests.test_pipeline import numbered, write_jsonl
@@ -117,3 +119,53 @@ assert "pandas" not in sys.modules
 assert table.to_pandas().shape == (2, 3)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_has_no_threads_when_it_forks_the_server():
+    code = """
+import os
+from tamis.__main__ import _import_what_workers_need
+
+_import_what_workers_need()
+print(len(os.listdir("/proc/self/task")))
+"""
+    variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_a_server_that_is_a_copy_of_the_driver_has_its_own_session_and_no_input(tmp_path):
+    code = """
+import os, sys
+from tamis.executors.forkserver import ForkServer
+
+with ForkServer(fork=True) as server:
+    pid, connection = server.start(sys.argv[1])
+    assert os.getsid(pid) == server.pid != os.getsid(0)
+    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null" != os.readlink("/proc/self/fd/0")
+    assert not os.listdir("/proc/self/task")[1:]
+    connection.close()
+    assert server.ending(pid) == "exit code 0"
+assert server._process.wait() == 0
+"""
+    marker = tmp_path / "marker"
+    marker.write_bytes(b"\0" * MARK.size)
+    subprocess.run([sys.executable, "-c", code, str(marker)], input=b"", check=True)
+
+
+def test_the_error_of_a_killed_copy(tmp_path):
+    code = """
+import os, signal
+from tamis.errors import WorkerError
+from tamis.executors.forkserver import ForkServer
+
+server = ForkServer(fork=True)
+os.kill(server.pid, signal.SIGKILL)
+try:
+    server.start("marker")
+except WorkerError as error:
+    print(error.message)
+server._process.kill()  # does nothing to a process that has been waited for
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(ENDED + "\n", done.stdout)

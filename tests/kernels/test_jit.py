@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import tamis
@@ -40,3 +43,32 @@ def test_no_python_function_of_a_kernel_module_calls_a_part() -> None:
             }
             found += [f"{path.name}: {function.name} calls {name}" for name in sorted(names) if is_part(module, name)]
     assert found == []
+
+
+COUNT_WORDS = """
+import sys
+import pyarrow as pa
+from tamis import Batch, Column
+from tamis.text.quality import WordCount
+
+batch = Batch(pa.table({"text": ["one two three"]}))
+assert list(WordCount().score(batch)["words"]) == [3]
+print(*sorted(sys.modules))
+"""
+
+
+def test_a_kernel_found_on_disk_runs_without_the_compiler(tmp_path) -> None:
+    """`numba.np.linalg` stands for the functions that numba can compile calls of; loading them takes as long as numba."""
+
+    def loaded() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", COUNT_WORDS], capture_output=True, text=True, check=False, env=variables
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert "numba.np.linalg" in loaded()  # compiles
+    again = loaded()
+    assert "numba" in again
+    assert "numba.np.linalg" not in again
