@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from tamis.media import MediaAccess
 
 Column: TypeAlias = pa.Array
 HIDDEN = "_tamis_"
@@ -113,7 +116,7 @@ class Origin:
 class Batch:
     """Rows that pass through a stage. Immutable: each change returns a new batch that shares columns with the old one."""
 
-    __slots__ = ("_names", "memo", "needed", "origin", "table")
+    __slots__ = ("_names", "access", "memo", "needed", "origin", "table")
 
     def __init__(
         self,
@@ -123,12 +126,14 @@ class Batch:
         memo: dict[tuple[str, str], Facts] | None = None,
         needed: dict[tuple[str, str], object] | None = None,
         names: Mapping[str, str] | None = None,
+        access: MediaAccess | None = None,
     ) -> None:
         self.table = table
         self.origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
         self.memo = memo if memo is not None else {}
         self.needed = needed if needed is not None else {}
         self._names = names or {}  # name seen by the operator -> name in the memo
+        self.access = access  # what references in media columns may reach; None for the folders of the source files
         assert len(self.origin) == table.num_rows, "one origin per row"
 
     @staticmethod
@@ -143,7 +148,7 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         table = pa.concat_tables([b.table for b in batches], promote_options="permissive")
-        return Batch(table.combine_chunks(), Origin.concat([b.origin for b in batches]))
+        return Batch(table.combine_chunks(), Origin.concat([b.origin for b in batches]), access=batches[0].access)
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -184,6 +189,13 @@ class Batch:
                 self.memo[key] = compute(self[column], self.needed[needed])
         return self.memo[key]
 
+    def facts_with_origin(self, column: str, compute: Callable[[Column, Origin, MediaAccess | None], Facts]) -> Facts:
+        """Like `facts`, for a result that also depends on where the rows came from and what they may refer to."""
+        key = self._key(column, compute)
+        if key not in self.memo:
+            self.memo[key] = compute(self[column], self.origin, self.access)
+        return self.memo[key]
+
     def _key(self, column: str, compute: Callable[..., object]) -> tuple[str, str]:
         return self._names.get(column, column), f"{compute.__module__}.{compute.__qualname__}"
 
@@ -192,7 +204,7 @@ class Batch:
         table = pa.table({seen: self.table.column(real) for seen, real in names.items()})
         if not names:  # a table without columns has no rows: a placeholder column keeps their number
             table = pa.table({"": pa.nulls(len(self))})
-        return Batch(table, self.origin, memo=self.memo, needed=self.needed, names=dict(names))
+        return Batch(table, self.origin, memo=self.memo, needed=self.needed, names=dict(names), access=self.access)
 
     def select(self, index: np.ndarray | slice) -> Batch:
         """The rows of a boolean mask, of row numbers, or of a slice, with their facts."""
@@ -205,7 +217,7 @@ class Batch:
         else:
             table = self.table.take(pa.array(index))
         memo = {key: {name: array[index] for name, array in facts.items()} for key, facts in self.memo.items()}
-        return Batch(table, self.origin.select(index), memo=memo)
+        return Batch(table, self.origin.select(index), memo=memo, access=self.access)
 
     def with_columns(self, columns: Mapping[str, Column | np.ndarray]) -> Batch:
         """This batch with columns added or replaced, without the facts about replaced columns."""
@@ -218,7 +230,7 @@ class Batch:
         table = pa.Table.from_arrays(list(arrays.values()), schema=schema) if arrays else self.table
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
-        return Batch(table, self.origin, memo=memo, needed=needed)
+        return Batch(table, self.origin, memo=memo, needed=needed, access=self.access)
 
     def without(self, columns: Sequence[str]) -> Batch:
         """This batch without some of its columns."""
@@ -227,7 +239,7 @@ class Batch:
         table = self.table.drop_columns(list(columns))
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
-        return Batch(table, self.origin, memo=memo, needed=needed)
+        return Batch(table, self.origin, memo=memo, needed=needed, access=self.access)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts. Slow: meant for user functions, messages and tests."""
@@ -311,4 +323,32 @@ def as_array(values: Column | pa.ChunkedArray | np.ndarray | Sequence[object]) -
     """A column returned by an operator, as an Arrow array."""
     if isinstance(values, pa.ChunkedArray):
         return contiguous(values)
-    return values if isinstance(values, pa.Array) else pa.array(values)
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return without_views(array) if _has_views(array.type) else array
+
+
+def without_views(array: pa.Array) -> pa.Array:
+    """The array in types that can be filtered: Arrow has no kernels that select rows of view types."""
+    return array.cast(_without_views(array.type))
+
+
+def _has_views(kind: pa.DataType) -> bool:
+    own = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return own or any(_has_views(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_without_views(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    if kind.num_fields != 1:
+        return kind
+    value = kind.value_field.with_type(_without_views(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(value, kind.list_size)
+    return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)

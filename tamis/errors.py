@@ -6,6 +6,7 @@ TamisError                 carries a hint on how to fix the problem
 ├── ColumnError            a step reads a column that does not exist
 ├── SourceError            the input cannot be listed, opened or parsed
 │   └── DamagedFile        one file cannot be read; others can
+├── MediaError             the image, sound or video that a row refers to cannot be read
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
@@ -66,6 +67,10 @@ class SourceError(TamisError):
 
 class DamagedFile(SourceError):
     """One file cannot be opened or parsed. It ends a run only if no other file can be read."""
+
+
+class MediaError(TamisError):
+    """The image, sound or video that a row refers to cannot be read."""
 
 
 class SinkError(TamisError):

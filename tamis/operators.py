@@ -28,6 +28,7 @@ from tamis.batch import Batch, Column, Failure, as_array
 from tamis.curator_names import explain_keywords
 from tamis.errors import TamisError
 from tamis.identity import identify, parameter_identity
+from tamis.media import MediaAccess
 from tamis.modules import home_of
 from tamis.parameters import as_text, check_parameters, parse_bytes
 
@@ -458,6 +459,11 @@ class Source(Operator):
     def gives_lines(self) -> bool:
         """Whether each row is a line of text that a sink could write unchanged."""
         return False
+
+    @property
+    def access(self) -> MediaAccess | None:
+        """What references in media columns may reach; None for the folders of the source files."""
+        return None
 
     def touches(self, folder: str, name: str) -> str | None:
         """How `folder` overlaps with the input if writing files named like `name` there would damage it; else None."""

@@ -21,7 +21,9 @@ from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
 from tamis.executors.scores import measured_operators, measuring_identity
 from tamis.executors.tasks import Stage
+from tamis.features import after_writing, features_of, with_features
 from tamis.functions import Function
+from tamis.media import has_media
 from tamis.memory.budget import DEFAULT_BLOCKSIZE, Budget, usable_cpus
 from tamis.memory.governor import Learned
 from tamis.memory.spill import SpilledRows
@@ -125,7 +127,9 @@ def _missing_column(name: str, number: int, total: int, step: Operator, here: li
 
 
 def lines_pass_through(shape: Shape) -> bool:
-    """Return whether lines can be written exactly as they were read: source and sink are JSON lines, and no step changes rows.
+    """Return whether source and sink are JSON lines and no step changes rows, so that lines are written as they were read.
+
+    Not if rows refer to media relative to the file they are in.
 
     Only the columns that steps read are then parsed.
     """
@@ -137,7 +141,8 @@ def sink_schema(shape: Shape, schema: pa.Schema) -> pa.Schema:
     """Return the columns of the source that reach the sink."""
     for step in shape.operators:
         gone = set(step.removes(schema.names))
-        schema = pa.schema([column for column in schema if column.name not in gone], metadata=schema.metadata)
+        features = after_writing(features_of(schema), step.writes())
+        schema = with_features(pa.schema([column for column in schema if column.name not in gone]), features)
     return schema
 
 
@@ -191,7 +196,7 @@ def make_plan(
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
     identity = [_identity(step) for step in steps]
-    keep_lines = lines_pass_through(shape)
+    keep_lines = lines_pass_through(shape) and not any(has_media(column.type) for column in layout.schema)
     columns = columns_to_read(shape, everything=rejects is not None and not keep_lines, nothing=keep_lines)
     if columns is not None:
         optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
@@ -321,7 +326,7 @@ def _cut(
         fates_of = end
         rest = rest[cut + 1 :]
         if not untouched:
-            source = SpilledRows(folder=str(work / f"stage-{index}"))
+            source = SpilledRows(folder=str(work / f"stage-{index}"), access=shape.source.access)
 
 
 def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int, Mapping[str, Any]]) -> str | None:

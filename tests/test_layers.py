@@ -24,7 +24,7 @@ LAYERS = [
     {"operators"},
     {"identity"},
     {"kernels", "models"},
-    {"batch", "mapped", "modules"},
+    {"batch", "mapped", "modules", "media", "features"},
     {"parameters", "curator_names", "formats", "recipes.document"},
     {"errors"},
 ]

@@ -121,7 +121,7 @@ class ScoreKeeper:
             self._store_scores(batch)
             batch = batch.select(~_mask(batch, DROPPED)) if self.num_dropped(batch) else batch
         own = [name for name in batch.columns if name in (ROW, DROPPED, KNOWN) or name.startswith(SCORE)]
-        return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo)
+        return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo, access=batch.access)
 
     def close(self) -> None:
         """Publish the measured scores."""

@@ -97,12 +97,20 @@ def _published(stage: Stage, segment: Segment, shard: Shard, name: str) -> Shard
 
 
 def _named(segments: Sequence[Segment], kind: str, stem: str) -> list[tuple[Segment, Shard, str]]:
-    """The shards of all segments, each with its name; numbered if there are several segments."""
+    """The shards of all segments, each with its name; numbered if there are several segments.
+
+    Files that differ only in their suffix belong together, and keep the same name.
+    """
     found = [(segment, shard) for segment in segments for shard in getattr(segment, kind)]
     if len(segments) == 1:
         return [(segment, shard, shard.name) for segment, shard in found]
-    suffixes = [_NUMBER.sub("", shard.name.removeprefix(stem)) for _, shard in found]
-    return [(*pair, f"{stem}-{number:04d}{suffixes[number]}") for number, pair in enumerate(found)]
+    numbers: dict[tuple[Path, str], int] = {}
+    named = []
+    for segment, shard in found:
+        number = numbers.setdefault((segment.folder, shard.name.partition(".")[0]), len(numbers))
+        suffix = _NUMBER.sub("", shard.name.removeprefix(stem))
+        named.append((segment, shard, f"{stem}-{number:04d}{suffix}"))
+    return named
 
 
 def _place(stage: Stage, segments: Sequence[Segment], kind: str) -> list[str]:

@@ -166,7 +166,8 @@ def _grown(
     """Each row replaced by its children, which are numbered; a row without any is dropped with a reason."""
     counts = np.bincount(parents, minlength=len(batch))
     childless = counts == 0
-    grown = Batch(batch.table.take(pa.array(parents)), batch.origin.expanded(parents, number)).with_columns(columns)
+    origin = batch.origin.expanded(parents, number)
+    grown = Batch(batch.table.take(pa.array(parents)), origin, access=batch.access).with_columns(columns)
     verdicts = [(f"{op.name}: nothing left", childless)] if childless.any() else []
     return Applied(grown, batch, verdicts, created=int((counts[~childless] - 1).sum()))
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
 from tamis.mapped import SPILL
+from tamis.media import MediaAccess
 from tamis.operators import Layout, Partition, Reading, Shard, Source
 
 _PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_children"
@@ -72,6 +73,8 @@ class SpilledRows(Source):
     """Reads the rows that an earlier stage wrote with `write_rows`, in the same partitions."""
 
     folder: str
+    access: MediaAccess | None = None
+    """What references in the rows may reach, as the reader of the input allows it."""
 
     @property
     def name(self) -> str:
@@ -85,10 +88,10 @@ class SpilledRows(Source):
             with pa.OSFile(str(file)) as opened:
                 reader = pa.ipc.open_file(opened)
                 for number in range(reader.num_record_batches):
-                    yield from _slices(pa.table(reader.get_batch(number)), reading)
+                    yield from _slices(pa.table(reader.get_batch(number)), reading, self.access)
 
 
-def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
+def _slices(table: pa.Table, reading: Reading, access: MediaAccess | None) -> Iterator[Batch]:
     rows = table.num_rows
     step = max(1, rows * reading.batch_bytes // max(1, bytes_of(table)))
     for start in range(0, rows, step):
@@ -101,7 +104,7 @@ def _slices(table: pa.Table, reading: Reading) -> Iterator[Batch]:
             Origin.children_from(contiguous(part.column(_CHILDREN))),
         )
         part = part.drop_columns([_PLACE, _POSITION, _CHILDREN])
-        yield Batch(part, origin)
+        yield Batch(part, origin, access=access)
 
 
 def spilled_files(first: Path) -> list[Path]:

@@ -148,7 +148,7 @@ def storable(schema: pa.Schema) -> pa.Schema:
     A struct without fields is written as text. Fixed-size lists are written as lists: Parquet does not distinguish them, and
     most versions of Arrow cannot read nulls back if the schema declares a fixed size.
     """
-    return pa.schema([(field.name, _storable(field.type)) for field in schema])
+    return pa.schema([(field.name, _storable(field.type)) for field in schema], metadata=schema.metadata)
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:

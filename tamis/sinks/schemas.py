@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 
 from tamis.batch import contiguous
 from tamis.errors import SinkError
+from tamis.features import features_of, merged_features, with_features
+from tamis.media import with_media_types
 
 
 def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
@@ -26,10 +28,11 @@ def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
     b: null
     """
     types: dict[str, pa.DataType] = {}
-    for schema in schemas:
+    every = list(schemas)
+    for schema in every:
         for field in schema:
             types[field.name] = merge_types(types.get(field.name, pa.null()), field.type, field.name)
-    return pa.schema(types)
+    return with_features(pa.schema(types), merged_features(every))
 
 
 def merge_types(one: pa.DataType, other: pa.DataType, where: str) -> pa.DataType:
@@ -69,10 +72,15 @@ def plain(schema: pa.Schema) -> pa.Schema:
     Files are written in pieces far below 2 GB, so large types are not needed, and shards with the same rows should not differ
     because of the in-memory representation of the rows.
     """
-    return pa.schema([(field.name, plain_type(field.type)) for field in schema])
+    return with_features(pa.schema([(field.name, plain_type(field.type)) for field in schema]), features_of(schema))
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The plain type; the fields of a media column are typed even if they are always null."""
+    return with_media_types(_plain_type(kind))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_run_end_encoded(kind):

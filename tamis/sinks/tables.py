@@ -119,7 +119,8 @@ class JsonlWriter(TableSink):
     """Write JSON lines: UTF-8, one object per row, keys in the order of the columns.
 
     Text outside ASCII is not escaped. Nulls, NaN and infinity are written as null, binary values as base64, timestamps as
-    ISO 8601, decimals as text. `compression` is gz, zst, bz2, xz or lz4.
+    ISO 8601, decimals as text. The bytes of a media column (`struct<bytes, path>`) are written to a file of the same name
+    with the suffix `.media`, and the row refers to them. `compression` is gz, zst, bz2, xz or lz4.
 
     >>> JsonlWriter("clean/", fields=["text", "url"], compression="zst").file_suffix
     '.jsonl.zst'

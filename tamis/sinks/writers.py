@@ -20,9 +20,12 @@ import pyarrow.csv
 
 from tamis.batch import LINE, bytes_of
 from tamis.errors import ColumnError, SinkError, did_you_mean
+from tamis.features import features_of, with_features
+from tamis.media import media_file_of
 from tamis.operators import Shard
 from tamis.sinks.encode import encode_rows, json_text, json_values
 from tamis.sinks.formats import TypedFile, TypedFormat
+from tamis.sinks.media import MediaFile, by_reference
 from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain
 from tamis.sinks.streams import ByteStream
 
@@ -77,7 +80,8 @@ class Selection:
     def schema(self, expected: pa.Schema) -> pa.Schema:
         """Return the schema that the plan expects in the file, without columns that it cannot know."""
         fields = self.fields if self.fields is not None else expected.names
-        return pa.schema([(self.columns.get(n, n), expected.field(n).type) for n in fields if n in expected.names])
+        chosen = pa.schema([(self.columns.get(n, n), expected.field(n).type) for n in fields if n in expected.names])
+        return with_features(chosen, {self.columns.get(n, n): kind for n, kind in features_of(expected).items()})
 
 
 class Writer:
@@ -92,6 +96,7 @@ class Writer:
         self._selection, self._expected, self._target = selection, schema, target
         self._shards: list[Shard] = []
         self._paths: list[Path] = []
+        self._files = 0  # finished; a file of JSON lines and its media count as one
         self._rows = 0
 
     def write(self, table: pa.Table) -> None:
@@ -111,7 +116,7 @@ class Writer:
             path.unlink(missing_ok=True)
 
     def _next_path(self) -> Path:
-        number = "" if self._target is None else f"-{len(self._shards):04d}"
+        number = "" if self._target is None else f"-{self._files:04d}"
         path = self._folder / f"{self._stem}{number}{self._suffix}"
         self._paths.append(path)
         return path
@@ -140,7 +145,7 @@ def joined(lines: pa.ChunkedArray) -> pa.Buffer:
 
 
 class JsonlShards(Writer):
-    """One JSON object per line."""
+    """One JSON object per line. Binaries of media columns are in a second file, which is part of the shard."""
 
     def __init__(
         self,
@@ -155,6 +160,7 @@ class JsonlShards(Writer):
         super().__init__(folder, stem, suffix, selection, schema, target)
         self._compression = compression
         self._stream: ByteStream | None = None
+        self._media: MediaFile | None = None
 
     def _write(self, table: pa.Table) -> None:
         # Write in small steps, so that a file does not exceed its target size by much.
@@ -167,7 +173,7 @@ class JsonlShards(Writer):
             self._rows += part.num_rows
             if self._target is not None:
                 self._stream.flush()
-                if self._stream.size >= self._target:
+                if self._stream.size + (self._media.size if self._media is not None else 0) >= self._target:
                     self._finish()
 
     def _begin(self, table: pa.Table) -> None:
@@ -176,18 +182,31 @@ class JsonlShards(Writer):
     def _encode(self, table: pa.Table) -> pa.Buffer:
         if LINE in table.column_names:
             return joined(table.column(LINE))
-        return encode_rows(table)
+        return encode_rows(by_reference(table, self._store))
+
+    def _store(self, data: bytes, name: str | None) -> str:
+        """Put the bytes of a media column next to the file that is being written."""
+        if self._media is None:
+            assert self._stream is not None
+            path = Path(media_file_of(str(self._stream.path)))
+            self._paths.append(path)
+            self._media = MediaFile(path)
+        return self._media.add(data, name)
 
     def _finish(self) -> None:
         if self._stream is not None:
             size = self._stream.close()
             self._shards.append(Shard(self._stream.path.name, self._rows, size))
-            self._stream, self._rows = None, 0
+            if self._media is not None:
+                self._shards.append(Shard(self._media.path.name, 0, self._media.close()))
+            self._files += 1
+            self._stream, self._media, self._rows = None, None, 0
 
     def _discard(self) -> None:
-        if self._stream is not None:
-            self._stream.abort()
-            self._stream = None
+        for file in (self._stream, self._media):
+            if file is not None:
+                file.abort()
+        self._stream = self._media = None
 
 
 class CsvShards(JsonlShards):
@@ -320,6 +339,7 @@ class TypedShards(Writer):
             assert self._schema is not None
             size = self._file.close()
             self._shards.append(Shard(self._paths[-1].name, self._rows, size, encode_schema(self._schema)))
+            self._files += 1
             self._file, self._rows = None, 0
 
     def _discard(self) -> None:
@@ -339,7 +359,7 @@ def _expect(expected: pa.Schema, first: pa.Schema) -> pa.Schema:
             types[field.name] = merge_types(known, field.type, field.name)
         except SinkError:
             types[field.name] = field.type
-    return pa.schema(types)
+    return with_features(pa.schema(types), features_of(expected))
 
 
 def slices(table: pa.Table, num_bytes: int) -> Iterator[pa.Table]:

@@ -49,7 +49,7 @@ class _Columnar(FileSource):
             what = "1 row" if len(numbers) == 1 else f"{len(numbers):,} rows"
             reading.fail(Failure(f"{place}:{row}", self.name, f"{what} lost: {error}", rows=len(numbers)))
             return None
-        return Batch(self.renamed(shaped), Origin.of(place, numbers))
+        return self.batch(shaped, Origin.of(place, numbers))
 
     def _fail_part(self, reading: Reading, path: str, row: int, rows: int, what: str, error: Exception) -> None:
         """Report a part of a file, `rows` rows from `row` on, that is damaged."""

@@ -119,7 +119,7 @@ class CsvReader(ByteSource):
                 table = table.select([name for name in table.column_names if name in wanted])
             table, numbers = self._typed(table, numbers, piece.path, reading)
             if len(numbers):
-                yield Batch(self.renamed(conform(table, schema, wanted)), Origin.of(piece.path, numbers))
+                yield self.batch(conform(table, schema, wanted), Origin.of(piece.path, numbers))
 
     def _tables(self, piece: Piece, reading: Reading, bad: dict[int, str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Rows as bytes, with their numbers in the file; `bad` collects the errors of malformed rows by number."""

@@ -10,9 +10,11 @@ from typing import IO, Any, Literal, TypeVar, cast
 
 import pyarrow as pa
 
-from tamis.batch import Failure
+from tamis.batch import Batch, Failure, Origin
 from tamis.errors import DamagedFile, ParameterError, SourceError
+from tamis.features import features_of, with_features
 from tamis.formats import codec_of
+from tamis.media import MediaAccess, full_paths
 from tamis.operators import Layout, Partition, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
@@ -92,6 +94,7 @@ class FileSource(Source):
     columns: Mapping[str, str] | None = None
     limit: int | None = None
     storage_options: Mapping[str, Any] | None = None
+    media_roots: Sequence[str] = ()
 
     format = "jsonl"
 
@@ -110,6 +113,14 @@ class FileSource(Source):
         names = list((self.columns or {}).values())
         if len(set(names)) < len(names):
             raise ParameterError(f"`columns` of `{self.name}` gives a column of the files two names")
+
+    @property
+    def access(self) -> MediaAccess:
+        return MediaAccess(tuple(self.media_roots), dict(self.storage_options or {}))
+
+    def batch(self, table: pa.Table, origin: Origin) -> Batch:
+        """Rows as the pipeline sees them: columns renamed, and relative references of media columns made absolute."""
+        return Batch(full_paths(self.renamed(table), origin), origin, access=self.access)
 
     # ------------------------------------------------------------------------------------------------------ columns
 
@@ -141,10 +152,14 @@ class FileSource(Source):
                     hint=f'rename that one too: columns={{"{here}": "{there}", "other_{here}": "{here}"}}',
                 )
         result = pa.schema([spec.with_name(names.get(spec.name, spec.name)) for spec in schema])
+        result = with_features(result, {names.get(name, name): kind for name, kind in features_of(schema).items()})
         for name in self.fields or ():
             if name not in result.names:
                 raise missing_column(reader, "fields", name, result.names)
-        return result if self.fields is None else pa.schema([spec for spec in result if spec.name in self.fields])
+        if self.fields is None:
+            return result
+        chosen = pa.schema([spec for spec in result if spec.name in self.fields])
+        return with_features(chosen, features_of(result))
 
     def file_schema(self, schema: pa.Schema) -> pa.Schema:
         """The schema of the dataset with the column names of the files."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tamis.batch import Batch, Origin, bytes_of, table_from_rows
 from tamis.errors import ParameterError, SourceError
 from tamis.identity import content_hash
+from tamis.media import MediaAccess, full_paths
 from tamis.operators import Layout, Partition, Piece, Reading, Source, digest, operator
 from tamis.parameters import format_bytes, plural
 from tamis.sources.schemas import cheapest_column, plain
@@ -31,6 +32,7 @@ class Rows(Source):
     rows: object
     rows_per_partition: int | None = None
     limit: int | None = None
+    media_roots: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +41,10 @@ class Rows(Source):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ParameterError(f"`{name}` of `rows` must be at least 1, got {value}")
+
+    @property
+    def access(self) -> MediaAccess:
+        return MediaAccess(tuple(self.media_roots))
 
     @property
     def table(self) -> pa.Table:
@@ -53,7 +59,8 @@ class Rows(Source):
         return {**super().parameters(), "rows": digest}
 
     def identity(self) -> dict[str, Any]:
-        values = {"rows": content_hash(self.table), "rows_per_partition": self.rows_per_partition, "limit": self.limit}
+        values: dict[str, Any] = {"rows": content_hash(self.table), "media_roots": list(self.media_roots)}
+        values |= {"rows_per_partition": self.rows_per_partition, "limit": self.limit}
         return {"step": self.name, "version": self.version, "parameters": values}
 
     def layout(self, blocksize: int) -> Layout:
@@ -85,9 +92,9 @@ class Rows(Source):
         for piece in partition.pieces:
             for start in range(piece.start, piece.stop, step):
                 stop = min(piece.stop, start + step)
-                yield Batch(
-                    table.slice(start, stop - start).combine_chunks(), Origin.of(piece.path, np.arange(start, stop))
-                )
+                origin = Origin.of(piece.path, np.arange(start, stop))
+                part = full_paths(table.slice(start, stop - start).combine_chunks(), origin)
+                yield Batch(part, origin, access=self.access)
 
     def batches(self, batch_bytes: int = 2**24) -> Iterator[Batch]:
         """All rows, without a pipeline: for tests and for inspecting data."""
@@ -125,7 +132,7 @@ def _from_dicts(rows: Sequence[object]) -> pa.Table:
         if not isinstance(row, Mapping):
             raise ParameterError(f"row {index} is not a dict: {row!r:.80}", hint='Rows([{"text": "a"}, ...])')
     try:
-        return table_from_rows(rows)  # type: ignore[arg-type]
+        return plain(table_from_rows(rows))  # type: ignore[arg-type]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise SourceError(
             f"the rows do not form a table: {error}", hint="each column must hold values of one type"

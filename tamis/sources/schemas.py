@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tamis.errors import SourceError, did_you_mean
+from tamis.features import features_of, merged_features, with_features
+from tamis.media import with_media_types
 
 
 def unify(schemas: Sequence[tuple[str, pa.Schema]], reader: str) -> pa.Schema:
@@ -29,7 +32,7 @@ def unify(schemas: Sequence[tuple[str, pa.Schema]], reader: str) -> pa.Schema:
             raise SourceError(f"the columns of {path} conflict with those of earlier files: {error}") from error
         for name in schema.names:
             homes.setdefault(name, path)
-    return result
+    return with_features(result, merged_features(schema for _, schema in schemas))
 
 
 def _agree(one: pa.DataType, other: pa.DataType) -> bool:
@@ -50,10 +53,17 @@ def missing_column(reader: str, parameter: str, name: str, there: Sequence[str])
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without encodings that operators do not handle: dictionaries, views, extensions."""
+    """The type without encodings that operators do not handle: dictionaries, views, extensions.
+
+    The fields of a media column are typed even if they are always null.
+    """
+    return with_media_types(_plain_type(kind))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
     if pa.types.is_string_view(kind):
         return pa.large_string()
@@ -65,19 +75,38 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
+    if pa.types.is_list_view(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_large_list_view(kind):
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
     return kind
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(spec.name, plain_type(spec.type)) for spec in schema])
+    """The schema in plain types, with the features of a Hugging Face dataset and no other metadata."""
+    fields = pa.schema([pa.field(spec.name, plain_type(spec.type)) for spec in schema])
+    return with_features(fields, features_of(schema))
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The table in plain types and without metadata."""
+    """The table in plain types, with the features of a Hugging Face dataset and no other metadata."""
     schema = plain_schema(table.schema)
-    if not len(schema):
-        return table.replace_schema_metadata(None)
-    return table.replace_schema_metadata(None) if table.schema.types == schema.types else table.cast(schema)
+    if not len(schema) or table.schema.types == schema.types:
+        return table.replace_schema_metadata(schema.metadata)
+    return pa.Table.from_arrays(
+        [_decoded(column).cast(spec.type) for column, spec in zip(table.columns, schema, strict=True)], schema=schema
+    )
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column without run-end encoding, which Arrow does not cast."""
+    if not pa.types.is_run_end_encoded(column.type):
+        return column
+    return pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
 
 
 def cheapest_column(schema: pa.Schema) -> list[str]:

@@ -26,6 +26,7 @@ from tamis.sources.delimited import CsvReader, check_types
 from tamis.sources.files import File, Paths, detect_format, open_file
 from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles, FileSource
 from tamis.sources.jsonl import JSON, JsonlParser, is_utf8
+from tamis.sources.jsonmedia import json_media_type, references, without_bytes
 from tamis.sources.lines import (
     KEPT_OF_BAD_ROW,
     Chunk,
@@ -204,29 +205,32 @@ class JsonlReader(_LineSource):
         for line in kept[:100]:
             order.update(dict.fromkeys(json.loads(lines.line(line))))
         names = [name for name in order if name in table.column_names]
-        return pa.schema([table.schema.field(name) for name in dict.fromkeys([*names, *table.column_names])])
+        order = dict.fromkeys([*names, *table.column_names])
+        return pa.schema([(name, json_media_type(table.schema.field(name).type)) for name in order])
 
     def _parser(self, schema: pa.Schema, wanted: Sequence[str] | None) -> JsonlParser:
         types = {self.in_file(name): kind for name, kind in (self.types or {}).items()}
-        return JsonlParser(schema, types, wanted, self._max_line)
+        known = pa.schema([(spec.name, without_bytes(spec.type)) for spec in schema])
+        return JsonlParser(known, types, wanted, self._max_line)
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        schema = self.file_schema(reading.schema)
         if reading.keep_lines and not reading.columns:  # only the lines are needed
             parser = self._parser(pa.schema([(_NOTHING, pa.bool_())]), [_NOTHING])
         else:
-            parser = self._parser(self.file_schema(reading.schema), self.wanted(reading))
+            parser = self._parser(schema, self.wanted(reading))
         for lines in self._lines(partition, reading):
 
             def bad(line: int, error: str, lines: Lines = lines) -> None:
                 self._fail(reading, lines, line, error)
 
-            table, kept = parser.parse(lines, bad)
+            table, kept = references(*parser.parse(lines, bad), schema, bad)
             if len(kept):
                 kept_lines = lines if len(kept) == len(lines) else lines.select(kept)
                 if reading.keep_lines:
                     table = table.append_column(LINE, kept_lines.with_ends())
                     table = table.drop_columns([_NOTHING]) if _NOTHING in table.column_names else table
-                yield Batch(self.renamed(table), kept_lines.origin())
+                yield self.batch(table, kept_lines.origin())
 
 
 @operator()
