@@ -15,6 +15,7 @@ $(BIN)/tamis: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m compileall -q tamis  # once, also where Python writes no bytecode
 	@touch $@
 
 $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
