@@ -59,6 +59,8 @@ class Operator:
     declared_reads: ClassVar[tuple[str, ...]] = ()
     declared_writes: ClassVar[tuple[str, ...]] = ()
     resources: ClassVar[Resources] = Resources()
+    batch_rows: ClassVar[int | None] = None
+    """The most rows to process at a time; None for as many as fit in a batch."""
     cost: ClassVar[float] = 1.0
     """Approximate time per megabyte relative to counting words; used for hints about the order of steps."""
     path_parameters: ClassVar[frozenset[str]] = frozenset({"file_paths", "path", "paths", "model", "tokenizer"})

@@ -21,10 +21,11 @@ from tamis.card import check_card, check_license, write_card
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
 from tamis.executors.driver import Run
+from tamis.executors.executor import Executor, Stop, Streaming
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.forkserver import modules_of
 from tamis.executors.inline import InlineExecutor
-from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.local import LocalExecutor
 from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
@@ -32,12 +33,12 @@ from tamis.functions import as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
-from tamis.memory.budget import Budget, make_budget
+from tamis.memory.budget import Budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
 from tamis.operators import Operator, Sink
-from tamis.plan import Explanation, Plan, lines_pass_through, make_plan, shape_of
+from tamis.plan import Explanation, Plan, choose_budget, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.report import Report
 from tamis.sources.listing import forget_listings, one_listing
@@ -73,20 +74,30 @@ class Pipeline:
         """Raise a TamisError for any mistake that can be found without processing data; return the notes of steps."""
         return self.explain().notes
 
-    def explain(self, *, memory: int | str | None = None, workers: int | Literal["auto"] = "auto") -> Explanation:
+    def explain(
+        self,
+        *,
+        memory: int | str | None = None,
+        workers: int | Literal["auto"] = "auto",
+        executor: Literal["local", "inline"] | Executor = "local",
+    ) -> Explanation:
         """Describe what a run would do: stages, partitions, memory, the columns it reads, and why."""
+        where = executor_of(executor)
+        if workers == "auto":
+            workers = where.workers
         with ExitStack() as stack:
             store = self._store(stack)
             learned = learned_from(store)
             with one_listing():
-                return Explanation(make_plan(self.steps, self._budget(memory, workers, learned), store), learned)
+                budget = self._budget(memory, workers, learned, where.streaming)
+                return Explanation(make_plan(self.steps, budget, store), learned)
 
     def run(
         self,
         *,
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
-        executor: Literal["local", "inline"] = "local",
+        executor: Literal["local", "inline"] | Executor = "local",
         device: Literal["auto", "cpu", "gpu"] = "auto",
         rejects: bool = False,
         scores: bool = False,
@@ -131,27 +142,30 @@ class Pipeline:
         receives all events.
         """
         parse_alerts(alerts)  # raise before anything is written
-        if executor not in ("local", "inline"):
-            raise ParameterError(f"there is no executor {executor!r}", hint="executors: local, inline")
+        where = executor_of(executor)
+        inline = where.name == "inline"
         limit = parse_max_failed(max_failed)
         check_license(license)
         if card and self.sink is None:
             raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
         placed = Pipeline(*_placed(self.steps, device))
-        if progress is None and executor == "inline":
+        if progress is None and inline:
             progress = False  # bars would overwrite the prompt of a debugger
         shown = Progress(shows=shown_in_python(progress, sys.stderr), after_s=0.0 if progress else SHOW_AFTER_S)
         subscribers: list[Subscriber] = [on_event] if callable(on_event) else list(on_event)
         emit = Events([shown, *subscribers])
-        budget = placed._budget(memory, workers, placed._learned())
-        errors = on_error or ("raise" if executor == "inline" else "isolate")
+        if workers == "auto":
+            workers = where.workers
+        streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
+        budget = placed._budget(memory, workers, placed._learned(), streaming)
+        errors = on_error or ("raise" if inline else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
             with ExitStack() as stack:
                 return Pipeline(*steps)._run(
                     stack,
                     budget,
-                    executor,
+                    where,
                     rejects=rejects,
                     fresh=fresh,
                     on_error=errors,
@@ -190,7 +204,14 @@ class Pipeline:
                 steps.append(self.sink.changed(**{k: v for k, v in elsewhere.items() if k in known}))
             budget = self._budget(memory, 1)
             report = Pipeline(*steps)._run(
-                stack, budget, "local", rejects=False, fresh=True, on_error="isolate", emit=Events(), profile=True
+                stack,
+                budget,
+                LocalExecutor(),
+                rejects=False,
+                fresh=True,
+                on_error="isolate",
+                emit=Events(),
+                profile=True,
             )
         return profile_of(report, budget.driver_bytes, self.steps)
 
@@ -218,7 +239,7 @@ class Pipeline:
         self,
         stack: ExitStack,
         budget: Budget,
-        executor: str,
+        executor: Executor,
         *,
         rejects: bool,
         fresh: bool,
@@ -238,11 +259,8 @@ class Pipeline:
         emit = Events([failures, log, *emit.subscribers])
         store = self._store(stack)
         governor = Governor(budget, emit, learned_from(store))
-        runner: InlineExecutor | LocalExecutor
-        if executor == "inline":
-            runner = stack.enter_context(InlineExecutor(governor, emit, stop))
-        else:  # first, because the fork server starts while the plan is made
-            runner = stack.enter_context(LocalExecutor(governor, self._modules(), emit, stop))
+        # First, because the fork server starts while the plan is made.
+        session = stack.enter_context(executor.session(governor, self._modules(), emit, stop))
         make_plan_for = _planner(
             self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
         )
@@ -262,8 +280,8 @@ class Pipeline:
         if run.untouched and not any(left):
             report = run.unchanged()
         else:
-            with Watch(store, governor, runner, emit, alerts) as watch:
-                report = run.run(left, runner, watch)
+            with Watch(store, governor, session, emit, alerts) as watch:
+                report = run.run(left, session, watch)
         if card:
             write_card(plan, ledger, report, license)
         return report
@@ -286,17 +304,28 @@ class Pipeline:
             return learned_from(self._store(stack))
 
     def _budget(
-        self, memory: int | str | None, workers: int | Literal["auto"], learned: Learned | None = None
+        self,
+        memory: int | str | None,
+        workers: int | Literal["auto"],
+        learned: Learned | None = None,
+        streaming: Streaming = "never",
     ) -> Budget:
         release_pages(code=True)  # otherwise resident memory depends on the page cache when libraries were loaded
-        return make_budget(
-            memory=memory,
-            workers=workers,
-            operator_bytes=Learned().setup_bytes(self.steps),
-            learned_bytes=(learned or Learned()).setup_bytes(self.steps),
-            # Not PSS: the share of pages that other processes map changes when they start and end.
-            caller_bytes=psutil.Process().memory_info().rss,
+        # Not PSS: the share of pages that other processes map changes when they start and end.
+        caller_bytes = psutil.Process().memory_info().rss
+        return choose_budget(
+            self.steps, learned or Learned(), streaming, memory=memory, workers=workers, caller_bytes=caller_bytes
         )
+
+
+def executor_of(given: str | Executor) -> Executor:
+    """An executor, by name or as it is."""
+    if not isinstance(given, str):
+        return given
+    known: dict[str, Executor] = {"local": LocalExecutor(), "inline": InlineExecutor()}
+    if given not in known:
+        raise ParameterError(f"there is no executor {given!r}", hint=f"executors: {', '.join(known)}")
+    return known[given]
 
 
 def _placed(steps: Sequence[Operator], device: str) -> Sequence[Operator]:

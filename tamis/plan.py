@@ -11,32 +11,44 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pyarrow as pa
 
 import tamis
-from tamis.errors import ColumnError, ParameterError, SinkError, TamisError
+from tamis.errors import BudgetError, ColumnError, ParameterError, SinkError, TamisError
 from tamis.executors.estimate import estimate
+from tamis.executors.executor import Streaming
+from tamis.executors.packets import PacketRows
 from tamis.executors.scores import measured_operators, measuring_identity
-from tamis.executors.tasks import Stage
+from tamis.executors.tasks import Group, Stage
 from tamis.features import after_writing, features_of, with_features
 from tamis.functions import Function
 from tamis.media import has_media
-from tamis.memory.budget import DEFAULT_BLOCKSIZE, Budget, usable_cpus
-from tamis.memory.governor import Learned
+from tamis.memory.budget import (
+    DEFAULT_BLOCKSIZE,
+    Budget,
+    count_gpus,
+    make_budget,
+    stream_budget,
+    usable_cpus,
+)
+from tamis.memory.governor import Learned, pool_needs
 from tamis.memory.spill import SpilledRows
 from tamis.operators import ALL, Filter, Gather, Layout, Operator, Sink, Source, digest
 from tamis.parameters import as_text, format_bytes, parse_bytes, plural
 from tamis.store import Store
+
+HEAVY_BYTES = 200_000_000
+"""Operators that declare at least this much memory get workers of their own if there is not enough for one in each worker."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """The stages of a run, the partitions they share, and the reason for each choice."""
 
-    stages: tuple[Stage, ...]
+    groups: tuple[Group, ...]
     layout: Layout
     budget: Budget
     blocksize: int
@@ -48,6 +60,11 @@ class Plan:
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What users should know about the steps: `Operator.notes`, and work that a later run cannot reuse."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The work between two Gathers as one stage each, whether it runs so or not."""
+        return tuple(group.whole for group in self.groups)
 
     @property
     def keeps_scores(self) -> bool:
@@ -164,6 +181,61 @@ def columns_to_read(shape: Shape, *, everything: bool, nothing: bool = False) ->
 # --------------------------------------------------------------------------------------------------------------- stages
 
 
+def choose_budget(
+    steps: Sequence[Operator],
+    learned: Learned,
+    streaming: Streaming,
+    *,
+    memory: int | str | None,
+    workers: int | Literal["auto"],
+    caller_bytes: int,
+) -> Budget:
+    """Derive the budget, and decide whether operators that need much memory or a GPU get workers of their own.
+
+    They do if there is not enough memory to load them in every worker.
+    """
+
+    def budget_for(chosen: Sequence[Operator]) -> Budget:
+        return make_budget(
+            memory=memory,
+            workers=workers,
+            operator_bytes=Learned().setup_bytes(chosen),
+            learned_bytes=learned.setup_bytes(chosen),
+            caller_bytes=caller_bytes,
+        )
+
+    fused = budget_for(steps)
+    heavy_bytes = HEAVY_BYTES if streaming == "auto" else 1
+    heavy = [step for step in steps if not isinstance(step, (Source, Gather, Sink)) and is_heavy(step, heavy_bytes)]
+    if streaming == "never" or not heavy:
+        return fused
+    if streaming == "auto" and fused.workers >= fused.wanted_workers and not any(op.resources.gpus for op in heavy):
+        return fused
+    light = budget_for([step for step in steps if step not in heavy])
+    divided = replace(light, heavy_bytes=heavy_bytes, max_row_bytes=fused.max_row_bytes)
+    try:
+        for operators in _between_gathers(steps):
+            runs = resource_runs(operators, heavy_bytes)
+            if len(runs) > 1:
+                stream_budget(divided, pool_needs(runs, learned))
+    except BudgetError:
+        if streaming == "always":
+            raise
+        return fused
+    return divided
+
+
+def _between_gathers(steps: Sequence[Operator]) -> Iterator[list[Operator]]:
+    found: list[Operator] = []
+    for step in steps:
+        if isinstance(step, Gather):
+            yield found
+            found = []
+        elif not isinstance(step, (Source, Sink)):
+            found.append(step)
+    yield found
+
+
 def make_plan(
     steps: Sequence[Operator],
     budget: Budget,
@@ -211,7 +283,7 @@ def make_plan(
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
     return Plan(
-        stages=tuple(stages),
+        groups=tuple(_group(stage, budget.heavy_bytes) for stage in stages),
         layout=layout,
         budget=budget,
         blocksize=chosen,
@@ -261,8 +333,8 @@ def check_resources(step: Operator) -> None:
     """Raise if a step needs more cores or GPUs than this machine has. The budget checks memory."""
     if step.resources.cpus > usable_cpus():
         raise ParameterError(f"it needs {step.resources.cpus:g} cores, and there are {usable_cpus()}")
-    if step.resources.gpus > 0:
-        raise ParameterError(f"it needs {step.resources.gpus:g} GPUs, and workers here have none")
+    if step.resources.gpus > (gpus := count_gpus() if step.resources.gpus else 0):
+        raise ParameterError(f"it needs {step.resources.gpus:g} GPUs, and there are {gpus or 'none'} here")
 
 
 def _cut(
@@ -327,6 +399,59 @@ def _cut(
         rest = rest[cut + 1 :]
         if not untouched:
             source = SpilledRows(folder=str(work / f"stage-{index}"), access=shape.source.access)
+
+
+def _group(stage: Stage, heavy_bytes: int | None) -> Group:
+    """A stage, cut where operators need other resources than their neighbours."""
+    runs = resource_runs(stage.operators, heavy_bytes) if heavy_bytes is not None else []
+    if len(runs) < 2:
+        return Group(stage, (stage,))
+    stages: list[Stage] = []
+    before: tuple[Operator, ...] = ()
+    for number, run in enumerate(runs):
+        last = number == len(runs) - 1
+        source = stage.source if not number else PacketRows(access=stage.source.access)
+        end = stage.end if last else None
+        stages.append(
+            replace(
+                stage,
+                name=" > ".join(step.name for step in (source, *run, *([end] if end else []))),
+                source=source,
+                operators=run,
+                end=end,
+                columns=stage.columns if not number else None,
+                fates_of=stage.fates_of if not number else None,
+                reads_again=stage.reads_again and not number,
+                spills_rows=stage.spills_rows and last,
+                keep_lines=stage.keep_lines and not number,
+                scores=None,
+                pool=number,
+                before=before,
+                hands_on=not last,
+            )
+        )
+        before = (*before, *run)
+    return Group(stage, tuple(stages))
+
+
+def resource_runs(operators: Sequence[Operator], heavy_bytes: int) -> list[tuple[Operator, ...]]:
+    """Neighbours that can share a worker: the first and the last run are light, and may be empty.
+
+    Consecutive operators that need a GPU, or much memory, share a worker.
+    """
+    runs: list[list[Operator]] = [[]]
+    for op in operators:
+        if is_heavy(op, heavy_bytes) != (len(runs) % 2 == 0):
+            runs.append([])
+        runs[-1].append(op)
+    if len(runs) % 2 == 0:
+        runs.append([])
+    return [tuple(run) for run in runs]
+
+
+def is_heavy(op: Operator, heavy_bytes: int) -> bool:
+    """Whether an operator needs a GPU, or so much memory that it should have workers of its own."""
+    return op.resources.gpus > 0 or op.resources.memory_bytes >= heavy_bytes
 
 
 def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int, Mapping[str, Any]]) -> str | None:

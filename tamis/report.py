@@ -221,6 +221,8 @@ class Report:
     """The budget, how often a run acted to stay within it, and what it measured."""
     memory_events: list[dict[str, Any]] = field(default_factory=list)
     """Alerts about memory and actions to stay within the budget: time, kind, level, text and the action taken."""
+    streams: list[dict[str, Any]] = field(default_factory=list)
+    """For each group of stages that ran at the same time: how long each was busy and waited, and which one was the slowest."""
     notes: list[str] = field(default_factory=list)
     """What was redone and why, and other remarks."""
 

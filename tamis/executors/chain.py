@@ -16,6 +16,7 @@ import numpy as np
 
 from tamis.batch import Batch, Origin
 from tamis.errors import MissingExtra, OperatorError, TamisError, is_full_disk, is_shortage
+from tamis.executors.packets import PacketWriter
 from tamis.executors.reader import RowsRead
 from tamis.executors.records import Records
 from tamis.executors.regroup import Growth, joined, regroup
@@ -44,7 +45,7 @@ class Chain:
         task: Task,
         records: Records,
         marker: Marker,
-        writer: Writer,
+        writer: Writer | PacketWriter,
         batch_bytes: int,
         keeper: ScoreKeeper | None,
     ) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -38,11 +38,11 @@ from tamis.events import (
     Stopping,
 )
 from tamis.executors.estimate import estimate, free_disk
+from tamis.executors.executor import Session, Stop
 from tamis.executors.failures import FailureWatch
-from tamis.executors.local import Stop
 from tamis.executors.resume import CommittedWork
 from tamis.executors.segments import Outcome
-from tamis.executors.tasks import Stage, Task
+from tamis.executors.tasks import Group, Stage, Task
 from tamis.executors.watch import Watch
 from tamis.ledger import Commit, Ledger
 from tamis.mapped import SPILL
@@ -58,23 +58,6 @@ from tamis.store import INTERNAL, checksum_of
 
 PLENTY_OF_DISK = 20
 """If this many times the size of the input is free, the need for disk space is not estimated."""
-
-
-class Executor(Protocol):
-    """Runs tasks, in this process or in others."""
-
-    on_tick: Callable[[], None]
-
-    def run_stage(self, stage: Stage, tasks: Sequence[Task], done: Callable[[Task, Outcome], None]) -> None: ...
-
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[tuple[Any, ...]],
-        done: Callable[[int, Any], None],
-        *,
-        new_workers: bool = False,
-    ) -> None: ...
 
 
 class Run:
@@ -115,20 +98,21 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------------------- running
 
-    def run(self, left: list[list[tuple[str, Partition]]], executor: Executor, watch: Watch) -> Report:
+    def run(self, left: list[list[tuple[str, Partition]]], session: Session, watch: Watch) -> Report:
         """Do the remaining work and return the account of the whole output, including earlier runs."""
-        self.watch = watch
-        executor.on_tick = self._tick
+        self.watch, self.streams = watch, session.hooks.streams
+        session.hooks.on_tick = self._tick
         self.ledger.append([self._plan_record()])
         self._begin_failures()
         try:
             with self._listening():
-                for stage in self.plan.stages:
-                    self._run_stage(stage, left[stage.index], executor)
+                for group in self.plan.groups:
+                    stage = group.whole
+                    self._run_group(group, left[group.index], session)
                     if self.stop.level:
                         return self._interrupted()
                     if isinstance(stage.end, Gather) and any(left[stage.index + 1 :]):
-                        self._resolve(stage, executor)
+                        self._resolve(stage, session)
                         if self.stop.level:
                             return self._interrupted()
             self._agree_on_types()
@@ -160,7 +144,8 @@ class Run:
         self.emit(RunFinished(report))
         return report
 
-    def _run_stage(self, stage: Stage, left: list[tuple[str, Partition]], executor: Executor) -> None:
+    def _run_group(self, group: Group, left: list[tuple[str, Partition]], session: Session) -> None:
+        stage = group.whole
         keys = {partition.index: key for key, partition in left}
         size = sum(partition.size for _, partition in left)
         done = len(self.partitions) - len(left)
@@ -177,17 +162,13 @@ class Run:
             extra = outcome.extra | {"scores": self.plan.keeps_scores}
             record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, extra)
             self.ledger.append([record.record()])
-            assert task.allowance is not None
-            account = outcome.account
-            self.governor.finished(account.peak_memory_bytes, task.allowance.batch_bytes, account.splits)
-            self.governor.learned.note_setup((op.name, op.setup_bytes) for op in account.operators)
-            self._new_work.setdefault(stage.index, Account()).add(account)
+            self._new_work.setdefault(stage.index, Account()).add(outcome.account)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
             self._check_failures()
 
         tasks = [self._task(stage, partition, before) for _, partition in left]
         if tasks:
-            executor.run_stage(stage, tasks, commit)
+            session.run_group(group, tasks, commit)
 
     def _task(self, stage: Stage, partition: Partition, before: Mapping[int, Commit]) -> Task:
         """Return the task for a partition. A stage that reads the source again must read the same rows as the stage before."""
@@ -199,7 +180,7 @@ class Run:
             partition, gone=frozenset(known["gone"]), damaged=frozenset(known["damaged"]), unreadable=unreadable
         )
 
-    def _resolve(self, stage: Stage, executor: Executor) -> None:
+    def _resolve(self, stage: Stage, session: Session) -> None:
         """Let a Gather decide about every row it observed."""
         assert isinstance(stage.end, Gather)
         folder = Path(stage.work)
@@ -211,7 +192,7 @@ class Run:
                 hint=f"use --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
                 "or process a sample with --on-overflow sample",
             )
-        work = _GatherWork(self, executor, stage, digest(sorted(self.committed.keys[stage.index])))
+        work = _GatherWork(self, session, stage, digest(sorted(self.committed.keys[stage.index])))
         fates = spill.Fates(folder, rows)
         try:
             stage.end.resolve(spill.ObservedFacts(folder, rows), fates, work)
@@ -333,6 +314,7 @@ class Run:
         report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
         report.memory = self.governor.as_dict()
         report.memory_events = self.memory_log.entries
+        report.streams = self.streams
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
         self.plan.store.write(
             f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
@@ -432,8 +414,8 @@ class _Stopped(Exception):
 class _GatherWork:
     """The workers and the disk, as available to a Gather. Records finished calls in the ledger."""
 
-    def __init__(self, run: Run, executor: Executor, stage: Stage, key: str) -> None:
-        self._run, self._executor, self._stage, self._key = run, executor, stage, key
+    def __init__(self, run: Run, session: Session, stage: Stage, key: str) -> None:
+        self._run, self._session, self._stage, self._key = run, session, stage, key
         self.folder = Path(stage.work) / "resolve"
         self.folder.mkdir(parents=True, exist_ok=True)
         token = self.folder / "token"
@@ -454,7 +436,7 @@ class _GatherWork:
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
-            self._executor.map(function, [items[number] for number in missing], done, new_workers=new_workers)
+            self._session.map(function, [items[number] for number in missing], done, new_workers=new_workers)
         if self._run.stop.level:
             raise _Stopped
         return [ledger.steps[stage, key] for key in keys]

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
-from tamis.executors.local import Stop
+from tamis.executors.executor import Done, Hooks, Stop, Streaming
 from tamis.executors.segments import Outcome, Segment
-from tamis.executors.tasks import CorruptFrames, Stage, Task
+from tamis.executors.tasks import CorruptFrames, Group, Stage, Task
 from tamis.executors.worker import StageRunner
 from tamis.memory.governor import Governor
-from tamis.memory.gpu import GpuShare
-from tamis.memory.leaks import Leak
 from tamis.report import ErrorCount
 
 
+@dataclass(frozen=True)
 class InlineExecutor:
-    """Runs partitions one after the other in this process; use as a context manager."""
+    """Everything in the calling process, one partition after the other."""
 
-    name = "inline"
+    workers: int | Literal["auto"] = "auto"
+    streaming: Streaming = "never"
+
+    @property
+    def name(self) -> str:
+        return "inline"
+
+    @contextmanager
+    def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[InlineSession]:
+        yield InlineSession(governor, emit, stop)
+
+
+class InlineSession:
+    """Runs partitions one after the other in this process."""
 
     def __init__(self, governor: Governor, emit: Events, stop: Stop) -> None:
-        self.governor = governor
-        self.emit, self.stop = emit, stop
-        self.on_tick: Callable[[], None] = lambda: None
-        self.on_gpus: Callable[[int, Mapping[int, GpuShare]], None] = lambda pid, shares: None
-        """Never called: the monitor measures this process itself."""
-        self.on_leak: Callable[[Leak], bool] = lambda leak: False
-        """Never called: there are no workers."""
+        self.governor, self.emit, self.stop = governor, emit, stop
+        self.hooks = Hooks()
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}
@@ -42,6 +50,9 @@ class InlineExecutor:
     def on_overuse(self, pid: int, held_bytes: int) -> None:
         """Never called: this process has no limit."""
 
+    def packet_bytes(self) -> int:
+        return 0
+
     def pause(self, *, paused: bool) -> bool:
         """Does nothing: partitions run one at a time anyway."""
         return False
@@ -49,23 +60,19 @@ class InlineExecutor:
     def recycle(self) -> None:
         """Does nothing: there are no workers."""
 
-    def __enter__(self) -> InlineExecutor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def run_stage(self, stage: Stage, tasks: Iterable[Task], done: Callable[[Task, Outcome], None]) -> None:
-        runner = StageRunner(stage)
+    def run_group(self, group: Group, tasks: Sequence[Task], done: Done) -> None:
+        runner = StageRunner(group.whole)
         try:
             for given in tasks:
                 if self.stop.level:
                     return
                 allowance = given.allowance or self.governor.allowance()
                 task = replace(given, allowance=allowance, last_attempt=True)  # there is no other worker to try
-                self.emit(PartitionStarted(stage.index, task.partition.index, 0))
+                self.emit(PartitionStarted(group.index, task.partition.index, 0))
                 task, outcome = self._run(runner, task)
                 assert isinstance(outcome, Outcome)
+                self.governor.finished(outcome.account.peak_memory_bytes, allowance.batch_bytes, outcome.account.splits)
+                self.governor.learned.note_setup((op.name, op.setup_bytes) for op in outcome.account.operators)
                 done(task, outcome)
         finally:
             runner.close()
@@ -90,10 +97,10 @@ class InlineExecutor:
             if self.stop.level:
                 return
             done(number, function(*item))
-            self.on_tick()
+            self.hooks.on_tick()
 
     def _progress(self, stage: Stage, task: Task, rows: int, num_bytes: int, errors: Sequence[ErrorCount]) -> None:
         if self.stop.level == 2:
             raise KeyboardInterrupt
         self.emit(PartitionProgress(stage.index, task.partition.index, 0, rows, num_bytes, tuple(errors)))
-        self.on_tick()
+        self.hooks.on_tick()

@@ -66,7 +66,7 @@ class Reader:
 
     def _read(self) -> Iterator[tuple[int, Batch]]:
         """The rows of the task, in batches, each with the number of its first row."""
-        stage, account = self._stage, self._records.account
+        stage = self._stage
         reading = Reading(
             columns=stage.columns,
             schema=stage.schema,
@@ -80,7 +80,6 @@ class Reader:
             on_piece=self._at_piece,
         )
         batches = iter(stage.source.read(self._task.partition, reading))
-        mine = self._records.of(0)
         start, stop = self._task.start, self._task.end
         while stop is None or self._ordinal < stop:
             self._marker(self._ordinal, 0, self._step)
@@ -98,6 +97,7 @@ class Reader:
                 batch, first = batch.select(slice(max(0, start - first), end)), max(start, first)
             if not len(batch):
                 continue
+            mine, account = self._records.of(0), self._records.account
             mine.rows_in += len(batch)
             mine.rows_out += len(batch)
             size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes

@@ -28,11 +28,29 @@ class Records:
 
     def __init__(self, stage: Stage, stem: str, scratch: Path, on_failures: Callable[[], None]) -> None:
         self._stage, self._scratch, self._on_failures = stage, scratch, on_failures
+        self._cuts = 0
         self._rejects_stem = f"{stem}-stage-{stage.index + 1}"
-        self.account = Account(operators=[OperatorAccount(op.name, op.kind) for op in stage.steps])
+        self._begin()
+
+    def _begin(self) -> None:
+        self.account = Account(operators=[OperatorAccount(op.name, op.kind) for op in self._stage.steps])
         self.failures: list[dict[str, Any]] = []
         self.errors = ErrorCounts()
         self._rejects: ShardWriter | None = None
+
+    def cut(self) -> Segment:
+        """What was recorded since the last cut, as a segment with a folder of its own; recording starts again with nothing."""
+        self._cuts += 1
+        segment = Segment(self._scratch, self.account)
+        self.close(segment)
+        if segment.rejects:
+            own = self._scratch.with_name(f"{self._scratch.name}-{self._cuts}")
+            own.mkdir(exist_ok=True)
+            for shard in segment.rejects:
+                (self._scratch / shard.name).replace(own / shard.name)
+            segment.folder = own
+        self._begin()
+        return segment
 
     def of(self, step: int) -> OperatorAccount:
         return self.account.operators[step]

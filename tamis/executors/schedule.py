@@ -17,8 +17,26 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from tamis.errors import WorkerError
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import Task
+
+MAX_BLAMED = 10
+"""Rows of one partition that may fail because workers died over them; with more, the rows are not the cause."""
+
+MAX_KILLS = 10
+"""Deaths by a signal before any row of a partition; each time less memory is used."""
+
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")
+MAX_CRASHES = 3
+"""Crashes while reading the same piece of a file before the piece fails as damaged: the first may be chance, the second
+lack of memory."""
+
+MAX_CALL_DEATHS = 3
+"""Deaths over one call of `map`, or by an exit before any row of a partition."""
+
+MAX_COMPILED = 200
+"""Times one partition or call may be repeated because kernels were compiled; there are fewer kernels than that."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +173,13 @@ class Progress:
             segment.discard()
         self.segments.clear()
         self.open_tasks = 1
+
+
+def count_compiled(times: Counter[int], number: int, what: str) -> None:
+    """Count how often work was handed back because kernels were compiled for it, and give up if that does not end."""
+    times[number] += 1
+    if times[number] > MAX_COMPILED:
+        raise WorkerError(
+            f"kernels were compiled {times[number]} times for {what}, and were not found on disk afterwards",
+            hint="check that the folder of compiled kernels can be written and has room; NUMBA_CACHE_DIR names another",
+        )

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
 from tamis.operators import Shard
@@ -51,6 +53,12 @@ class Segment:
     """The columns that rows would have, if none were written."""
     next_row: int | None = None
     """The row to continue with, if the task was not processed to its end."""
+    skip: int = 0
+    """Of the rows that an earlier attempt has handed on, those that still have to be skipped."""
+    types: dict[int, dict[str, pa.DataType]] = field(default_factory=dict)
+    """By operator, the types of the columns it returned."""
+    waited_s: float = 0.0
+    """Time spent waiting for permission to hand on rows."""
 
     def moved(self, folder: Path) -> Segment:
         """The segment with its files in a folder that outlives the worker."""

@@ -1,4 +1,10 @@
-"""What the driver hands to a worker: a stage, once, and tasks, each a partition or some rows of one."""
+"""What the driver hands to a worker: a stage, once, and tasks, each a partition or some rows of one.
+
+The stages between two Gathers form a group. Usually that is one stage. Where operators differ in the resources they need, a
+group has several stages, each with workers of its own, and rows pass from one to the next in packets:
+
+    read > clean ==packets==> classify ==packets==> filter > write          the last stage begins with whole partitions
+"""
 
 from __future__ import annotations
 
@@ -45,6 +51,12 @@ class Stage:
     """Keep scores under this identity, and reuse those that an earlier run kept under it."""
     profile: bool = False
     """Measure the peak memory of each operator, which takes time."""
+    pool: int = 0
+    """The number of the stage in its group."""
+    before: tuple[Operator, ...] = ()
+    """The operators of the stages before it in its group."""
+    hands_on: bool = False
+    """The rows go to the next stage of the group, in packets."""
 
     @property
     def gathers(self) -> bool:
@@ -61,6 +73,53 @@ class Stage:
     def first_operator(self) -> int:
         """The number of the first of `operators` among the steps."""
         return 1 if self.fates_of is None else 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """The work between two Gathers."""
+
+    whole: Stage
+    """All of it as one stage."""
+    stages: tuple[Stage, ...]
+    """The same as stages that run at the same time, each with workers of its own."""
+
+    @property
+    def index(self) -> int:
+        return self.whole.index
+
+    @property
+    def streams(self) -> bool:
+        return len(self.stages) > 1
+
+
+PACKET_ROWS = "packet_rows"
+"""The name of the source of all stages of a group but the first."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    """Rows on their way from one stage to the next, in a file."""
+
+    path: str
+    rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Where and how a stage hands its rows to the next one."""
+
+    folder: str
+    stem: str
+    """Of the file names; unique to the attempt."""
+    packet_bytes: int
+    packet_rows: int | None = None
+    """The most rows in a packet, if the next stage asks for it."""
+    credits: int | None = None
+    """How many packets may be written before the driver allows more; None for any number."""
+    skip: int = 0
+    """Rows at the beginning that an earlier attempt has handed on already."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +150,10 @@ class Task:
     """Nothing more can be tried: a row that does not fit fails."""
     deaths: int = 0
     """How many workers died over these rows."""
+    emission: Emission | None = None
+    """Where the rows go if the stage hands them on."""
+    types: Mapping[int, Mapping[str, pa.DataType]] = field(default_factory=dict)
+    """By operator, the types of the columns it returned for the packets before, of the same partition."""
 
     @property
     def is_whole(self) -> bool:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from tamis.events import Events, MemoryAlert, MemorySampled, Note
+from tamis.executors.executor import Session
 from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts
 from tamis.memory.governor import Governor
-from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
 from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
@@ -23,28 +23,11 @@ from tamis.parameters import format_bytes
 from tamis.store import INTERNAL, TABLE, Store
 
 
-class Watched(Protocol):
-    """What an executor offers to the watch."""
-
-    on_gpus: Callable[[int, Mapping[int, GpuShare]], None]
-    on_leak: Callable[[Leak], bool]
-
-    def roles(self) -> dict[int, str]: ...
-
-    def limits(self) -> dict[int, int]: ...
-
-    def on_overuse(self, pid: int, held_bytes: int) -> None: ...
-
-    def pause(self, *, paused: bool) -> bool: ...
-
-    def recycle(self) -> None: ...
-
-
 class Watch:
     """Measures the process tree of a run and acts on alerts; use as a context manager and call `tick` often."""
 
     def __init__(
-        self, store: Store, governor: Governor, executor: Watched, emit: Events, alerts: Mapping[str, Any] | None
+        self, store: Store, governor: Governor, executor: Session, emit: Events, alerts: Mapping[str, Any] | None
     ) -> None:
         self.store, self.governor, self.executor, self.emit = store, governor, executor, emit
         settings = parse_alerts(alerts or {})
@@ -70,8 +53,8 @@ class Watch:
             limits=executor.limits,
             on_overuse=executor.on_overuse,
         )
-        executor.on_gpus = self.monitor.hear
-        executor.on_leak = self._leaks
+        executor.hooks.on_gpus = self.monitor.hear
+        executor.hooks.on_leak = self._leaks
         self._stack = ExitStack()
 
     @property

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tamis.errors import DiskFull, SetupTooLarge, TamisError, is_full_disk, is_shortage
 from tamis.executors.chain import Chain
+from tamis.executors.packets import PacketWriter, Stream
 from tamis.executors.reader import Reader
 from tamis.executors.records import Records
 from tamis.executors.scores import ScoreKeeper, measured_operators
@@ -26,7 +27,7 @@ from tamis.executors.writer import Writer
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Operator
-from tamis.report import ErrorCount
+from tamis.report import Account, ErrorCount
 
 TRIM_EVERY_S = 10.0
 """How often free memory is returned to the system within a partition; it also is after each one."""
@@ -70,9 +71,12 @@ class StageRunner:
         for step in self._steps():
             step.close()
 
-    def run(self, task: Task, progress: Progress) -> Outcome | Segment:
-        """Process a partition, or some of its rows. The files of a whole partition are in place when this returns."""
-        with _TaskRun(self.stage, task, self.marker, progress) as run:
+    def run(self, task: Task, progress: Progress, stream: Stream | None = None) -> Outcome | Segment:
+        """Process a partition, or some of its rows. The files of a whole partition are in place when this returns.
+
+        A stage that hands on its rows reports them to `stream`, and returns a segment with what is left to report.
+        """
+        with _TaskRun(self.stage, task, self.marker, progress, stream) as run:
             source, *others = self.setup_bytes
             run.records.of(0).setup_bytes = source
             for account, taken in zip(run.records.account.operators[self.stage.first_operator :], others, strict=True):
@@ -91,8 +95,8 @@ class StageRunner:
 class _TaskRun:
     """One task on its way through a stage."""
 
-    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Progress) -> None:
-        self.stage, self.task, self.progress = stage, task, progress
+    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Progress, stream: Stream | None) -> None:
+        self.stage, self.task, self.progress, self.stream = stage, task, progress, stream
         self.stem = spill.stem(task.partition.index)
         self.scratch = stage.store.scratch() / f"{os.getpid()}-{stage.index}-{self.stem}"
         self.scratch.mkdir(parents=True, exist_ok=True)
@@ -103,8 +107,15 @@ class _TaskRun:
         allowance = task.allowance or Allowance(stage.batch_bytes)
         self.records = Records(stage, self.stem, self.scratch, self._report)
         self.reader = Reader(stage, task, self.records, marker, allowance)
-        self.writer = Writer(stage, self.stem, self.scratch, self.records)
+        self.writer: Writer | PacketWriter
+        if stage.hands_on:
+            assert task.emission is not None
+            assert stream is not None
+            self.writer = PacketWriter(task.emission, stream)
+        else:
+            self.writer = Writer(stage, self.stem, self.scratch, self.records)
         self.chain = Chain(stage, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
+        self.chain.types = {step: dict(known) for step, known in task.types.items()}
 
     def __enter__(self) -> _TaskRun:
         return self
@@ -117,24 +128,35 @@ class _TaskRun:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def all(self) -> Outcome | Segment:
-        began = trimmed = time.perf_counter()
-        before = process.reset_peak()
-        account = self.records.account
+        self.began = trimmed = time.perf_counter()
+        self.before = process.reset_peak()
         for rows in self.reader:
             self.chain.run(rows)
             self._report()
+            if isinstance(self.writer, PacketWriter) and self.writer.is_safe() and not self.reader.corrupt:
+                self._report_safe_point(rows.first + rows.size, self.writer)
             if time.perf_counter() - trimmed > TRIM_EVERY_S:  # a file that cannot be split takes long
                 process.trim()
                 trimmed = time.perf_counter()
         if self.reader.corrupt:
             raise CorruptFrames(frozenset(self.reader.corrupt))
-        outcome = self._finish()
-        account.seconds = time.perf_counter() - began
+        return self._finish()
+
+    def _close_account(self, account: Account) -> None:
+        account.seconds = time.perf_counter() - self.began
+        self.began = time.perf_counter()
         peaks = [op.peak_bytes for op in account.operators]  # measuring each step resets the peak of the whole
-        account.peak_memory_bytes = max(0, process.peak_bytes() - before, *peaks)
+        account.peak_memory_bytes = max(0, process.peak_bytes() - self.before, *peaks)
         if not account.balances:
             raise TamisError(f"the account of {self.stem} does not balance: {account}")
-        return outcome
+
+    def _report_safe_point(self, next_row: int, writer: PacketWriter) -> None:
+        segment = self.records.cut()
+        segment.next_row, segment.skip, segment.waited_s = next_row, writer.skip, writer.waited_s
+        writer.waited_s = 0.0
+        self._close_account(segment.account)
+        assert self.stream is not None
+        self.stream.safe(segment)
 
     def _report(self) -> None:
         account = self.records.account
@@ -142,14 +164,28 @@ class _TaskRun:
 
     def _finish(self) -> Outcome | Segment:
         self.reader.close()
+        if isinstance(self.writer, PacketWriter):
+            return self._handed_on(self.writer)
         segment = Segment(self.scratch, self.records.account)
         self.writer.close(segment, self.reader.schema, self.chain.types)
         if self.keeper is not None:
             self.keeper.close()
         self.records.close(segment)
+        self._close_account(segment.account)
         task = self.task
         if task.is_whole:
             return publish(self.stage, task, [segment])
         if task.end != task.stop and not self.reader.exhausted:
             segment.next_row = task.end
         return segment.moved(self.scratch.with_name(f"{self.stage.index}-{self.stem}-{task.start}"))
+
+    def _handed_on(self, writer: PacketWriter) -> Segment:
+        writer.close(Segment(self.scratch, self.records.account), None, {})
+        if self.keeper is not None:
+            self.keeper.close()
+        segment = self.records.cut()
+        self._close_account(segment.account)
+        segment.skip, segment.types, segment.waited_s = writer.skip, self.chain.types, writer.waited_s
+        if self.task.end != self.task.stop and not self.reader.exhausted:
+            segment.next_row = self.task.end
+        return segment

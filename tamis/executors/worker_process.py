@@ -1,13 +1,15 @@
 """The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
 
-driver -> worker    cap, stage, task, call
-worker -> driver    progress, outcome, error; overflow (a task ran out of memory), too large (a stage did),
-                    compiling, compiled (a kernel; the worker then exits), gpus (memory it uses there)
+driver -> worker    cap, stage, task, call, credit (another packet may be handed to the next stage)
+worker -> driver    progress, packet, safe (point), outcome, error, gpus (memory it uses there)
+                    overflow (a task ran out of memory), too large (a stage did)
+                    compiling, compiled (a kernel; the worker then exits)
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import struct
 import time
@@ -20,7 +22,8 @@ from typing import Any
 
 from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.executors.compiling import Compiling, KernelsCompiled
-from tamis.executors.tasks import CorruptFrames, RowOverflow
+from tamis.executors.segments import Segment
+from tamis.executors.tasks import CorruptFrames, Packet, RowOverflow
 from tamis.executors.worker import Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
@@ -77,6 +80,8 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
                     process.trim()
                 runner = StageRunner(loads(content), marker)
                 continue
+            if kind == "credit":
+                continue  # granted when the task had ended already
             if kind == "cap":
                 share = content
                 cap_this_process(share)
@@ -88,7 +93,8 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
             else:
                 assert runner is not None
                 compiling.look()
-                answer = ("outcome", runner.run(content, _progress_over(connection, report_gpus)))
+                progress = _progress_over(connection, report_gpus)
+                answer = ("outcome", runner.run(content, progress, _StreamOver(connection)))
         except CorruptFrames as found:
             answer = ("corrupt", found.places)
         except KernelsCompiled:
@@ -115,6 +121,36 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
             answer = ("overflow", (*overflow, usage.is_full()))
         report_gpus()
         send(*answer)
+
+
+class _StreamOver:
+    """Tells the driver about packets."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def packet(self, packet: Packet) -> None:
+        self._send("packet", packet)
+
+    def safe(self, segment: Segment) -> None:
+        self._send("safe", segment)
+
+    def wait(self) -> None:
+        while True:
+            try:
+                kind, content = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                os._exit(0)  # the driver has ended, or given up this worker
+            if kind == "credit":
+                return
+            assert kind == "cap"
+            cap_this_process(content)
+
+    def _send(self, *message: Any) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message))
+        except BrokenPipeError:
+            os._exit(0)
 
 
 def _progress_over(connection: Connection, report_gpus: Callable[[], None]) -> Progress:

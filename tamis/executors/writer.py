@@ -71,8 +71,12 @@ class Writer:
             began = time.perf_counter()
             segment.shards = self._sink.close()
             if not segment.shards:
-                read = schema or schema_read(self._stage.schema, self._stage.columns)
-                segment.schema = encode_schema(schema_after(self._stage.operators, read, types))
+                operators = self._stage.operators
+                if schema is None:  # not even a row was read, perhaps because stages before dropped all of them
+                    schema = schema_read(self._stage.schema, self._stage.columns)
+                    operators = (*self._stage.before, *operators)
+                    types = {len(self._stage.before) + step: known for step, known in types.items()}
+                segment.schema = encode_schema(schema_after(operators, schema, types))
             self._records.account.operators[-1].seconds += time.perf_counter() - began
         if self._facts is not None:
             segment.facts = self._facts.close()

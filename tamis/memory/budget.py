@@ -6,6 +6,7 @@ Each figure is recorded with its reason, so that a run can be understood and rep
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,10 @@ ROW_COPIES = 8
 SMALLEST_ROW_LIMIT = 1_000_000
 """Rows up to this size never fail for lack of memory; a budget that cannot hold them is refused."""
 
+SMALLEST_EDGE_BYTES = 16_000_000
+LARGEST_EDGE_BYTES = 512_000_000
+SMALLEST_PACKET_BYTES = 250_000
+
 DEFAULT_BATCH_BYTES = 16_000_000
 SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
@@ -71,6 +76,10 @@ class Budget:
     max_row_bytes: int = SMALLEST_ROW_LIMIT
     """Rows larger than this fail with their size instead of being read. Follows from the budget and from what operators
     declare alone, so that it is the same for any number of workers and in any calling program."""
+    wanted_workers: int = 0
+    """The workers that were requested, or the cores; there are fewer if memory does not suffice."""
+    heavy_bytes: int | None = None
+    """Operators that declare at least this much memory, or a GPU, get workers of their own; None if none do."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -151,7 +160,92 @@ def make_budget(
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
     reasons["caches"] = "none that grow with the data; models and kernels are loaded before the first batch"
     usable += min(caller_bytes, CALLER_BYTES)  # the caller already uses its part of the budget
-    return Budget(total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, max_row, reasons)
+    return Budget(
+        total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, max_row, wanted, reasons=reasons
+    )
+
+
+# ------------------------------------------------------------------------------------------- stages that run at one time
+
+
+@dataclass(frozen=True)
+class PoolNeed:
+    """What a worker of one of several stages needs beside its batches."""
+
+    memory_bytes: int
+    gpus: float = 0.0
+    heavy: bool = False
+    """Other stages get more workers first."""
+
+
+@dataclass(frozen=True)
+class PoolShare:
+    """What the workers of one of several stages may use."""
+
+    worker_bytes: int
+    fixed_bytes: int
+    most: int
+    """The most workers that fit."""
+
+
+@dataclass(frozen=True)
+class StreamBudget:
+    """The budget, divided among stages that run at the same time and the rows between them."""
+
+    pools: tuple[PoolShare, ...]
+    batch_bytes: int
+    edge_bytes: int
+    """The most that rows between stages may take in shared memory."""
+    packet_bytes: int
+    """The size of a piece of these rows."""
+
+
+def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = None) -> StreamBudget:
+    """Divide a budget among the stages of a group: a worker for each, then more as long as memory, cores and GPUs last.
+
+    >>> budget = make_budget(memory="3GB", workers=2)
+    >>> found = stream_budget(budget, [PoolNeed(0), PoolNeed(1_000_000_000, heavy=True), PoolNeed(0)])
+    >>> [pool.most for pool in found.pools]
+    [2, 1, 2]
+    """
+    gpus = count_gpus() if gpus is None and any(need.gpus for need in needs) else gpus or 0
+    edge = min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
+    available = budget.total_bytes - budget.driver_bytes - edge
+    batch = budget.batch_bytes
+    while True:
+        each = [WORKER_BYTES + need.memory_bytes + BATCH_COPIES * batch for need in needs]
+        if sum(each) <= available:
+            break
+        if batch <= SMALLEST_BATCH_BYTES:
+            raise BudgetError(
+                f"{format_bytes(budget.total_bytes)} of memory is not enough for {len(needs)} stages at a time",
+                hint=f"the smallest budget they can work with is "
+                f"{format_bytes(sum(each) + budget.driver_bytes + edge)}",
+            )
+        batch = max(SMALLEST_BATCH_BYTES, batch // 2)
+    most = [1] * len(needs)
+    for heavy in (False, True):
+        for _ in range(budget.wanted_workers):
+            for number, need in enumerate(needs):
+                limit = int(gpus / need.gpus) if need.gpus else budget.wanted_workers
+                used = sum(count * size for count, size in zip(most, each, strict=True))
+                if need.heavy == heavy and most[number] < limit and used + each[number] <= available:
+                    most[number] += 1
+    left = (available - sum(count * size for count, size in zip(most, each, strict=True))) // sum(most)
+    pools = tuple(
+        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count)
+        for need, size, count in zip(needs, each, most, strict=True)
+    )
+    # Two packets for each worker that writes some, so that it need not wait while one of them is read.
+    packet = max(SMALLEST_PACKET_BYTES, min(batch, edge // (2 * sum(most))))
+    return StreamBudget(pools, batch, edge, packet)
+
+
+def count_gpus() -> int:
+    """The GPUs that workers may use."""
+    from tamis.memory.gpu import find_reader
+
+    return len(find_reader()())
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:

@@ -16,7 +16,7 @@ import json
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ from tamis.memory.budget import (
     SMALLEST_BATCH_BYTES,
     SMALLEST_ROW_LIMIT,
     Budget,
+    PoolNeed,
+    PoolShare,
 )
 from tamis.operators import Gather, Operator
 from tamis.parameters import format_bytes, plural
@@ -126,6 +128,14 @@ def _stages(steps: Iterable[Operator]) -> list[list[Operator]]:
     return stages
 
 
+def pool_needs(runs: Sequence[Sequence[Operator]], learned: Learned) -> list[PoolNeed]:
+    """What a worker of each stage of a group needs beside its batches."""
+    return [
+        PoolNeed(learned.setup_bytes(run), sum(op.resources.gpus for op in run), heavy=number % 2 == 1)
+        for number, run in enumerate(runs)
+    ]
+
+
 class Governor:
     """Derives each worker's allowance from the budget, learns from measurements, and decides what to do about overflows."""
 
@@ -136,6 +146,22 @@ class Governor:
         self.actions: dict[str, int] = {}
         self._batch_bytes = budget.batch_bytes
         self._stage = ""
+
+    def for_pool(self, stage: str, share: PoolShare, batch_bytes: int) -> Governor:
+        """A governor for the workers of one of several stages that run at the same time."""
+        budget = replace(
+            self.budget,
+            total_bytes=share.worker_bytes * share.most,
+            driver_bytes=0,
+            workers=share.most,
+            worker_bytes=share.worker_bytes,
+            batch_bytes=batch_bytes,
+            fixed_bytes=share.fixed_bytes,
+        )
+        governor = Governor(budget, self.emit, self.learned)
+        governor.actions = self.actions
+        governor.begin(stage)
+        return governor
 
     @property
     def worker_bytes(self) -> int:

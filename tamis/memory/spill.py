@@ -62,10 +62,15 @@ class SpillWriter:
 
 def write_rows(writer: SpillWriter, batch: Batch) -> None:
     """Append rows together with their addresses."""
+    writer.write(with_addresses(batch))
+
+
+def with_addresses(batch: Batch) -> pa.Table:
+    """The rows with columns for their addresses."""
     places = pa.DictionaryArray.from_arrays(pa.array(batch.origin.place), pa.array(batch.origin.places, pa.string()))
     table = batch.table.append_column(_PLACE, places.cast(pa.string()))
     table = table.append_column(_POSITION, pa.array(batch.origin.position))
-    writer.write(table.append_column(_CHILDREN, batch.origin.child_lists()))
+    return table.append_column(_CHILDREN, batch.origin.child_lists())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +93,13 @@ class SpilledRows(Source):
             with pa.OSFile(str(file)) as opened:
                 reader = pa.ipc.open_file(opened)
                 for number in range(reader.num_record_batches):
-                    yield from _slices(pa.table(reader.get_batch(number)), reading, self.access)
+                    yield from batches_of(pa.table(reader.get_batch(number)), reading.batch_bytes, self.access)
 
 
-def _slices(table: pa.Table, reading: Reading, access: MediaAccess | None) -> Iterator[Batch]:
+def batches_of(table: pa.Table, batch_bytes: int, access: MediaAccess | None) -> Iterator[Batch]:
+    """The inverse of `with_addresses`, in batches of about `batch_bytes`."""
     rows = table.num_rows
-    step = max(1, rows * reading.batch_bytes // max(1, bytes_of(table)))
+    step = max(1, rows * batch_bytes // max(1, bytes_of(table)))
     for start in range(0, rows, step):
         part = table.slice(start, step)
         places = contiguous(part.column(_PLACE)).dictionary_encode()

@@ -1,0 +1,172 @@
+"""The worker processes of this machine: start, stop, and what they report. Rows never pass through here.
+
+driver                                worker
+  stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
+  progress, outcome   <-------------
+  after a death, reads the worker's mark: which rows, which step
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tamis.executors.executor import Hooks
+from tamis.executors.forkserver import ForkServer
+from tamis.executors.worker_process import MARK
+from tamis.memory.governor import OVERUSE_BYTES, Governor
+from tamis.memory.tree import descendants
+from tamis.parameters import format_bytes
+
+
+@dataclass
+class Worker:
+    """A worker process, as the driver knows it."""
+
+    number: int
+    pid: int
+    connection: Connection
+    marker: Path
+    share_bytes: int
+    job: Any = None
+    """What it is doing; None if it is idle."""
+    compiling: bool = False
+    """Its memory is not limited, and it exits when the kernel is on disk."""
+    stage: tuple[int, int] | None = None
+    """The stage that it has opened, by group and number."""
+    shards: int = 0
+    given: int = 0
+    """Tasks and calls so far."""
+
+    @property
+    def used(self) -> bool:
+        """Whether it may hold memory from before its current task."""
+        return self.given > 1
+
+    def send(self, *message: Any) -> None:
+        """Send a message. If the worker has died, that shows when its answer is awaited."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(pickle.dumps(message))
+
+    def last_mark(self) -> tuple[int, int, int]:
+        """(first row, rows, step) the worker noted last."""
+        return MARK.unpack(self.marker.read_bytes()[: MARK.size])
+
+
+class Crew:
+    """Worker processes forked from a server."""
+
+    def __init__(self, server: ForkServer, folder: Path, governor: Governor, hooks: Hooks) -> None:
+        self.workers: list[Worker] = []
+        self._server, self._folder, self._governor, self._hooks = server, folder, governor, hooks
+        self._leaving: list[int] = []
+        """Process ids of workers that were asked to exit and may still be running."""
+        self._numbers = iter(range(1_000_000))
+        self._overuse: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def start(self, share_bytes: int) -> Worker:
+        while self._leaving:  # their memory is not free before they have exited
+            self._server.ending(self._leaving.pop())
+        number = next(self._numbers)
+        marker = self._folder / f"worker-{number}"
+        marker.write_bytes(b"\0" * MARK.size)
+        pid, connection = self._server.start(str(marker))
+        worker = Worker(number, pid, connection, marker, share_bytes)
+        self.workers.append(worker)
+        worker.send("cap", worker.share_bytes)
+        return worker
+
+    def stop(self, worker: Worker) -> None:
+        """Ask a worker to exit."""
+        self.workers.remove(worker)
+        self._leaving.append(worker.pid)
+        worker.connection.close()
+        self._hooks.on_gpus(worker.pid, {})
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker, and the processes it started, now."""
+        for pid in [worker.pid, *descendants(worker.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.stop(worker)
+
+    def replace(self, worker: Worker, why: str) -> None:
+        """Ask a worker to exit to release its memory; another is started when needed."""
+        self.stop(worker)
+        self._governor.recycled(worker.number, why)
+
+    def bury(self, worker: Worker) -> str:
+        """Remove a worker that died; returns how it did."""
+        how = self._server.ending(worker.pid)
+        self.stop(worker)
+        return how
+
+    def stop_overuse(self, worker: Worker, held_bytes: int, step: str) -> str:
+        """Kill a worker that holds more than it may; returns why, for messages."""
+        self.kill(worker)
+        self._server.ending(worker.pid)
+        why = (
+            f"it held {format_bytes(held_bytes)} in `{step}`, more than the "
+            f"{format_bytes(worker.share_bytes + OVERUSE_BYTES)} a worker may hold"
+        )
+        self._governor.stopped(worker.number, why)
+        return f"stopped because {why}"
+
+    def is_busy(self) -> bool:
+        return any(worker.job is not None for worker in self.workers)
+
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.job is None]
+
+    def limits(self) -> dict[int, int]:
+        """How much memory each busy worker may hold, by process id; called from the monitor's thread."""
+        return {
+            worker.pid: worker.share_bytes + OVERUSE_BYTES
+            for worker in list(self.workers)
+            if worker.job is not None and not worker.compiling
+        }
+
+    def on_overuse(self, pid: int, held_bytes: int) -> None:
+        """Called from the monitor's thread."""
+        self._overuse.put((pid, held_bytes))
+        os.write(self._wake_write, b".")
+
+    def messages(self) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
+        """What workers report; None for one that died, ("overuse", bytes) for one that holds too much."""
+        by_connection = {worker.connection: worker for worker in self.workers}
+        for ready in wait([*by_connection, self._wake_read], timeout=0.2):
+            if ready == self._wake_read:
+                os.read(self._wake_read, 4096)
+                continue
+            worker = by_connection[ready]  # type: ignore[index]
+            if worker not in self.workers:
+                continue  # stopped because of another worker's message
+            try:
+                message = pickle.loads(worker.connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                message = None
+            if message is not None and message[0] == "gpus":
+                self._hooks.on_gpus(worker.pid, message[1])
+            else:
+                yield worker, message
+        while not self._overuse.empty():
+            pid, held = self._overuse.get()
+            found = next((worker for worker in self.workers if worker.pid == pid), None)
+            if found is not None and not found.compiling:
+                yield found, ("overuse", held)
+        self._hooks.on_tick()
