@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tamis.batch import Batch, Column
     from tamis.errors import TamisError
+    from tamis.executors.inline import InlineExecutor
+    from tamis.executors.local import LocalExecutor
     from tamis.functions import step
     from tamis.memory.monitor import MemoryMonitor
     from tamis.operators import (
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(["Batch", "Column"], "batch"),
     "TamisError": "errors",
+    "InlineExecutor": "executors.inline",
+    "LocalExecutor": "executors.local",
     "step": "functions",
     "MemoryMonitor": "memory.monitor",
     **dict.fromkeys(["Expand", "Filter", "Gather", "Map", "Operator", "Sink", "Source", "operator"], "operators"),
@@ -74,8 +78,10 @@ __all__ = [
     "Filter",
     "FuzzyDeduplicationWorkflow",
     "Gather",
+    "InlineExecutor",
     "JsonlReader",
     "JsonlWriter",
+    "LocalExecutor",
     "Map",
     "MemoryMonitor",
     "Observations",

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tamis.errors import SourceError
-from tamis.parameters import plural
+from tamis.parameters import format_bytes, plural
 from tamis.report import Report, damaged_text, error_kind
 from tamis.report import error_text as describe_error
 
@@ -203,6 +203,8 @@ def report_text(report: Report) -> str:
         ]
         header = ["step", "rows in", "rows out", "dropped", "failed", "seconds", "share", "MB/s"]
         lines += [table(header, rows, right=range(1, len(header))), ""]
+    for group in report.streams:
+        lines += [stream_text(group), ""]
     if report.memory_events:
         lines += [memory_events_text(report.memory_events), ""]
     lines += [*(wrapped(f"note: {note}") for note in report.notes), f"state: {report.state}"]
@@ -211,6 +213,21 @@ def report_text(report: Report) -> str:
     if report.output:
         lines.append(f"results are in {report.output}")
     return "\n".join(lines)
+
+
+def stream_text(group: Mapping[str, Any]) -> str:
+    """How busy the stages of a group were that ran at the same time."""
+    rows = []
+    for stage in group["stages"]:
+        whole = stage["busy_s"] + stage["waiting_for_input_s"] + stage["waiting_for_output_s"] or 1.0
+        shares = [stage[name] / whole for name in ("busy_s", "waiting_for_input_s", "waiting_for_output_s")]
+        rows.append([stage["name"], str(stage["most_workers"]), *(f"{share:.0%}" for share in shares)])
+    header = ["stage", "workers", "busy", "waiting for input", "for output"]
+    most = max((sample["packet_bytes"] for sample in group["queue"]), default=0)
+    return (
+        table(header, rows, right=range(1, len(header)), width=terminal_width())
+        + f"\nslowest stage: {group['bottleneck']}; up to {format_bytes(most)} of rows between stages"
+    )
 
 
 def memory_events_text(events: Sequence[Mapping[str, Any]]) -> str:

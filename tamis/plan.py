@@ -29,6 +29,7 @@ from tamis.media import has_media
 from tamis.memory.budget import (
     DEFAULT_BLOCKSIZE,
     Budget,
+    StreamBudget,
     count_gpus,
     make_budget,
     stream_budget,
@@ -498,7 +499,8 @@ class Explanation:
 
     def __init__(self, plan: Plan, learned: Learned | None = None) -> None:
         self._plan = plan
-        self.estimate = estimate(plan.stages, plan.layout, plan.budget, learned)
+        self._learned = learned or Learned()
+        self.estimate = estimate(plan.groups, plan.layout, plan.budget, learned)
         self.notes = plan.notes
 
     def as_dict(self) -> dict[str, Any]:
@@ -512,8 +514,10 @@ class Explanation:
                     "end": stage.end.name if stage.end else None,
                     "applies": stage.fates_of.name if stage.fates_of else None,
                     "spills_rows": stage.spills_rows,
+                    "pools": self._pools(group),
                 }
-                for stage in plan.stages
+                for group in plan.groups
+                for stage in (group.whole,)
             ],
             "partitions": len(plan.layout.partitions),
             "files": plan.layout.num_files,
@@ -541,7 +545,8 @@ class Explanation:
         ]
         if plan.layout.schema.names:
             lines.append(f"columns  {_shorten(plan.layout.schema.names)}")
-        for stage in plan.stages:
+        for group in plan.groups:
+            stage = group.whole
             lines.append(f"stage {stage.index + 1}")
             lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
             if stage.fates_of is not None:
@@ -550,11 +555,50 @@ class Explanation:
             if stage.end is not None:
                 verb = "observe" if isinstance(stage.end, Gather) else "write"
                 lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
+            if group.streams:
+                lines += self._pool_lines(group)
         lines.append(str(self.estimate))
         lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
         lines += [f"note: {note}" for note in plan.notes]
         lines += [f"hint: {hint}" for hint in plan.hints]
         return "\n".join(lines)
+
+    def _stream(self, group: Group) -> StreamBudget:
+        needs = pool_needs([stage.operators for stage in group.stages], self._learned)
+        return stream_budget(self._plan.budget, needs)
+
+    def _pools(self, group: Group) -> list[dict[str, Any]]:
+        """Stages that run at the same time, each with workers of its own."""
+        if not group.streams:
+            return []
+        found = self._stream(group)
+        last = len(group.stages) - 1
+        return [
+            {
+                "steps": [step.name for step in stage.steps],
+                "most_workers": share.most,
+                "worker_bytes": share.worker_bytes,
+                "hands_on": None if number == last else "disk" if number == last - 1 else "shared memory",
+                "packet_bytes": None
+                if number == last
+                else found.packet_bytes
+                if number < last - 1
+                else found.batch_bytes,
+            }
+            for number, (stage, share) in enumerate(zip(group.stages, found.pools, strict=True))
+        ]
+
+    def _pool_lines(self, group: Group) -> Iterator[str]:
+        yield (
+            f"  at the same time, with at most {format_bytes(self._stream(group).edge_bytes)} of rows in shared memory "
+            "between them:"
+        )
+        for pool in self._pools(group):
+            line = f"    {' > '.join(pool['steps'])}: up to {plural(pool['most_workers'], 'worker')} "
+            line += f"of {format_bytes(pool['worker_bytes'])}"
+            if pool["hands_on"]:
+                line += f", packets of {format_bytes(pool['packet_bytes'])} through {pool['hands_on']}"
+            yield line
 
 
 def _parameters(op: Operator) -> str:

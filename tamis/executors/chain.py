@@ -88,7 +88,7 @@ class Chain:
                 return
             self._step = self._stage.first_operator + index
             self._marker(first, size, self._step)
-            if isinstance(op, Filter) and not op.score_only:
+            if isinstance(op, Filter) and not op.score_only and op.batch_rows is None:
                 batch, alive = self._filtered(op, batch, alive)
                 continue
             pieces = regroup(self._made(op, index, _cut(batch, alive)), self._batch_bytes)
@@ -121,6 +121,8 @@ class Chain:
         apply = partial(apply_step, op, types=self.types.setdefault(index, {}))
         while len(batch):
             rows = self._growth.rows(step, batch, self._batch_bytes, creates_rows=creates_rows)
+            if op.batch_rows is not None:
+                rows = min(rows, op.batch_rows)
             part = batch if rows >= len(batch) else batch.select(slice(0, rows))
             self._step = step
             made = self._timed(op, part, apply)

@@ -401,7 +401,7 @@ class Run:
         plan = self.plan
         if free_disk(plan.stages[0]) > PLENTY_OF_DISK * plan.layout.num_bytes:
             return
-        found = estimate(plan.stages, plan.layout, plan.budget, self.governor.learned)
+        found = estimate(plan.groups, plan.layout, plan.budget, self.governor.learned)
         if not found.fits_disk:
             needed, free = format_bytes(found.spill_bytes + found.output_bytes), format_bytes(found.free_disk_bytes)
             self.notes.append(f"there may not be enough disk space: about {needed} are needed and {free} are free")

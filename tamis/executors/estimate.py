@@ -15,9 +15,9 @@ from typing import Any
 from tamis.batch import LINE, Batch, Failure
 from tamis.events import Events
 from tamis.executors.steps import facts_of, view
-from tamis.executors.tasks import Stage
-from tamis.memory.budget import BATCH_COPIES, SERVER_BYTES, SERVER_TYPICAL_BYTES, WORKER_BYTES, Budget
-from tamis.memory.governor import Governor, Learned
+from tamis.executors.tasks import Group, Stage
+from tamis.memory.budget import BATCH_COPIES, SERVER_BYTES, SERVER_TYPICAL_BYTES, WORKER_BYTES, Budget, stream_budget
+from tamis.memory.governor import Governor, Learned, pool_needs
 from tamis.operators import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
 
@@ -82,9 +82,10 @@ class Estimate:
         return "\n".join(lines)
 
 
-def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: Learned | None = None) -> Estimate:
+def estimate(groups: Iterable[Group], layout: Layout, budget: Budget, learned: Learned | None = None) -> Estimate:
     """Estimate the needs of each stage of a plan from some rows of the input and from earlier measurements."""
-    plan = list(stages)
+    all_groups = list(groups)
+    plan = [group.whole for group in all_groups]
     total = sum(partition.size for partition in layout.partitions)
     samples = _some_rows(plan[0], layout)
     rows_seen = sum(map(len, samples))
@@ -94,12 +95,14 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
         rows = layout.num_rows
         row_bytes = total // max(1, rows)
     estimates = []
-    for stage in plan:
+    for group, stage in zip(all_groups, plan, strict=True):
         spill = int(total * SPILL_RATIO) if stage.spills_rows else 0
         if isinstance(stage.end, Gather):
             spill += _facts_bytes(stage.end, samples[0] if samples else None, rows, total)
         output = int(total * OUTPUT_RATIO.get(_compression(stage.end), 1.0)) if isinstance(stage.end, Sink) else 0
-        memory = _memory_bytes(stage, layout, rows, budget, learned or Learned())
+        memory = _memory_bytes(group, layout, rows, budget, learned or Learned())
+        if group.streams:
+            spill += _packets_on_disk(group, total, len(layout.partitions), budget)
         estimates.append(StageEstimate(stage.index + 1, memory, spill, output))
     return Estimate(
         rows=rows,
@@ -113,8 +116,22 @@ def estimate(stages: Iterable[Stage], layout: Layout, budget: Budget, learned: L
     )
 
 
-def _memory_bytes(stage: Stage, layout: Layout, rows: int, budget: Budget, learned: Learned) -> int:
+def _packets_on_disk(group: Group, num_bytes: int, partitions: int, budget: Budget) -> int:
+    """Rows that wait for the last stage of a group: those of the partitions in progress."""
+    at_once = len(group.stages) * budget.wanted_workers + 1
+    return int(num_bytes * min(1.0, at_once / max(1, partitions)))
+
+
+def _memory_bytes(group: Group, layout: Layout, rows: int, budget: Budget, learned: Learned) -> int:
     """Peak memory of a stage: its workers, the driver and the server."""
+    stage = group.whole
+    if group.streams:
+        found = stream_budget(budget, pool_needs([each.operators for each in group.stages], learned))
+        workers = sum(
+            pool.most * min(pool.worker_bytes, pool.fixed_bytes + BATCH_COPIES * found.batch_bytes)
+            for pool in found.pools
+        )
+        return min(budget.total_bytes, budget.driver_bytes + found.edge_bytes + workers)
     governor = Governor(budget, Events(), learned)
     governor.begin(stage.name)
     steps = [stage.source, *stage.operators, *([stage.end] if stage.end is not None else [])]

@@ -50,6 +50,7 @@ class Watch:
             roles=executor.roles,
             on_snapshot=self._hear,
             before_bytes=before,
+            packet_bytes=executor.packet_bytes,
             limits=executor.limits,
             on_overuse=executor.on_overuse,
         )

@@ -70,8 +70,9 @@ class MemoryMonitor:
     `roles` names processes by their number (and may add some outside the tree); `on_snapshot` is called in the thread
     and must be quick. What either raises ends the monitor and is raised at the end of the block. With `path`, snapshots
     are written there as Parquet every `flush_every_s` and at the end, one row per snapshot and process; a write that
-    fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds. `limits` says how
-    much some processes may hold, with those they start; `on_overuse` is called in the thread, once for a process that
+    fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds, and
+    `packet_bytes`, rows in shared memory between processes, are added. `limits` says how much some processes may hold,
+    with those they start; `on_overuse` is called in the thread, once for a process that
     holds more.
     """
 
@@ -87,6 +88,7 @@ class MemoryMonitor:
         flush_every_s: float = 30.0,
         gpus: GpuReader | None = None,
         before_bytes: int = 0,
+        packet_bytes: Callable[[], int] | None = None,
         limits: Callable[[], Mapping[int, int]] | None = None,
         on_overuse: Callable[[int, int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -101,6 +103,7 @@ class MemoryMonitor:
         self._on_snapshot = on_snapshot
         self._gpus = gpus
         self._before_bytes = before_bytes
+        self._packet_bytes = packet_bytes or (lambda: 0)
         self._limits, self._on_overuse = limits or (lambda: {}), on_overuse or (lambda pid, held: None)
         self._overuse = OveruseWatch()
         self._stopped: set[int] = set()
@@ -129,6 +132,7 @@ class MemoryMonitor:
             processes=self._tree.read(self._roles()),
             gpus=self._read_gpus(),
             before_bytes=self._before_bytes,
+            packet_bytes=self._packet_bytes(),
         )
         highest = self.peak is None or shot.held_bytes > PEAK_STEP * self.peak.held_bytes
         if highest:  # an inexact reading counts shared pages that a process has just touched as its own

@@ -71,11 +71,14 @@ class Snapshot:
     gpus: tuple[GpuMemory, ...] = ()
     before_bytes: int = 0
     """What the first process held before the run."""
+    packet_bytes: int = 0
+    """Rows in shared memory between processes. What a process has mapped of them counts a second time."""
 
     @property
     def held_bytes(self) -> int:
         """What the process tree holds, without `before_bytes`, shared pages counted once."""
-        return max(0, sum(process.held_bytes for process in self.processes) - self.before_bytes)
+        held = sum(process.held_bytes for process in self.processes) + self.packet_bytes
+        return max(0, held - self.before_bytes)
 
 
 def read_system() -> SystemMemory:

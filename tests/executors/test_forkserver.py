@@ -13,7 +13,8 @@ from tamis.cli import app
 from tamis.errors import WorkerError
 from tamis.events import Events
 from tamis.executors.forkserver import ForkServer
-from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.executor import Stop
+from tamis.executors.local import LocalExecutor
 from tamis.executors.worker_process import MARK
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
@@ -35,7 +36,8 @@ def server():
 
 @pytest.fixture
 def executor():
-    with LocalExecutor(Governor(make_budget(memory="4GB", workers=2), Events([])), [], Events([]), Stop()) as found:
+    governor = Governor(make_budget(memory="4GB", workers=2), Events([]))
+    with LocalExecutor().session(governor, set(), Events([]), Stop()) as found:
         yield found
 
 
@@ -83,7 +85,7 @@ def test_killed_while_a_worker_is_busy(executor):
 
 def test_killed_while_a_large_message_is_sent(executor):
     executor.map(own_pid, [(0,)], lambda number, result: None)
-    (worker,) = executor._workers
+    (worker,) = executor.crew.workers
     os.kill(worker.pid, signal.SIGSTOP)  # reads nothing, so the message fills the socket
     kill(executor._server.pid)
     with pytest.raises(WorkerError, match=ENDED):

@@ -12,9 +12,10 @@ import pytest
 from tamis import Pipeline, Rows
 from tamis.errors import TamisError, WorkerError, is_shortage
 from tamis.events import Events
-from tamis.executors import local
+from tamis.executors import schedule
 from tamis.executors.compiling import KernelsCompiled
-from tamis.executors.local import LocalExecutor, Stop
+from tamis.executors.executor import Stop
+from tamis.executors.local import LocalExecutor
 from tamis.memory import process
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
@@ -66,7 +67,8 @@ def read_with_no_memory_left(path):
 
 @pytest.fixture
 def executor():
-    with LocalExecutor(Governor(make_budget(memory="4GB", workers=2), Events([])), [], Events([]), Stop()) as found:
+    governor = Governor(make_budget(memory="4GB", workers=2), Events([]))
+    with LocalExecutor().session(governor, set(), Events([]), Stop()) as found:
         yield found
 
 
@@ -93,14 +95,14 @@ def test_what_was_begun_before_an_error_is_no_answer_to_the_next_call(executor, 
 
 
 def test_a_call_that_compiles_without_end_is_given_up(executor, monkeypatch):
-    monkeypatch.setattr(local, "MAX_COMPILED", 3)
+    monkeypatch.setattr(schedule, "MAX_COMPILED", 3)
     with pytest.raises(WorkerError, match="compiled 4 times for always_compiling") as raised:
         executor.map(always_compiling, [(0,)], lambda number, result: None)
     assert "NUMBA_CACHE_DIR" in raised.value.hint
 
 
 def test_a_partition_that_compiles_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr(local, "MAX_COMPILED", 3)
+    monkeypatch.setattr(schedule, "MAX_COMPILED", 3)
     with pytest.raises(WorkerError, match="kernels were compiled 4 times for"):
         Pipeline(Rows([{"n": 1}]), CompilesForTests()).collect(workers=1)
 
@@ -126,7 +128,7 @@ def test_recycling_in_the_middle_of_calls_ends_nobody_who_is_busy(executor, fifo
             released.write_bytes(b".")
 
     watched = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
-    executor.on_tick = recycle
+    executor.hooks.on_tick = recycle
     found = {}
     executor.map(held_or_broken, [(0, *fifos), (2, *fifos), (3, *fifos)], found.__setitem__)
     os.close(watched)
@@ -138,7 +140,8 @@ def test_a_worker_that_dies_before_its_first_message_is_replaced(executor):
     executor.map(own_pid, [(0,), (1,)], found.__setitem__)
     for pid in set(found.values()):
         os.kill(pid, signal.SIGKILL)
-    executor._fit_workers()
+    for worker in executor.crew.workers:
+        worker.send("cap", worker.share_bytes)
     found.clear()
     executor.map(held_or_broken, [(2, None, None), (3, None, None)], found.__setitem__)
     assert found == {0: 2, 1: 3}
