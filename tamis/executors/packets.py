@@ -30,6 +30,7 @@ from tamis.executors.segments import Segment
 from tamis.executors.steps import Applied, Types
 from tamis.executors.tasks import PACKET_ROWS, Emission, Packet
 from tamis.mapped import SPILL
+from tamis.media import MediaAccess
 from tamis.memory import spill
 from tamis.operators import Layout, Partition, Piece, Reading, Source
 
@@ -53,6 +54,8 @@ class Stream(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class PacketRows(Source):
     """Reads the packets that the stage before wrote; each is a piece of the partition."""
+
+    access: MediaAccess | None = None
 
     @property
     def name(self) -> str:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from tamis.cli import app
 from tamis.errors import WorkerError
 from tamis.events import Events
-from tamis.executors.forkserver import ForkServer
 from tamis.executors.executor import Stop
+from tamis.executors.forkserver import ForkServer
 from tamis.executors.local import LocalExecutor
 from tamis.executors.worker_process import MARK
 from tamis.memory.budget import make_budget
