@@ -72,14 +72,16 @@ def _has_own_names(commit: Commit) -> bool:
     """Whether all files of a commit have names that its partition could have given them."""
     own = re.escape(stem(commit.partition))
     side = rf"{own}-stage-{commit.stage + 1}"
-    internal = rf"{re.escape(INTERNAL)}/(?:rejects/{side}(?:-\d{{4}})?\{TABLE}|failed/{side}\{LINES})"
+    internal = (
+        rf"{re.escape(INTERNAL)}/(?:rejects/{side}(?:-\d{{4}})?\{TABLE}|failed/{side}\{LINES}|written/{side}\{TABLE})"
+    )
     names = re.compile(rf"{own}(?!\d)[\w.-]*|{internal}", re.ASCII)
     return all(names.fullmatch(shard.name) for shard in commit.shards)
 
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
     """Raise ValueError if what a stage leaves for later ones is not of the expected types."""
-    kinds = {"observed": int, "files": list[str], "gone": list[str], "damaged": list[str], "schema": str}
+    kinds = {"observed": int, "files": list[str], "gone": list[str], "damaged": list[str], "schema": str, "reuse": str}
     for name, kind in kinds.items():
         if name in extra and not fits(extra[name], kind):
             raise ValueError(f"`{name}` is {extra[name]!r}")
@@ -113,6 +115,8 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.commits: dict[tuple[int, str], Commit] = {}
+        self.earlier: dict[tuple[int, int], Commit] = {}
+        """By stage and partition, commits of a run with other thresholds, whose files are used to write the new ones."""
         self.steps: dict[tuple[int, str], Any] = {}
         """Results of the calls that a Gather made while resolving."""
         self.plan: dict[str, Any] | None = None
@@ -207,6 +211,13 @@ class Ledger:
         if kind == "commit":
             commit = Commit.from_record(record)
             self.commits[commit.stage, commit.key] = commit
+            self.earlier.pop((commit.stage, commit.partition), None)
+        elif kind == "earlier":
+            aside = self.commits.pop((record["stage"], record["key"]), None)
+            if aside is not None:
+                self.earlier[aside.stage, aside.partition] = aside
+        elif kind == "forget":
+            self.earlier.pop((record["stage"], record["partition"]), None)
         elif kind == "step":
             self.steps[record["stage"], record["key"]] = record["result"]
         elif kind == "drop":
@@ -224,6 +235,7 @@ class Ledger:
 
     def _forget_all(self) -> None:
         self.commits.clear()
+        self.earlier.clear()
         self.steps.clear()
         self.plan = self.finished = None
 
@@ -235,6 +247,19 @@ class Ledger:
     def drop(self, stale: Iterable[Commit]) -> None:
         """Forget commits whose input or settings changed."""
         self.append({"kind": "drop", "stage": commit.stage, "key": commit.key} for commit in list(stale))
+
+    def set_aside(self, commits: Iterable[Commit]) -> None:
+        """Forget commits, but keep their files to write new ones from them."""
+        self.append({"kind": "earlier", "stage": commit.stage, "key": commit.key} for commit in list(commits))
+
+    def forget_earlier(self, commits: Iterable[Commit]) -> None:
+        """Forget commits that were set aside and cannot be used."""
+        self.append({"kind": "forget", "stage": each.stage, "partition": each.partition} for each in list(commits))
+
+    @property
+    def owned_files(self) -> set[str]:
+        """The names of all files that commits name, including those that were set aside."""
+        return {shard.name for each in (*self.commits.values(), *self.earlier.values()) for shard in each.shards}
 
     def clear(self) -> None:
         """Forget everything: commits, results of a Gather, and the plan."""

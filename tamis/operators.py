@@ -435,6 +435,8 @@ class Reading:
     """Pieces of the partition, by number, that crash their reader, and how: they are failed and not read."""
     on_piece: Callable[[int], None] = lambda number: None
     """Called with the number of each piece before it is read."""
+    chosen: np.ndarray | None = None
+    """The rows to read, as a mask by row number; only for sources that `can_choose_rows`, and if no row is bad."""
 
 
 @dataclass(frozen=True)
@@ -457,6 +459,8 @@ class Source(Operator):
 
     kind = "source"
     incidental = frozenset({"file_paths", "files_per_partition", "blocksize", "limit", "storage_options"})
+    can_choose_rows: ClassVar[bool] = False
+    """Whether it supports `Reading.chosen`, so that reading a few rows costs less than reading all."""
 
     def gives_lines(self) -> bool:
         """Whether each row is a line of text that a sink could write unchanged."""
@@ -501,6 +505,18 @@ class ShardWriter(Protocol):
     def close(self) -> list[Shard]: ...
 
 
+class CopyingWriter(ShardWriter, Protocol):
+    """A writer of a sink that `can_copy_rows`."""
+
+    def as_stored(self, table: pa.Table) -> pa.Table:
+        """Rows in the form of `Sink.stored_rows`."""
+        ...
+
+    def append(self, table: pa.Table) -> None:
+        """Append rows in that form."""
+        ...
+
+
 class Sink(Operator):
     """Writes rows to a folder of shards, whose names sort in source order."""
 
@@ -509,6 +525,8 @@ class Sink(Operator):
     """Modules to import in workers before their memory is limited."""
     incidental = frozenset({"path", "mode", "storage_options"})
     suffix: ClassVar[str] = ""
+    can_copy_rows: ClassVar[bool] = False
+    """Whether rows can be copied from its files: `stored_rows`, and `as_stored` and `append` of its writers."""
 
     @property
     def file_suffix(self) -> str:
@@ -537,6 +555,14 @@ class Sink(Operator):
 
     def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
         """Rewrite a shard with the columns and types of a wider schema."""
+        raise NotImplementedError
+
+    def schema_in_file(self, schema: pa.Schema) -> pa.Schema | None:
+        """The columns and types in a file of rows with this schema; None for formats without types."""
+        return None
+
+    def stored_rows(self, file: Path) -> Iterator[pa.Table]:
+        """The rows of a shard, in pieces that `CopyingWriter.append` writes exactly as they are in the file."""
         raise NotImplementedError
 
 

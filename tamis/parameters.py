@@ -76,6 +76,12 @@ def type_name(annotation: object) -> str:
 
 def fits(value: object, annotation: object) -> bool:
     """Whether `value` has the annotated type, including the items of containers."""
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is str:
+        return isinstance(value, str)
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in (Any, object) or isinstance(annotation, typing.TypeVar):
         return True
@@ -85,10 +91,6 @@ def fits(value: object, annotation: object) -> bool:
         return value in args
     if origin in (Callable, typing.get_origin(Callable[..., int])):
         return callable(value)
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
     if annotation is type(None):
         return value is None
     if origin is not None and isinstance(origin, type):

@@ -37,7 +37,7 @@ from tamis.memory.budget import (
 )
 from tamis.memory.governor import Learned, pool_needs
 from tamis.memory.spill import SpilledRows
-from tamis.operators import ALL, Filter, Gather, Layout, Operator, Sink, Source, digest
+from tamis.operators import ALL, Filter, Gather, Layout, Map, Operator, Sink, Source, digest
 from tamis.parameters import as_text, format_bytes, parse_bytes, plural
 from tamis.store import Store
 
@@ -391,6 +391,7 @@ def _cut(
                 profile=profile,
                 # Rows that a stage reads from disk have no input file whose identity could key their scores.
                 scores=_measuring(shape.source, operators, known) if scores and index == 0 else None,
+                reuse=_reuse(shape, known, columns, rejects=rejects is not None) if scores else None,
             )
         )
         if cut is None:
@@ -460,6 +461,24 @@ def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int
     head = operators[: measured_operators(operators)]
     runs = [known[id(step)].get("run") for step in (source, *head)]
     return digest([measuring_identity(source, head), *filter(None, runs)]) if head else None
+
+
+def _reuse(
+    shape: Shape, known: Mapping[int, Mapping[str, Any]], columns: tuple[str, ...] | None, *, rejects: bool
+) -> str | None:
+    """Return the identity of the rows written apart from thresholds; None if written rows cannot be reused.
+
+    Each row written must be one row read, which filters and maps guarantee, and a partition must have one shard.
+    """
+    filters = [op for op in shape.operators if isinstance(op, Filter)]
+    one_to_one = filters and all(isinstance(op, (Filter, Map)) for op in shape.operators)
+    if not one_to_one or shape.sink is None or getattr(shape.sink, "target_shard_size", None) is not None:
+        return None
+    steps = [[op.measuring_identity(), known[id(op)].get("run")] for op in shape.operators]
+    adds_columns = [op.score_only for op in filters]
+    return digest(
+        [tamis.__version__, known[id(shape.source)], steps, adds_columns, known[id(shape.sink)], columns, rejects]
+    )
 
 
 def _written(step: Operator) -> dict[str, Any]:

@@ -158,6 +158,25 @@ class Store:
         else:
             self._fs.get_file(self._remote(name), str(target))
 
+    def link(self, source: Store, name: str) -> None:
+        """Let this folder have a file of another local folder, as a second link to it or, on another disk, as a copy."""
+        file = self.scratch() / f"{digest(name)}.{os.getpid()}"
+        file.unlink(missing_ok=True)
+        try:
+            file.hardlink_to(source._local(name))
+        except FileNotFoundError:
+            return
+        except OSError:
+            shutil.copyfile(source._local(name), file)
+        self.publish(file, name)
+
+    def local_copy(self, name: str, target: Path) -> Path:
+        """A local path at which a file can be read: its own, or `target`, to which it is downloaded."""
+        if self.local:
+            return self._local(name)
+        self.fetch(name, target)
+        return target
+
     def remove(self, name: str) -> None:
         """Remove a file, or a link but not what it points to. Folders and missing files are left as they are."""
         if self.local:

@@ -100,18 +100,18 @@ def _compare(store: Store, ledger: Ledger) -> dict[str, Any]:
         "num_bytes": num_bytes,
         "damaged": damaged,
         "missing": missing,
-        "foreign": _foreign(store, shards),
+        "foreign": _foreign(store, shards, ledger.owned_files),
         "damaged_records": ledger.damaged,
         "finished": ledger.finished is not None,
     }
 
 
-def _foreign(store: Store, shards: Mapping[str, Shard]) -> list[str]:
+def _foreign(store: Store, shards: Mapping[str, Shard], owned: set[str]) -> list[str]:
     suffixes = {name.partition(".")[2] for name in shards if "/" not in name}
     return [
         name
         for name in store.names()
-        if name not in shards
+        if name not in owned
         and not name.startswith(".")
         and (SHARD_NAME.fullmatch(name) or any(name.endswith(f".{suffix}") for suffix in suffixes))
     ]

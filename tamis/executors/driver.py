@@ -161,7 +161,9 @@ class Run:
             index = task.partition.index
             extra = outcome.extra | {"scores": self.plan.keeps_scores}
             record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, extra)
+            earlier = self.ledger.earlier.get((stage.index, index))
             self.ledger.append([record.record()])
+            self._remove_replaced(earlier, record)
             self._new_work.setdefault(stage.index, Account()).add(outcome.account)
             self.emit(PartitionCommitted(stage.index, index, outcome.account.as_dict(), task.partition.size))
             self._check_failures()
@@ -170,10 +172,17 @@ class Run:
         if tasks:
             session.run_group(group, tasks, commit)
 
+    def _remove_replaced(self, earlier: Commit | None, new: Commit) -> None:
+        """Remove the files of an earlier commit that the new one has not replaced."""
+        names = {shard.name for shard in new.shards}
+        for shard in earlier.shards if earlier is not None else []:
+            if shard.name not in names:
+                self.plan.store.remove(shard.name)
+
     def _task(self, stage: Stage, partition: Partition, before: Mapping[int, Commit]) -> Task:
         """Return the task for a partition. A stage that reads the source again must read the same rows as the stage before."""
         if not stage.reads_again:
-            return Task(partition)
+            return Task(partition, earlier=self.ledger.earlier.get((stage.index, partition.index)))
         known = before[partition.index].extra
         unreadable = {int(number): error for number, error in known["unreadable"].items()}
         return Task(

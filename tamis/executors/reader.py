@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from tamis.batch import LINE, Batch, Failure
 from tamis.executors.records import Records
-from tamis.executors.steps import dropped, rewritten
+from tamis.executors.reuse import EarlierRows
+from tamis.executors.steps import dropped, rewritten, schema_read, visible
 from tamis.executors.tasks import Marker, Stage, Task
 from tamis.memory import spill
 from tamis.memory.governor import Allowance
@@ -36,9 +37,17 @@ class RowsRead:
 class Reader:
     """The rows of one task."""
 
-    def __init__(self, stage: Stage, task: Task, records: Records, marker: Marker, allowance: Allowance) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        task: Task,
+        records: Records,
+        marker: Marker,
+        allowance: Allowance,
+        earlier: EarlierRows | None = None,
+    ) -> None:
         self._stage, self._task, self._records, self._marker = stage, task, records, marker
-        self._allowance = allowance
+        self._allowance, self._earlier = allowance, earlier
         self._ordinal = 0  # rows read so far
         self._decided = 0  # rows whose fate was looked up so far
         self._fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
@@ -50,16 +59,30 @@ class Reader:
         """Whether all rows of the partition were read."""
         self.schema: pa.Schema | None = None
         """The columns that were read last."""
+        self.regular = earlier is None or earlier.regular
+        """Whether all rows had the columns and types that the plan expects."""
 
     def __iter__(self) -> Iterator[RowsRead]:
+        if self._earlier is not None and not self._earlier.must_read:
+            return
+        expected = schema_read(self._stage.schema, self._stage.columns)
         for first, batch in self._read():
             self.schema = batch.table.schema
-            numbers = np.arange(first, first + len(batch))
-            left, numbers = self._fail_poison(*self._apply_fates(batch, numbers))
-            yield RowsRead(left, numbers, first, len(batch))
+            self.regular &= visible(self.schema).equals(expected)
+            if self._earlier is not None:
+                rows = RowsRead(*self._earlier.needed(batch, first))
+            else:
+                rows = RowsRead(batch, np.arange(first, first + len(batch)), first, len(batch))
+            left, numbers = self._fail_poison(*self._apply_fates(rows.batch, rows.numbers))
+            yield RowsRead(left, numbers, rows.first, rows.size)
 
     def close(self) -> None:
-        """Count the bad rows of a task that turned out to read the last rows of its partition."""
+        """Count the bad rows of a task that turned out to read the last rows of its partition, or that did not read it."""
+        if self._earlier is not None and not self._earlier.must_read:
+            for failure in self._earlier.bad_rows():
+                self._records.fail_unread(failure)
+        elif self._earlier is not None:
+            self._earlier.check_read(self._ordinal)
         if self.exhausted:
             for failure in self._bad_rows:
                 self._records.fail_unread(failure)
@@ -78,6 +101,7 @@ class Reader:
             on_damage=self.corrupt.add,
             unreadable=self._task.unreadable,
             on_piece=self._at_piece,
+            chosen=None if self._earlier is None else self._earlier.chosen,
         )
         batches = iter(stage.source.read(self._task.partition, reading))
         start, stop = self._task.start, self._task.end

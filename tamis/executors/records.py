@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.executors.reuse import EarlierRows, WrittenRows
+from tamis.executors.scores import ROW
 from tamis.executors.segments import Segment
 from tamis.executors.side_outputs import failure_record, rejected_rows
 from tamis.executors.steps import Applied
 from tamis.executors.tasks import Stage
 from tamis.memory import process
-from tamis.operators import ShardWriter
+from tamis.operators import Shard, ShardWriter
 from tamis.report import Account, ErrorCounts, OperatorAccount
 
 REPORT_FAILURES_EVERY = 1_000
@@ -26,9 +28,16 @@ REPORT_FAILURES_EVERY = 1_000
 class Records:
     """The account, the failed rows and the rejects of one task."""
 
-    def __init__(self, stage: Stage, stem: str, scratch: Path, on_failures: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        stem: str,
+        scratch: Path,
+        on_failures: Callable[[], None],
+        written: WrittenRows | None = None,
+    ) -> None:
         self._stage, self._scratch, self._on_failures = stage, scratch, on_failures
-        self._cuts = 0
+        self._written, self._cuts = written, 0
         self._rejects_stem = f"{stem}-stage-{stage.index + 1}"
         self._begin()
 
@@ -72,17 +81,35 @@ class Records:
         if self._stage.rejects is not None:
             for reason, mask in applied.verdicts:
                 chosen = {name: values.filter(pa.array(mask)) for name, values in applied.scores.items()}
-                self._reject(applied.given.select(mask), mine.name, reason, chosen)
+                self._reject(applied.given.select(mask), step, reason, chosen)
         for reason, mask in applied.verdicts:
             mine.dropped[reason] = mine.dropped.get(reason, 0) + int(np.count_nonzero(mask))
         mine.created += applied.created
         return applied.batch
 
-    def _reject(self, batch: Batch, step: str, reason: str, scores: dict[str, pa.Array]) -> None:
+    def _reject(self, batch: Batch, step: int, reason: str, scores: dict[str, pa.Array]) -> None:
+        self._rejects_writer().write(rejected_rows(batch, self.of(step).name, reason, scores))
+        if self._written is not None:
+            self._written.reject(batch[ROW].to_numpy(), step - self._stage.first_operator)
+
+    def _rejects_writer(self) -> ShardWriter:
         if self._rejects is None:
             assert self._stage.rejects is not None
             self._rejects = self._stage.rejects.open_shard(self._scratch, self._rejects_stem, pa.schema([]))
-        self._rejects.write(rejected_rows(batch, step, reason, scores))
+        return self._rejects
+
+    def copy_rejects(self, earlier: EarlierRows) -> list[Shard]:
+        """Copy the rejects of an earlier run that hold; or return their files, if they stay as they are."""
+        if self._stage.rejects is None:
+            return []
+        assert self._written is not None
+        if self._rejects is None and earlier.rejects_hold:
+            self._written.reject(earlier.rejected, earlier.steps)
+            return earlier.reject_shards
+        for numbers, steps, rows in earlier.reject_rows():
+            self._rejects_writer().write(rows)
+            self._written.reject(numbers, steps)
+        return []
 
     def fail_row(self, batch: Batch, row: int, step: int, error: str) -> None:
         """Record a row that an operator could not process."""

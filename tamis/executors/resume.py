@@ -16,6 +16,7 @@ from typing import Any
 import tamis
 from tamis.card import CARD
 from tamis.errors import SinkError
+from tamis.executors.reuse import WRITTEN, reuse_key
 from tamis.executors.tasks import Stage
 from tamis.ledger import SHARD_NAME, Commit, Ledger
 from tamis.memory import spill
@@ -34,7 +35,8 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
             f"{store.root} holds the output of an earlier run",
             hint='choose another path, or mode="resume" or "overwrite"',
         )
-    foreign = [name for name in store.names() if not name.startswith(".") and name != CARD]
+    known = ledger.owned_files | {CARD}
+    foreign = [name for name in store.names() if not name.startswith(".") and name not in known]
     if ledger.is_new and foreign and sink is not None:
         if mode != "overwrite":
             shown = ", ".join(foreign[:3]) + (", ..." if foreign[3:] else "")
@@ -45,11 +47,11 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
         for name in foreign:
             if name.endswith(sink.suffix):
                 store.remove(name)
-    if mode == "overwrite" and not ledger.is_new:
+    if mode == "overwrite" and (not ledger.is_new or ledger.earlier):
         ledger.clear()
         shutil.rmtree(store.work(), ignore_errors=True)
-    owned = {shard.name for commit in ledger.commits.values() for shard in commit.shards}
-    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects"):
+    owned = ledger.owned_files
+    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects", WRITTEN):
         for name in store.names(folder):
             full = f"{folder}/{name}" if folder else name
             if SHARD_NAME.fullmatch(name) and full not in owned:
@@ -89,7 +91,9 @@ class CommittedWork:
     def settle(self) -> list[list[tuple[str, Partition]]]:
         """Drop commits that no longer hold, rename files of partitions that moved, and return what is missing by stage."""
         current = {(stage.index, key) for stage in self.plan.stages for key in self.keys[stage.index]}
-        self._drop([commit for name, commit in self.ledger.commits.items() if name not in current])
+        stale = [commit for name, commit in self.ledger.commits.items() if name not in current]
+        self._drop([commit for commit in stale if not self._is_reusable(commit)])
+        self._set_aside([commit for commit in stale if self._is_reusable(commit)])
         missing = [self._missing(stage) for stage in self.plan.stages]
         if not missing[-1]:
             missing = [[] for _ in missing]  # the rows are written, so facts of earlier stages are not needed
@@ -111,6 +115,30 @@ class CommittedWork:
             self.ledger.drop(commits)
             for shard in (shard for commit in commits for shard in commit.shards):
                 self.plan.store.remove(shard.name)
+
+    def _is_reusable(self, commit: Commit) -> bool:
+        """Whether a commit is that of a partition as it is now, with other thresholds."""
+        return self._reuse_keys().get((commit.stage, commit.partition), "") == commit.extra.get("reuse")
+
+    def _reuse_keys(self) -> dict[tuple[int, int], str]:
+        if not hasattr(self, "_known_reuse_keys"):
+            self._known_reuse_keys = {
+                (stage.index, partition.index): key
+                for stage in self.plan.stages
+                for partition in self.plan.layout.partitions
+                if (key := reuse_key(stage, partition)) is not None
+            }
+        return self._known_reuse_keys
+
+    def _set_aside(self, commits: list[Commit]) -> None:
+        """Keep the files of commits to write new ones from them, and remove those that were kept and cannot serve."""
+        if commits:
+            self.changed = True
+            self.ledger.set_aside(commits)
+        useless = [commit for commit in self.ledger.earlier.values() if not self._is_reusable(commit)]
+        self.ledger.forget_earlier(useless)
+        for shard in (shard for commit in useless for shard in commit.shards):
+            self.plan.store.remove(shard.name)
 
     def _missing(self, stage: Stage) -> list[tuple[str, Partition]]:
         """The partitions of a stage that have no commit, or whose files are missing."""

@@ -9,6 +9,7 @@ and maps at the start of a stage, up to its last filter.
                   A dropped row is counted and written to the rejects at the filter that drops it.
     later runs    the stored scores are loaded before any operator runs. Rows that a filter will drop are dropped at once;
                   with rejects, they pass the maps before that filter, so that the rejects hold the text the filter saw.
+                  Rows that the output already holds are copied instead (`executors/reuse.py`).
 
 A row that failed in the first run has no stored scores and is measured again. Rows, reasons and counts are the same as
 without stored scores.
@@ -53,9 +54,17 @@ class ScoreKeeper:
     """Runs the measured operators on the batches of one partition, with stored scores where there are any."""
 
     def __init__(
-        self, store: Store, identity: str, partition: Partition, operators: Sequence[Operator], scratch: Path
+        self,
+        store: Store,
+        identity: str,
+        partition: Partition,
+        operators: Sequence[Operator],
+        scratch: Path,
+        *,
+        numbers_rows: bool = False,
     ) -> None:
         self.operators = list(operators)
+        self._internal = {DROPPED, KNOWN} if numbers_rows else {ROW, DROPPED, KNOWN}
         self._types: dict[int, Types] = {}
         self._name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
         self._store, self._path = store, scratch / "scores"
@@ -73,7 +82,18 @@ class ScoreKeeper:
         known[inside] = rows[places[inside]] == numbers[inside]
         found = self._stored.drop_columns([ROW]).take(pa.array(places, mask=~known))
         columns = {name: as_array(found.column(name)) for name in found.column_names}
-        return batch.with_columns({KNOWN: known, **columns})
+        return batch.with_columns({ROW: numbers, KNOWN: known, **columns})
+
+    @property
+    def known_rows(self) -> np.ndarray | None:
+        """The numbers of the rows with stored scores, ascending; None if no scores are stored."""
+        return None if self._stored is None else self._stored.column(ROW).to_numpy()
+
+    def drops(self) -> list[tuple[int, str, np.ndarray]]:
+        """(operator, reason, mask over `known_rows`) for all rows that stored scores drop."""
+        assert self._stored is not None
+        every = Batch(self._stored)
+        return self.dropped_by_stored_scores(every.with_columns({KNOWN: np.ones(len(every), dtype=np.bool_)}))
 
     def dropped_by_stored_scores(self, batch: Batch) -> list[tuple[int, str, np.ndarray]]:
         """(operator, reason, rows) for the rows that will be dropped, before any operator has run."""
@@ -116,11 +136,14 @@ class ScoreKeeper:
         return DROPPED in batch and bool(batch[DROPPED][row].as_py())
 
     def end(self, batch: Batch) -> Batch:
-        """The rows that are kept, without the columns of the measurement; what was measured is stored."""
+        """The rows that are kept, without the columns of the measurement; what was measured is stored.
+
+        Their numbers are left in the column `ROW` if requested, for the writer of the rows.
+        """
         if self._stored is None:
             self._store_scores(batch)
             batch = batch.select(~_mask(batch, DROPPED)) if self.num_dropped(batch) else batch
-        own = [name for name in batch.columns if name in (ROW, DROPPED, KNOWN) or name.startswith(SCORE)]
+        own = [name for name in batch.columns if name in self._internal or name.startswith(SCORE)]
         return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo, access=batch.access)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tamis.executors.reuse import WRITTEN, reuse_key
 from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
 from tamis.operators import Shard
@@ -49,6 +50,10 @@ class Segment:
     """Rows handed to the Gather at the end of the stage."""
     facts: list[Path] = field(default_factory=list)
     rows: list[Path] = field(default_factory=list)
+    in_place: list[Shard] = field(default_factory=list)
+    """Files in the output folder that an earlier run wrote, and that stay as they are."""
+    written: Shard | None = None
+    """The numbers of the rows written, if a later run with other thresholds may reuse them."""
     schema: str | None = None
     """The columns that rows would have, if none were written."""
     next_row: int | None = None
@@ -78,7 +83,11 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
     account = segments[0].account
     for segment in segments[1:]:
         account.add(segment.account)
-    shards = [_published(stage, *each) for each in _named(segments, "shards", stem)]
+    written = f"{WRITTEN}/{side}{TABLE}"
+    if stage.reuse is not None:
+        stage.store.remove(written)  # the rows of an earlier run cannot be reused once its files are replaced
+    shards = [shard for segment in segments for shard in segment.in_place]
+    shards += [_published(stage, *each) for each in _named(segments, "shards", stem)]
     for segment, shard, name in _named(segments, "rejects", side):
         untyped = replace(shard, schema="")  # rejects need not agree on their columns with the output
         shards.append(_published(stage, segment, untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
@@ -87,7 +96,10 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
         shard = spill.write_failures(segments[0].folder / f"{side}{LINES}", failures)
         shards.append(_published(stage, segments[0], shard, f"{INTERNAL}/failed/{shard.name}"))
     extra: dict[str, Any] = {"rejects": stage.rejects is not None}
-    if not any(segment.shards for segment in segments) and segments[0].schema is not None:
+    if segments[0].written is not None:
+        shards.append(_published(stage, segments[0], segments[0].written, written))
+        extra["reuse"] = reuse_key(stage, task.partition)
+    if not any("/" not in shard.name for shard in shards) and segments[0].schema is not None:
         extra["schema"] = segments[0].schema
     if stage.gathers:
         gone = [failure["address"] for failure in failures if failure["step"] != stage.source.name]

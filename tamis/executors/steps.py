@@ -309,7 +309,12 @@ def schema_after(operators: Sequence[Operator], schema: pa.Schema, types: Mappin
         if not isinstance(op, Filter) or op.score_only:
             with suppress(Exception):  # not every operator accepts a batch without rows; its columns are then unknown
                 batch = apply_step(op, batch, types.get(index)).batch
-    return pa.schema([spec for spec in batch.table.schema if not spec.name.startswith(HIDDEN)])
+    return visible(batch.table.schema)
+
+
+def visible(schema: pa.Schema) -> pa.Schema:
+    """The columns that do not belong to the engine."""
+    return pa.schema([spec for spec in schema if not spec.name.startswith(HIDDEN)])
 
 
 def bytes_read(op: Operator, batch: Batch, alive: np.ndarray | None = None) -> int:

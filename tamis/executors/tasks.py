@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tamis.ledger import Commit
 from tamis.memory.governor import Allowance
 from tamis.operators import Gather, Operator, Partition, Sink, Source
 from tamis.store import Store
@@ -49,6 +50,8 @@ class Stage:
     """Write rows as the lines they were read from."""
     scores: str | None = None
     """Keep scores under this identity, and reuse those that an earlier run kept under it."""
+    reuse: str | None = None
+    """Identifies everything that determines the rows written except thresholds; None if written rows cannot be reused."""
     profile: bool = False
     """Measure the peak memory of each operator, which takes time."""
     pool: int = 0
@@ -154,6 +157,8 @@ class Task:
     """Where the rows go if the stage hands them on."""
     types: Mapping[int, Mapping[str, pa.DataType]] = field(default_factory=dict)
     """By operator, the types of the columns it returned for the packets before, of the same partition."""
+    earlier: Commit | None = None
+    """What a run with other thresholds wrote for this partition."""
 
     @property
     def is_whole(self) -> bool:

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from tamis.errors import DiskFull, SetupTooLarge, TamisError, is_full_disk, is_shortage
@@ -20,6 +21,7 @@ from tamis.executors.chain import Chain
 from tamis.executors.packets import PacketWriter, Stream
 from tamis.executors.reader import Reader
 from tamis.executors.records import Records
+from tamis.executors.reuse import RowsMoved, WrittenRows, earlier_rows
 from tamis.executors.scores import ScoreKeeper, measured_operators
 from tamis.executors.segments import Outcome, Segment, publish
 from tamis.executors.tasks import CorruptFrames, Marker, Stage, Task
@@ -28,6 +30,7 @@ from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Operator
 from tamis.report import Account, ErrorCount
+from tamis.store import TABLE
 
 TRIM_EVERY_S = 10.0
 """How often free memory is returned to the system within a partition; it also is after each one."""
@@ -83,6 +86,8 @@ class StageRunner:
                 account.setup_bytes = taken
             try:
                 return run.all()
+            except RowsMoved:
+                pass  # tried again below, after the files of this attempt are removed
             except OSError as error:
                 if is_full_disk(error):
                     raise DiskFull(
@@ -90,6 +95,7 @@ class StageRunner:
                         hint="free some space and rerun the same command to resume; committed work is kept",
                     ) from error
                 raise
+        return self.run(replace(task, earlier=None), progress)
 
 
 class _TaskRun:
@@ -101,19 +107,24 @@ class _TaskRun:
         self.scratch = stage.store.scratch() / f"{os.getpid()}-{stage.index}-{self.stem}"
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.keeper: ScoreKeeper | None = None
+        self.written: WrittenRows | None = None
         if stage.scores is not None and task.is_whole:
             head = stage.operators[: measured_operators(stage.operators)]
-            self.keeper = ScoreKeeper(stage.store, stage.scores, task.partition, head, self.scratch)
+            self.written = WrittenRows() if stage.reuse is not None else None
+            self.keeper = ScoreKeeper(
+                stage.store, stage.scores, task.partition, head, self.scratch, numbers_rows=self.written is not None
+            )
+        self.earlier = earlier_rows(stage, task, self.keeper, self.scratch)
         allowance = task.allowance or Allowance(stage.batch_bytes)
-        self.records = Records(stage, self.stem, self.scratch, self._report)
-        self.reader = Reader(stage, task, self.records, marker, allowance)
+        self.records = Records(stage, self.stem, self.scratch, self._report, self.written)
+        self.reader = Reader(stage, task, self.records, marker, allowance, self.earlier)
         self.writer: Writer | PacketWriter
         if stage.hands_on:
             assert task.emission is not None
             assert stream is not None
             self.writer = PacketWriter(task.emission, stream)
         else:
-            self.writer = Writer(stage, self.stem, self.scratch, self.records)
+            self.writer = Writer(stage, self.stem, self.scratch, self.records, self.written, self.earlier)
         self.chain = Chain(stage, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
         self.chain.types = {step: dict(known) for step, known in task.types.items()}
 
@@ -167,10 +178,16 @@ class _TaskRun:
         if isinstance(self.writer, PacketWriter):
             return self._handed_on(self.writer)
         segment = Segment(self.scratch, self.records.account)
+        if self.earlier is not None:
+            segment.in_place = [*self.writer.copy_earlier(), *self.records.copy_rejects(self.earlier)]
+            self.earlier.count_into(self.records.account, self.stage.first_operator)
         self.writer.close(segment, self.reader.schema, self.chain.types)
         if self.keeper is not None:
             self.keeper.close()
         self.records.close(segment)
+        if self.written is not None:
+            self.written.regular = self.reader.regular
+            segment.written = self.written.write(self.scratch / f"written{TABLE}", self.stage.fingerprint)
         self._close_account(segment.account)
         task = self.task
         if task.is_whole:

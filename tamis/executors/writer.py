@@ -10,19 +10,28 @@ import pyarrow as pa
 
 from tamis.batch import Batch
 from tamis.executors.records import Records
+from tamis.executors.reuse import EarlierRows, NumberedShards, WrittenRows
 from tamis.executors.segments import Segment
 from tamis.executors.steps import Applied, Types, facts_of, schema_after, schema_read, view
 from tamis.executors.tasks import Stage
 from tamis.mapped import SPILL
 from tamis.memory import spill
-from tamis.operators import Gather, ShardWriter, Sink
+from tamis.operators import Gather, Shard, ShardWriter, Sink
 from tamis.sinks.schemas import encode_schema
 
 
 class Writer:
     """The end of a stage, for the rows of one task."""
 
-    def __init__(self, stage: Stage, stem: str, scratch: Path, records: Records) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        stem: str,
+        scratch: Path,
+        records: Records,
+        written: WrittenRows | None = None,
+        earlier: EarlierRows | None = None,
+    ) -> None:
         self._stage, self._records = stage, records
         self._sink: ShardWriter | None = None
         self._facts: spill.SpillWriter | None = None
@@ -32,6 +41,8 @@ class Writer:
         if isinstance(end, Sink):
             left = stage.sink_schema
             self._sink = end.open_shard(scratch, stem, stage.schema if left is None else left)
+            if written is not None:
+                self._sink = NumberedShards(self._sink, written, earlier)
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
             self._facts = spill.SpillWriter(scratch / f"{stem}.facts{SPILL}", compression=None)
@@ -49,6 +60,12 @@ class Writer:
         mine.rows_in += len(batch)
         mine.rows_out += len(batch)
         mine.num_bytes += batch.num_bytes
+
+    def copy_earlier(self) -> list[Shard]:
+        """Copy the rows of an earlier run that are kept again; or return its shards, if they stay as they are."""
+        assert isinstance(self._sink, NumberedShards)
+        with self._records.measured(len(self._records.account.operators) - 1):
+            return self._sink.copy_rest()
 
     def observe(self, batch: Batch) -> Applied:
         """Let the Gather at the end observe rows, and write its facts."""

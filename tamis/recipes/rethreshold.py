@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import RecipeError
+from tamis.ledger import Ledger
 from tamis.recipes.load import Recipe, recorded
 from tamis.report import Report, load_manifest
 from tamis.store import INTERNAL, Store
@@ -22,8 +23,9 @@ def rethreshold(
 ) -> Report:
     """Run the recipe recorded in `output` with other thresholds, and write to the same folder, or to `to`.
 
-    The input is read again, and no filter measures rows again. Rejected rows are kept if they were before. Relative paths of
-    the input are resolved against the directory of the first run. Takes the options of `Pipeline.run`.
+    No filter measures rows again. Rows that are kept again are copied from the files in `output`, and only rows that were
+    dropped and are kept now are read and processed. Rejected rows are kept if they were before. Relative paths of the input
+    are resolved against the directory of the first run. Takes the options of `Pipeline.run`.
     """
     source = Store(str(output))
     if not source.names(_SCORES):
@@ -39,8 +41,9 @@ def rethreshold(
     with _in_directory(manifest["directory"]):
         pipeline = recipe.build()
         if to is not None:
-            pipeline.check()  # raises before scores are copied
+            pipeline.check()  # raises before anything is copied
             _copy_scores(source, Store(target))
+            _link_shards(source, Store(target))
         return pipeline.run(**{"rejects": manifest["rejects"], **options}, scores=True)
 
 
@@ -65,6 +68,26 @@ def _copy_scores(source: Store, target: Store) -> None:
             file = target.scratch() / name
             source.fetch(f"{_SCORES}/{name}", file)
             target.publish(file, f"{_SCORES}/{name}")
+
+
+def _link_shards(source: Store, target: Store) -> None:
+    """Let a new output folder start with the files of an output, from which it copies rows.
+
+    Files are never changed in place, so links are safe. Between object stores nothing is copied: rows are processed again.
+    """
+    if not (source.local and target.local):
+        return
+    before = Ledger(source)
+    before.load()
+    with Ledger(target) as ledger:
+        if ledger.plan is not None or set(target.names()) - ledger.owned_files - {INTERNAL}:
+            return  # a run has begun there, or the folder holds other data, which the run refuses
+        reusable = [commit for commit in before.commits.values() if "reuse" in commit.extra]
+        ledger.append(commit.record() for commit in reusable)
+        ledger.set_aside(reusable)
+        for commit in reusable:
+            for shard in commit.shards:  # the row numbers are the last, and without them nothing is reused
+                target.link(source, shard.name)
 
 
 def _in_directory(folder: str) -> contextlib.AbstractContextManager[None]:

@@ -69,6 +69,19 @@ def _compressor(file: IO[bytes], compression: str | None) -> Any:
     return file
 
 
+def reading(path: Path, compression: str | None) -> Any:
+    """A stream of the bytes that were written to a `ByteStream`; use as a context manager."""
+    if compression == "gz":
+        return gzip.open(path, "rb")
+    if compression == "bz2":
+        return bz2.open(path, "rb")
+    if compression == "xz":
+        return lzma.open(path, "rb")
+    if compression in ("zst", "lz4"):
+        return pa.input_stream(str(path), compression="zstd" if compression == "zst" else "lz4")
+    return path.open("rb")
+
+
 def synced(path: Path) -> int:
     """Sync a closed file to disk and return its size."""
     descriptor = os.open(path, os.O_RDONLY)

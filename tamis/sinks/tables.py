@@ -9,7 +9,7 @@ ParquetWriter("clean/", target_shard_size="256MB")       files of about this siz
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,7 +22,15 @@ from tamis.parameters import parse_bytes
 from tamis.sinks.formats import ArrowFormat, ParquetFormat, TypedFormat, rewrite
 from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas, plain
 from tamis.sinks.streams import COMPRESSIONS
-from tamis.sinks.writers import CsvShards, JsonlShards, Selection, TypedShards
+from tamis.sinks.writers import (
+    CHUNK_BYTES,
+    CsvShards,
+    JsonlShards,
+    Selection,
+    TypedShards,
+    slices,
+    stored_lines,
+)
 
 __all__ = [
     "ArrowWriter",
@@ -99,8 +107,17 @@ class TypedSink(TableSink):
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return TypedShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self._format)
 
+    can_copy_rows = True
+
+    def schema_in_file(self, schema: pa.Schema) -> pa.Schema:
+        return plain(self._selection.table(schema.empty_table(), schema).schema)
+
+    def stored_rows(self, file: Path) -> Iterator[pa.Table]:
+        for group in self._format.groups(file):
+            yield from slices(group, CHUNK_BYTES)
+
     def empty_shard(self, folder: Path, stem: str, schema: pa.Schema) -> Shard | None:
-        chosen = plain(self._selection.table(schema.empty_table(), schema).schema)
+        chosen = self.schema_in_file(schema)
         if not len(chosen):
             return None
         name = f"{stem}{'' if self._target is None else '-0000'}{self.file_suffix}"
@@ -128,12 +145,16 @@ class JsonlWriter(TableSink):
 
     suffix = ".jsonl"
     preload = ("tamis.kernels.json",)
+    can_copy_rows = True
 
     def takes_lines(self) -> bool:
         return self.fields is None and not self.columns
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return JsonlShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self.compression)
+
+    def stored_rows(self, file: Path) -> Iterator[pa.Table]:
+        return stored_lines(file, self.compression)
 
 
 @operator()

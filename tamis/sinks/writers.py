@@ -27,7 +27,7 @@ from tamis.sinks.encode import encode_rows, json_text, json_values
 from tamis.sinks.formats import TypedFile, TypedFormat
 from tamis.sinks.media import MediaFile, by_reference
 from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain
-from tamis.sinks.streams import ByteStream
+from tamis.sinks.streams import ByteStream, reading
 
 GROUP_BYTES = 32 * 2**20
 """Uncompressed bytes of a row group: large enough to compress and scan well, small enough to buffer one per worker."""
@@ -104,6 +104,15 @@ class Writer:
         if table.num_rows:
             self._write(self._selection.table(table, self._expected))
 
+    def as_stored(self, table: pa.Table) -> pa.Table:
+        """Rows as a file contains them, to be merged with rows read from one."""
+        return self._selection.table(table, self._expected)
+
+    def append(self, table: pa.Table) -> None:
+        """Append rows that are as a file contains them."""
+        if table.num_rows:
+            self._write(table)
+
     def close(self) -> list[Shard]:
         """Finish the last file, sync all files, and return them."""
         self._finish()
@@ -144,6 +153,27 @@ def joined(lines: pa.ChunkedArray) -> pa.Buffer:
     return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
 
 
+def stored_lines(path: Path, compression: str | None) -> Iterator[pa.Table]:
+    """The lines of a file with their line ends, as tables with the column `LINE`."""
+    rest = b""
+    with reading(path, compression) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                yield pa.table({LINE: _lines_of(rest + chunk[:end])})
+                rest = chunk[end:]
+            else:
+                rest += chunk
+    assert not rest, f"{path} does not end with a line end"
+
+
+def _lines_of(data: bytes | pa.Buffer) -> pa.Array:
+    """Data that consists of whole lines, as an array of these."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+    offsets = np.concatenate([np.zeros(1, np.int32), ends.astype(np.int32)])
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
 class JsonlShards(Writer):
     """One JSON object per line. Binaries of media columns are in a second file, which is part of the shard."""
 
@@ -175,6 +205,9 @@ class JsonlShards(Writer):
                 self._stream.flush()
                 if self._stream.size + (self._media.size if self._media is not None else 0) >= self._target:
                     self._finish()
+
+    def as_stored(self, table: pa.Table) -> pa.Table:
+        return pa.table({LINE: _lines_of(self._encode(self._selection.table(table, self._expected)))})
 
     def _begin(self, table: pa.Table) -> None:
         """Write the start of a file, before its first row."""

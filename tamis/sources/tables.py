@@ -166,6 +166,7 @@ class JsonlReader(_LineSource):
     max_line_bytes: int | str = "1GB"
 
     format = "jsonl"
+    can_choose_rows = True
 
     def check(self) -> None:
         super().check()
@@ -219,7 +220,14 @@ class JsonlReader(_LineSource):
             parser = self._parser(pa.schema([(_NOTHING, pa.bool_())]), [_NOTHING])
         else:
             parser = self._parser(schema, self.wanted(reading))
+        seen = 0
         for lines in self._lines(partition, reading):
+            if reading.chosen is not None:
+                here = reading.chosen[seen : seen + len(lines)]
+                seen += len(lines)
+                lines = lines.select(here)
+                if not len(lines):
+                    continue
 
             def bad(line: int, error: str, lines: Lines = lines) -> None:
                 self._fail(reading, lines, line, error)

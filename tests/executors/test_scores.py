@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -109,6 +110,7 @@ def test_rejects_hold_the_text_that_the_dropping_filter_saw(source, tmp_path):
 def test_with_stored_scores_maps_run_only_on_rows_that_pass_the_filters_before_them(source, tmp_path, kept):
     options = {"executor": "inline", "on_error": "isolate", "scores": True, "rejects": kept}
     job(source, tmp_path / "out").run(**options)
+    shutil.rmtree(tmp_path / "out" / ".tamis" / "written")  # otherwise rows that are kept again are copied
     STRIPPED.clear()
     report = job(source, tmp_path / "out", min_letters=40, min_share=0.4).run(**options)
     dropped = {op["name"]: sum(op["dropped"].values()) for op in report.operators}
