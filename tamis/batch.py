@@ -285,7 +285,8 @@ class Failure:
     address: str
     step: str
     error: str
-    row: bytes | dict[str, Any] | None = field(default=None)
+    row: bytes | str | dict[str, Any] | None = field(default=None)
+    """The line that could not be read, or the values of the row."""
     rows: int = 1
     """The number of rows lost: a damaged part of a file loses several at once; 0 if unknown."""
     damaged_file: str | None = None

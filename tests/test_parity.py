@@ -1,5 +1,6 @@
 """The same rows, reasons and failures for any executor, number of workers, block size, batch size and hash seed."""
 
+import hashlib
 import json
 import os
 import random
@@ -7,9 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tamis import JsonlReader, JsonlWriter, Pipeline
+from tamis import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline
+from tamis.dedup.exact import ExactDedup
+from tamis.media import read_bytes
+from tamis.operators import Expand, operator
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 
@@ -67,6 +74,93 @@ def reference(source, tmp_path_factory):
 )
 def test_nothing_depends_on_how_the_work_is_divided(source, reference, tmp_path, blocksize, options):
     assert outcome(source, tmp_path / "out", blocksize=blocksize, **options) == reference
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Rows with binaries: by value, by reference, missing, and broken."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = random.Random(11)
+    for number in range(3):
+        rows = []
+        for row in range(60):
+            data = bytes([generator.randrange(6)]) * generator.choice([0, 10, 3000])
+            image = {"bytes": data, "path": f"{row}.bin"}
+            if row % 7 == 0:
+                (folder / f"{number}-{row}.bin").write_bytes(data)
+                image = {"bytes": None, "path": f"{number}-{row}.bin" if row % 14 else "missing.bin"}
+            rows.append({"id": f"{number}-{row}", "image": None if row % 11 == 0 else image})
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=7)
+    return folder
+
+
+@operator(reads="image", writes=("tile", "image", "content"))
+class TilesForTests(Expand):
+    """Cuts each image into two, and names what each holds."""
+
+    def expand(self, batch):
+        found = read_bytes(batch, "image")
+        rows = [row for row, data in enumerate(found) if data is not None]
+        parents = np.repeat(np.array(rows, dtype=np.int64), 2)
+        half = [bytes(found[row]) for row in rows]
+        tiles = [part for data in half for part in (data[: len(data) // 2], data[len(data) // 2 :])]
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        columns = {
+            "tile": pa.array(np.tile([0, 1], len(rows))),
+            "image": pa.array([{"bytes": tile, "path": None} for tile in tiles], kind),
+            "content": pa.array([hashlib.sha256(tile).hexdigest() for tile in tiles], pa.string()),
+        }
+        return pa.table(columns), parents
+
+
+def breaks_on_some_tiles(row):
+    if row["image"]["bytes"][:1] == b"\x03" and row["tile"]:
+        raise RuntimeError("a broken tile")
+    return True
+
+
+def outcome_of_pictures(pictures, output, *, blocksize, **options):
+    report = Pipeline(
+        ParquetReader(pictures, blocksize=blocksize),
+        TilesForTests(),
+        breaks_on_some_tiles,
+        ExactDedup(column="content"),
+        ParquetWriter(output),
+    ).run(on_error="isolate", rejects=True, max_failed="100%", **options)
+    rows = [row for file in sorted(output.glob("part-*")) for row in pq.read_table(file).to_pylist()]
+    files = (output / ".tamis" / "failed").iterdir()
+    failed = sorted(line for file in files for line in file.read_text().splitlines())
+    rejects = [row for file in (output / ".tamis" / "rejects").iterdir() for row in pq.read_table(file).to_pylist()]
+    account = (report.read, report.created, report.kept, report.dropped, report.failed)
+    return {"rows": rows, "failed": failed, "rejects": sorted(map(str, rejects)), "account": account}
+
+
+@pytest.fixture(scope="module")
+def pictures_reference(pictures, tmp_path_factory):
+    output = tmp_path_factory.mktemp("reference") / "out"
+    result = outcome_of_pictures(pictures, output, blocksize="10MB", executor="inline")
+    assert len(result["rows"]) > 8
+    children = [json.loads(line)["address"] for line in result["failed"] if "a broken tile" in line]
+    assert all(address.endswith("/1") for address in children)
+    assert sum("a broken tile" in line for line in result["failed"]) > 5
+    assert sum("No such file" in line for line in result["failed"]) > 5
+    return result
+
+
+@pytest.mark.parametrize(
+    ("blocksize", "options"),
+    [
+        ("1B", {"executor": "inline"}),
+        ("10MB", {"workers": 1, "memory": "512MB"}),
+        ("20kB", {"workers": 2}),
+        ("1B", {"workers": 4, "memory": "1500MB"}),
+    ],
+    ids=str,
+)
+def test_binaries_do_not_depend_on_how_the_work_is_divided(pictures, pictures_reference, tmp_path, blocksize, options):
+    found = outcome_of_pictures(pictures, tmp_path / "out", blocksize=blocksize, **options)
+    assert found == pictures_reference
 
 
 SCRIPT = """

@@ -81,8 +81,7 @@ class Flow:
                 if unit.packet is not None:
                     remove(unit.packet)
         for segment in self.segments:
-            if segment.rejects:
-                segment.discard()
+            segment.discard()
 
     def account(self) -> Account:
         """The account of the whole group: what was read by the first stage, and what the last one kept."""

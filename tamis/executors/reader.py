@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from tamis.batch import LINE, Batch, Failure
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows
+from tamis.executors.side_outputs import FailureLog, deferred_record
 from tamis.executors.steps import dropped, rewritten, schema_read, visible
 from tamis.executors.tasks import Marker, Stage, Task
 from tamis.memory import spill
@@ -41,6 +42,7 @@ class Reader:
         self,
         stage: Stage,
         task: Task,
+        scratch: Path,
         records: Records,
         marker: Marker,
         allowance: Allowance,
@@ -52,7 +54,7 @@ class Reader:
         self._decided = 0  # rows whose fate was looked up so far
         self._fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
         self._step = 0  # -1 - the number of the piece being read, if the source reports it
-        self._bad_rows: list[Failure] = []
+        self._bad_rows = FailureLog(scratch / "unread")
         self.corrupt: set[str] = set()
         """Frames found to be corrupt."""
         self.exhausted = False
@@ -84,8 +86,13 @@ class Reader:
         elif self._earlier is not None:
             self._earlier.check_read(self._ordinal)
         if self.exhausted:
-            for failure in self._bad_rows:
-                self._records.fail_unread(failure)
+            for record in self._bad_rows.records():
+                self._records.fail_unread(Failure(**record))
+        self._bad_rows.close()
+
+    def abandon(self) -> None:
+        """Close the files of a task that failed; they are about to be removed."""
+        self._bad_rows.close()
 
     def _read(self) -> Iterator[tuple[int, Batch]]:
         """The rows of the task, in batches, each with the number of its first row."""
@@ -138,7 +145,7 @@ class Reader:
         if self._stage.reads_again or self._task.stop is not None:
             return  # counted by the stage before, or with the last rows of the partition
         if self._task.max_rows is not None:
-            self._bad_rows.append(failure)  # counted if this task turns out to read the last rows
+            self._bad_rows.write(deferred_record(failure))  # counted if this task turns out to read the last rows
         else:
             self._records.fail_unread(failure)
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,13 @@ from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.executors.reuse import EarlierRows, WrittenRows
 from tamis.executors.scores import ROW
 from tamis.executors.segments import Segment
-from tamis.executors.side_outputs import failure_record, rejected_rows
+from tamis.executors.side_outputs import FailureLog, failure_record, rejected_rows
 from tamis.executors.steps import Applied
 from tamis.executors.tasks import Stage
 from tamis.memory import process
 from tamis.operators import Shard, ShardWriter
 from tamis.report import Account, ErrorCounts, OperatorAccount
+from tamis.store import LINES
 
 REPORT_FAILURES_EVERY = 1_000
 
@@ -38,12 +38,12 @@ class Records:
     ) -> None:
         self._stage, self._scratch, self._on_failures = stage, scratch, on_failures
         self._written, self._cuts = written, 0
-        self._rejects_stem = f"{stem}-stage-{stage.index + 1}"
+        self._side_stem = f"{stem}-stage-{stage.index + 1}"
         self._begin()
 
     def _begin(self) -> None:
         self.account = Account(operators=[OperatorAccount(op.name, op.kind) for op in self._stage.steps])
-        self.failures: list[dict[str, Any]] = []
+        self._failed = FailureLog(self._scratch / f"{self._side_stem}{LINES}")
         self.errors = ErrorCounts()
         self._rejects: ShardWriter | None = None
 
@@ -52,12 +52,14 @@ class Records:
         self._cuts += 1
         segment = Segment(self._scratch, self.account)
         self.close(segment)
-        if segment.rejects:
-            own = self._scratch.with_name(f"{self._scratch.name}-{self._cuts}")
-            own.mkdir(exist_ok=True)
-            for shard in segment.rejects:
-                (self._scratch / shard.name).replace(own / shard.name)
-            segment.folder = own
+        names = [shard.name for shard in segment.rejects]
+        names += [segment.failed.name] if segment.failed is not None else []
+        if names:
+            segment.folder = self._scratch.with_name(f"{self._scratch.name}-{self._cuts}")
+            segment.folder.mkdir(exist_ok=True)
+            for name in names:
+                (self._scratch / name).replace(segment.folder / name)
+            segment.failed = segment.failed and segment.folder / segment.failed.name
         self._begin()
         return segment
 
@@ -95,7 +97,7 @@ class Records:
     def _rejects_writer(self) -> ShardWriter:
         if self._rejects is None:
             assert self._stage.rejects is not None
-            self._rejects = self._stage.rejects.open_shard(self._scratch, self._rejects_stem, pa.schema([]))
+            self._rejects = self._stage.rejects.open_shard(self._scratch, self._side_stem, pa.schema([]))
         return self._rejects
 
     def copy_rejects(self, earlier: EarlierRows) -> list[Shard]:
@@ -132,20 +134,21 @@ class Records:
         self._note(failure)
 
     def _note(self, failure: Failure) -> None:
-        self.failures.append(failure_record(failure))
+        self._failed.write(failure_record(failure))
         if failure.rows:  # the number of rows in a damaged file may be unknown
             self.errors.add(failure.step, failure.error, failure.address, failure.rows)
             self.account.errors = self.errors.entries
-        if len(self.failures) % REPORT_FAILURES_EVERY == 0:  # a source may fail any number of rows before a batch
+        if self._failed.count % REPORT_FAILURES_EVERY == 0:  # a source may fail any number of rows before a batch
             self._on_failures()
 
     def close(self, segment: Segment) -> None:
         """Complete the files, and name them in `segment`."""
-        segment.failures = self.failures
+        segment.failed, segment.failures = self._failed.close(), self._failed.count
         if self._rejects is not None:
             segment.rejects = self._rejects.close()
 
     def abandon(self) -> None:
         """Close the files of a task that failed; they are about to be removed."""
+        self._failed.close()
         if self._rejects is not None:
             self._rejects.close()

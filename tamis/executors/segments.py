@@ -9,6 +9,7 @@ written by a worker of its own into a folder that is kept, and the driver puts t
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -45,7 +46,9 @@ class Segment:
     account: Account
     shards: list[Shard] = field(default_factory=list)
     rejects: list[Shard] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: int = 0
+    failed: Path | None = None
+    """The rows that failed, as JSON lines."""
     observed: int = 0
     """Rows handed to the Gather at the end of the stage."""
     facts: list[Path] = field(default_factory=list)
@@ -70,7 +73,8 @@ class Segment:
         shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
         self.folder.rename(folder)
         facts, rows = ([folder / file.name for file in files] for files in (self.facts, self.rows))
-        return replace(self, folder=folder, facts=facts, rows=rows)
+        failed = folder / self.failed.name if self.failed is not None else None
+        return replace(self, folder=folder, facts=facts, rows=rows, failed=failed)
 
     def discard(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -87,30 +91,47 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
     if stage.reuse is not None:
         stage.store.remove(written)  # the rows of an earlier run cannot be reused once its files are replaced
     shards = [shard for segment in segments for shard in segment.in_place]
-    shards += [_published(stage, *each) for each in _named(segments, "shards", stem)]
+    for segment, shard, name in _named(segments, "shards", stem):
+        shards.append(_published(stage, segment.folder, shard, name))
     for segment, shard, name in _named(segments, "rejects", side):
         untyped = replace(shard, schema="")  # rejects need not agree on their columns with the output
-        shards.append(_published(stage, segment, untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
-    failures = [failure for segment in segments for failure in segment.failures]
-    if failures:
-        shard = spill.write_failures(segments[0].folder / f"{side}{LINES}", failures)
-        shards.append(_published(stage, segments[0], shard, f"{INTERNAL}/failed/{shard.name}"))
+        shards.append(_published(stage, segment.folder, untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
+    failed = _joined([segment.failed for segment in segments if segment.failed is not None])
+    gone = _gone(stage, failed)
+    if failed is not None:
+        shard = Shard(failed.name, sum(segment.failures for segment in segments), failed.stat().st_size)
+        shards.append(_published(stage, failed.parent, shard, f"{INTERNAL}/failed/{side}{LINES}"))
     extra: dict[str, Any] = {"rejects": stage.rejects is not None}
     if segments[0].written is not None:
-        shards.append(_published(stage, segments[0], segments[0].written, written))
+        shards.append(_published(stage, segments[0].folder, segments[0].written, written))
         extra["reuse"] = reuse_key(stage, task.partition)
     if not any("/" not in shard.name for shard in shards) and segments[0].schema is not None:
         extra["schema"] = segments[0].schema
     if stage.gathers:
-        gone = [failure["address"] for failure in failures if failure["step"] != stage.source.name]
         files = [*_place(stage, segments, "facts"), *_place(stage, segments, "rows")]
         extra |= {"observed": sum(segment.observed for segment in segments), "files": files, "gone": gone}
         extra |= {"damaged": sorted(task.damaged), "unreadable": dict(task.unreadable)}
     return Outcome(shards, account, extra)
 
 
-def _published(stage: Stage, segment: Segment, shard: Shard, name: str) -> Shard:
-    file = segment.folder / shard.name
+def _joined(files: Sequence[Path]) -> Path | None:
+    """The lines of all files, appended to the first."""
+    for file in files[1:]:
+        with files[0].open("ab") as target, file.open("rb") as source:
+            shutil.copyfileobj(source, target)
+    return files[0] if files else None
+
+
+def _gone(stage: Stage, failed: Path | None) -> list[str]:
+    """The addresses of rows that failed after they were read, if the next stage reads them again."""
+    if failed is None or not stage.gathers or stage.spills_rows:
+        return []
+    with failed.open(encoding="utf-8") as lines:
+        return [record["address"] for record in map(json.loads, lines) if record["step"] != stage.source.name]
+
+
+def _published(stage: Stage, folder: Path, shard: Shard, name: str) -> Shard:
+    file = folder / shard.name
     checksum = checksum_of(file)  # read from the page cache: the file was just written
     stage.store.publish(file, name)
     return replace(shard, name=name, checksum=checksum)

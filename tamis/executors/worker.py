@@ -117,7 +117,7 @@ class _TaskRun:
         self.earlier = earlier_rows(stage, task, self.keeper, self.scratch)
         allowance = task.allowance or Allowance(stage.batch_bytes)
         self.records = Records(stage, self.stem, self.scratch, self._report, self.written)
-        self.reader = Reader(stage, task, self.records, marker, allowance, self.earlier)
+        self.reader = Reader(stage, task, self.scratch, self.records, marker, allowance, self.earlier)
         self.writer: Writer | PacketWriter
         if stage.hands_on:
             assert task.emission is not None
@@ -133,7 +133,7 @@ class _TaskRun:
 
     def __exit__(self, kind: object, *exc: object) -> None:
         if kind is not None:
-            for part in (self.writer, self.records):
+            for part in (self.reader, self.writer, self.records):
                 with suppress(Exception):  # another error is on its way
                     part.abandon()
         shutil.rmtree(self.scratch, ignore_errors=True)

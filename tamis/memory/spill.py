@@ -8,11 +8,9 @@ stage 2:  rows + fates   -> ...
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +19,7 @@ from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
 from tamis.mapped import SPILL
 from tamis.media import MediaAccess
-from tamis.operators import Layout, Partition, Reading, Shard, Source
+from tamis.operators import Layout, Partition, Reading, Source
 
 _PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_children"
 
@@ -201,11 +199,3 @@ def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array, pa.A
     drop = contiguous(table.column("drop")).to_numpy(zero_copy_only=False)
     payload = contiguous(table.column("payload")) if "payload" in table.column_names else None
     return drop, contiguous(table.column("reason")), payload
-
-
-def write_failures(path: Path, failures: Sequence[Mapping[str, Any]]) -> Shard:
-    """Write failed rows as JSON lines: address, step, error, and the row if it is known."""
-    with path.open("a", encoding="utf-8") as file:
-        for failure in failures:
-            file.write(json.dumps(failure, ensure_ascii=False, default=str) + "\n")
-    return Shard(path.name, len(failures), path.stat().st_size)

@@ -1,13 +1,17 @@
 """Batches of about one size, whatever a step makes of its rows."""
 
+import zlib
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
-from tamis import JsonlWriter, Pipeline, Rows
+from tamis import JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch
 from tamis.executors.regroup import TOLERANCE, Growth, regroup
 from tamis.memory.budget import DEFAULT_BATCH_BYTES
-from tamis.operators import Expand, Filter, between, operator
+from tamis.operators import Expand, Filter, Map, between, operator
 from tests.test_pipeline import read_jsonl
 
 
@@ -75,3 +79,40 @@ def test_what_an_expand_makes_continues_in_pieces_of_the_batch_size(tmp_path):
     assert max(count for step, count in SEEN if step == "filter") * 1000 <= TOLERANCE * DEFAULT_BATCH_BYTES
     written = [(row["n"], row["k"]) for row in read_jsonl(tmp_path)]
     assert written == [(n, k) for n in range(600) for k in range(0, 100, 2)]
+
+
+@operator(reads="n", writes="image")
+class DecodeForTests(Map):
+    """Turns a kilobyte into a megabyte per row."""
+
+    def apply(self, batch):
+        data = [{"bytes": bytes([n % 256]) * 2**20, "path": None} for n in batch["n"].to_pylist()]
+        return {"image": pa.array(data, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))}
+
+
+@operator(reads="n", writes="image")
+class FramesForTests(Expand):
+    """Makes forty frames of a quarter of a megabyte each."""
+
+    def expand(self, batch):
+        parents = np.repeat(np.arange(len(batch)), 40)
+        numbers = batch["n"].to_numpy()[parents]
+        data = [{"bytes": bytes([n % 256]) * 2**18, "path": None} for n in numbers.tolist()]
+        return pa.table({"image": pa.array(data, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))}), parents
+
+
+def hashed(row):
+    return {"digest": zlib.crc32(row["image"]["bytes"]), "image": None}
+
+
+@pytest.mark.parametrize(("step", "count", "copies"), [(DecodeForTests(), 1500, 1), (FramesForTests(), 100, 40)])
+def test_binaries_that_a_step_makes_stay_within_the_budget(step, count, copies, tmp_path):
+    """1.5 GB and 1 GB are made by a worker that may hold about 300 MB."""
+    rows = [{"n": n, "text": "x" * 1000} for n in range(count)]
+    report = Pipeline(Rows(rows), step, hashed, ParquetWriter(tmp_path / "out")).run(workers=1, memory="512MB")
+    assert (report.kept, report.failed) == (count * copies, 0)
+    assert report.peak_memory_bytes <= 512 * 10**6
+    size = 2**20 if copies == 1 else 2**18
+    digests = {value: zlib.crc32(bytes([value]) * size) for value in range(256)}
+    found = pq.read_table(tmp_path / "out", columns=["n", "digest"]).to_pylist()
+    assert found == [{"n": n, "digest": digests[n % 256]} for n in range(count) for _ in range(copies)]

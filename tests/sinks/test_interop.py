@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tamis import JsonlReader, Pipeline, Report
+from tamis import JsonlReader, ParquetReader, Pipeline, Report, Rows
 from tamis.card import card_text
 from tamis.dedup.exact import ExactDedup
 from tamis.errors import ParameterError, SinkError
@@ -328,3 +328,86 @@ def test_text_from_data_cannot_change_the_form_of_a_card():
 def test_a_license_is_an_identifier(license, source, tmp_path):
     with pytest.raises(ParameterError, match="`license` must be an identifier"):
         Pipeline(JsonlReader(source), JsonlWriter(tmp_path)).run(card=True, license=license)
+
+
+# ---------------------------------------------------------------------------------------------------------- media rows
+
+FEATURES = {
+    "picture": {"_type": "Image"},
+    "voice": {"sampling_rate": 16000, "_type": "Audio"},
+    "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    "n": {"dtype": "int64", "_type": "Value"},
+}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two files as `Dataset.to_parquet` writes them, with images, sounds and labels."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        fields = [("picture", kind), ("voice", kind), ("label", pa.int64()), ("n", pa.int64())]
+        schema = pa.schema(
+            fields, metadata={"huggingface": json.dumps({"info": {"features": FEATURES}}), "pandas": "{}"}
+        )
+        values = [{"bytes": bytes([137, 80, number, n]), "path": f"{n}.png"} for n in range(5)]
+        columns = [values, [None] * 5, [0, 1, 0, 1, 0], list(range(5 * number, 5 * number + 5))]
+        table = pa.table([pa.array(v, k) for v, (_, k) in zip(columns, fields, strict=True)], schema=schema)
+        pq.write_table(table, tmp_path / f"in/{number}.parquet")
+    return tmp_path
+
+
+def features(out, cache):
+    found = datasets.load_dataset(
+        "parquet", data_files=[str(path) for path in out], cache_dir=str(cache), split="train"
+    )
+    return {name: type(kind).__name__ for name, kind in found.features.items()}
+
+
+def test_features_of_a_hugging_face_dataset_are_kept(pictures):
+    assert features(sorted((pictures / "in").glob("*.parquet")), pictures / "cache0")["picture"] == "Image"
+
+    def changes(row):
+        return {"extra": row["n"] if row["n"] > 4 else row["n"] / 2}  # the shards differ, and are rewritten to agree
+
+    job = [ParquetReader(pictures / "in", files_per_partition=1, columns={"image": "picture"}), changes]
+    Pipeline(*job, ExactDedup(column="n"), ParquetWriter(pictures / "out", columns={"image": "photo"})).run(workers=1)
+    found = features(sorted((pictures / "out").glob("*.parquet")), pictures / "cache1")
+    assert found == {"photo": "Image", "voice": "Audio", "label": "ClassLabel", "n": "Value", "extra": "Value"}
+    for file in (pictures / "out").glob("*.parquet"):
+        metadata = pq.read_schema(file).metadata
+        assert set(metadata) == {b"huggingface"}
+    assert (
+        Pipeline(*job, ExactDedup(column="n"), ParquetWriter(pictures / "out", columns={"image": "photo"}))
+        .run(workers=1)
+        .state
+        == "unchanged"
+    )
+
+
+def test_features_of_columns_that_are_left_out_are_dropped(pictures):
+    writer = ParquetWriter(pictures / "out", fields=["picture"])
+    Pipeline(ParquetReader(pictures / "in"), writer).run(executor="inline")
+    (text,) = {pq.read_schema(file).metadata[b"huggingface"] for file in (pictures / "out").glob("*.parquet")}
+    assert json.loads(text) == {"info": {"features": {"picture": {"_type": "Image"}}}}
+
+
+def test_a_hugging_face_dataset_in_memory_keeps_its_features(pictures):
+    source = datasets.load_dataset(
+        "parquet", data_files=str(pictures / "in/0.parquet"), cache_dir=str(pictures / "cache0"), split="train"
+    )
+    Pipeline(Rows(source), lambda row: row["n"] > 0, ParquetWriter(pictures / "out")).run(executor="inline")
+    found = features(sorted((pictures / "out").glob("*.parquet")), pictures / "cache1")
+    assert (found["picture"], found["voice"], found["label"]) == ("Image", "Audio", "ClassLabel")
+    assert pq.read_table(pictures / "out")["picture"].to_pylist()[0] == {
+        "bytes": bytes([137, 80, 0, 1]),
+        "path": "1.png",
+    }
+
+
+def test_damaged_features_are_ignored(tmp_path):
+    for number, text in enumerate((b"not json", b"[]", b'{"info": {"features": 3}}', b'{"info": 1}', b"[" * 100_000)):
+        table = pa.table({"n": [1]}).replace_schema_metadata({b"huggingface": text})
+        pq.write_table(table, tmp_path / "in.parquet")
+        Pipeline(ParquetReader(tmp_path / "in.parquet"), ParquetWriter(tmp_path / str(number))).run(executor="inline")
+        assert pq.read_schema(tmp_path / str(number) / "part-000000.parquet").metadata is None
