@@ -321,12 +321,13 @@ class ByteSource(FileSource):
             return
         damaged = reading.damaged if reading is not None else frozenset()
         on_damage = reading.on_damage if reading is not None else None
+        compressed = codec_of(piece.path) is not None  # only then do frames have checksums
         with open_file(piece.path, self.storage_options) as file:
             yield from whole_lines(
                 self.chunks(file, piece, batch_bytes, damaged=damaged, on_damage=on_damage),
                 skip_first=piece.start > 0,
-                owns_stop=codec_of(piece.path) is not None,
+                owns_stop=compressed,
                 batch_bytes=batch_bytes,
                 max_line_bytes=max_line_bytes,
-                verify=on_damage is not None and self.on_damage == "fail",
+                verify=compressed and on_damage is not None and self.on_damage == "fail",
             )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 import random
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -250,6 +251,20 @@ def test_lines_over_the_maximum_fail_and_are_not_held(tmp_path, read_all):
     assert found.rows == [{"t": "a"}, {"t": "b"}]
     assert ["50,009 bytes" in failure.error for failure in found.failures] == [True]
     assert found.failures[0].address.endswith("a.jsonl:11")
+
+
+def test_a_partition_reads_little_of_the_file_after_its_end(tmp_path, read_all):
+    (tmp_path / "a.jsonl").write_bytes(as_lines(some_rows(30_000)))
+    size = (tmp_path / "a.jsonl").stat().st_size
+    before = bytes_read_so_far()
+    found = read_all(JsonlReader(tmp_path / "a.jsonl"), blocksize=size // 16)
+    assert len(found.layout.partitions) >= 16
+    assert bytes_read_so_far() - before < 4 * size
+
+
+def bytes_read_so_far() -> int:
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
 
 
 def test_a_line_far_longer_than_a_batch_is_read(tmp_path, compress, read_all):
