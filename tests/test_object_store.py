@@ -14,6 +14,7 @@ from tamis.ledger import Ledger
 from tamis.sampling import Sample
 from tamis.store import Store
 from tamis.text.quality import WordCount
+from tamis.verification import verify
 
 
 @pytest.fixture
@@ -127,3 +128,27 @@ def test_an_output_that_would_harm_its_input_is_seen(bucket):
     assert "contains an input file" in touches("in/0.jsonl", "in")
     assert touches("in", "input") == "None"
     assert touches("in", "i") == "None"
+
+
+@pytest.mark.parametrize("writer", [JsonlWriter, ParquetWriter])
+def test_rows_in_an_object_store_are_reused_with_other_thresholds(bucket, writer):
+    system, options = s3fs.S3FileSystem(**bucket.storage_options), bucket.storage_options
+    run = {"executor": "inline", "scores": True, "rejects": True}
+
+    def filtered(folder, minimum):
+        reader = JsonlReader(f"{bucket.url}/in/", files_per_partition=1, storage_options=options)
+        sink = writer(f"{bucket.url}/{folder}", storage_options=options)
+        return Pipeline(reader, WordCount(min_words=minimum), sink).run(**run)
+
+    def shards(folder):
+        system.invalidate_cache()
+        names = sorted(system.glob(f"{bucket.url}/{folder}/part-*"))
+        return [system.cat_file(name) for name in names]
+
+    filtered("out", 3)
+    for minimum in (5, 2, 4):
+        report, fresh = filtered("out", minimum), filtered(f"fresh-{minimum}", minimum)
+        assert (report.kept, report.dropped) == (fresh.kept, fresh.dropped)
+        assert len(shards("out")) == 3
+        assert shards("out") == shards(f"fresh-{minimum}")
+        assert verify(f"{bucket.url}/out", storage_options=options).ok

@@ -157,13 +157,12 @@ def stored_lines(path: Path, compression: str | None) -> Iterator[pa.Table]:
     """The lines of a file with their line ends, as tables with the column `LINE`."""
     rest = b""
     with reading(path, compression) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            end = chunk.rfind(b"\n") + 1
+        while chunk := stream.read(max(CHUNK_BYTES, len(rest))):  # a long line is not copied again and again
+            data = rest + chunk if rest else chunk
+            end = data.rfind(b"\n") + 1
             if end:
-                yield pa.table({LINE: _lines_of(rest + chunk[:end])})
-                rest = chunk[end:]
-            else:
-                rest += chunk
+                yield pa.table({LINE: _lines_of(pa.py_buffer(data).slice(0, end))})
+            rest = data[end:]
     assert not rest, f"{path} does not end with a line end"
 
 

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis.cli import main
-from tamis.errors import RecipeError
+from tamis.errors import RecipeError, SinkError
 from tamis.recipes.rethreshold import rethreshold
+from tamis.verification import verify
 
 RECIPE = """
 steps:
@@ -72,6 +73,26 @@ def test_another_output_leaves_the_given_one_as_it_is(folder):
     assert reasons(new) == ["words < 6"] * 6
     rethreshold(new, ["word_count.min_words=7"], **OPTIONS)  # it has scores of its own
     assert words(new) == [7]
+
+
+def test_another_output_shares_shards_that_do_not_change_and_writes_the_others(folder):
+    shard = "part-000000.jsonl"
+    rethreshold(folder / "a", ["word_count.max_words=100"], to=folder / "same", **OPTIONS)
+    assert (folder / "same" / shard).samefile(folder / "a" / shard)
+    before = contents(folder / "a")
+    rethreshold(folder / "a", ["word_count.min_words=1"], to=folder / "looser", **OPTIONS)
+    assert words(folder / "looser") == [1, 2, 3, 4, 5, 6, 7]
+    assert reasons(folder / "looser") == ["words < 1"]
+    assert contents(folder / "a") == before
+    assert verify(folder / "looser").ok
+
+
+def test_an_output_folder_with_other_data_is_refused_and_not_changed(folder):
+    (folder / "full").mkdir()
+    (folder / "full" / "data.jsonl").write_text("{}")
+    with pytest.raises(SinkError, match="not empty"):
+        rethreshold(folder / "a", ["word_count.min_words=1"], to=folder / "full", **OPTIONS)
+    assert [file.name for file in (folder / "full").glob("*.jsonl")] == ["data.jsonl"]
 
 
 def test_an_output_without_scores_is_refused(folder):
