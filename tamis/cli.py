@@ -252,6 +252,18 @@ KeepWorkOption: TypeAlias = Annotated[
         "--keep-work", help="Keep what deduplication and sampling wrote to disk, so that added files are read alone."
     ),
 ]
+ScratchOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--scratch", metavar="DIR", help="Put intermediate files into this local folder."),
+]
+ExchangeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--exchange",
+        metavar="URL",
+        help="Pass intermediate results between workers through this object store or shared folder.",
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
@@ -348,6 +360,8 @@ def run(
     max_seconds: Annotated[
         float | None, typer.Option(help="With --on-overflow sample: time limit in seconds for growing the sample.")
     ] = None,
+    scratch: ScratchOption = None,
+    exchange: ExchangeOption = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
@@ -380,6 +394,8 @@ def run(
                     on_error=on_error.value if on_error is not None else None,
                     on_overflow=on_overflow.value,
                     max_seconds=max_seconds,
+                    scratch=scratch,
+                    exchange=exchange,
                     alerts=chosen.settings.alerts,
                     on_event=progress,
                     progress=False,
@@ -445,6 +461,7 @@ def rethreshold(
     ] = None,
     memory: MemoryOption = None,
     workers: WorkersOption = None,
+    scratch: ScratchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Filter again with other thresholds, from the scores that a run with --scores kept."""
@@ -456,7 +473,13 @@ def rethreshold(
     with Progress() as progress:
         settings = resources_of(Recipe(()), memory, workers)
         report = rethreshold_output(
-            output, overrides or [], to=new_output, **settings, on_event=progress, progress=False
+            output,
+            overrides or [],
+            to=new_output,
+            **settings,
+            scratch=os.path.abspath(scratch) if scratch is not None else None,  # noqa: PTH100 (keeps links)
+            on_event=progress,
+            progress=False,
         )
     if as_json:
         print_json(report.as_dict())

@@ -10,30 +10,24 @@ writes files of the same names.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import io
 import json
 import os
 import re
-import time
 import typing
-import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import IO, Any
+from typing import Any
 
-from tamis.errors import DiskFull, LedgerError, SinkError, is_full_disk
+from tamis.errors import DiskFull, SinkError, is_full_disk
+from tamis.lock import FolderLock, StoreLock
 from tamis.memory.spill import stem
 from tamis.operators import Shard
 from tamis.parameters import fits
 from tamis.report import Account, Report
 from tamis.store import INTERNAL, LINES, TABLE, Store
-
-LOCK_STALE_S = 120.0
-"""A lock in an object store is taken over if its owner has not renewed it for this long."""
 
 SHARD_NAME = re.compile(r"part-\d{6,}[\w.-]*", re.ASCII)
 """The name of a file of rows. `_has_own_names` also checks the number and the names in the internal folder."""
@@ -72,9 +66,8 @@ def _has_own_names(commit: Commit) -> bool:
     """Whether all files of a commit have names that its partition could have given them."""
     own = re.escape(stem(commit.partition))
     side = rf"{own}-stage-{commit.stage + 1}"
-    internal = (
-        rf"{re.escape(INTERNAL)}/(?:rejects/{side}(?:-\d{{4}})?\{TABLE}|failed/{side}\{LINES}|written/{side}\{TABLE})"
-    )
+    numbered = rf"{side}(?:-\d{{4}})?"
+    internal = rf"{re.escape(INTERNAL)}/(?:rejects/{numbered}\{TABLE}|failed/{numbered}\{LINES}|written/{side}\{TABLE})"
     names = re.compile(rf"{own}(?!\d)[\w.-]*|{internal}", re.ASCII)
     return all(names.fullmatch(shard.name) for shard in commit.shards)
 
@@ -127,14 +120,12 @@ class Ledger:
         """The number of damaged lines."""
         self._file: io.FileIO | None = None
         self._segment = 0
-        self._owner = uuid.uuid4().hex
-        self._lock: IO[bytes] | None = None
-        self._lock_renewed = 0.0
+        self.lock: FolderLock | StoreLock = FolderLock(store) if store.local else StoreLock(store)
 
     # ------------------------------------------------------------------------------------------ opening and closing
 
     def __enter__(self) -> Ledger:
-        self._take_lock()
+        self.lock.take()
         try:
             self.load()
             if self.store.local:
@@ -142,14 +133,14 @@ class Ledger:
                 self._file = (self.store.path / INTERNAL / "ledger.log").open("ab", buffering=0)
                 self._end_last_line()
         except BaseException:
-            self._release_lock()
+            self.lock.release()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._file is not None:
             self._file.close()
-        self._release_lock()
+        self.lock.release()
 
     def load(self) -> None:
         """Read all records. Needs no lock, and changes nothing on disk."""
@@ -186,6 +177,7 @@ class Ledger:
         new = list(records)
         if not new:
             return
+        self.lock.check()
         data = b"".join(format_line(record) for record in new)
         try:
             if self._file is not None:
@@ -264,61 +256,6 @@ class Ledger:
     def clear(self) -> None:
         """Forget everything: commits, results of a Gather, and the plan."""
         self.append([{"kind": "clear"}])
-
-    # ------------------------------------------------------------------------------------------------------ the lock
-
-    def _take_lock(self) -> None:
-        if self.store.local:
-            lock = (self.store.path / INTERNAL / "lock").open("a+b")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.seek(0)
-                owner = lock.read().decode(errors="replace").strip() or "another process"
-                lock.close()
-                raise _in_use(self.store.root, owner) from None
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()}".encode())
-            lock.flush()
-            self._lock = lock
-            return
-        renewed = self._lock_holder().get("renewed")
-        if isinstance(renewed, (int, float)) and time.time() - renewed < LOCK_STALE_S:
-            raise _in_use(self.store.root, f"a run that was alive {time.time() - renewed:.0f} s ago")
-        self.renew_lock(force=True)
-        # Two runs may have found no lock; the one whose name is in the object continues.
-        if self._lock_holder().get("owner") != self._owner:
-            raise _in_use(self.store.root, "a run that started at the same moment")
-
-    def _lock_holder(self) -> dict[str, Any]:
-        """What the lock object in an object store says; {} if there is none, or it is damaged."""
-        try:
-            holder = json.loads(self.store.read(f"{INTERNAL}/lock") or b"{}")
-        except ValueError:
-            return {}
-        return holder if isinstance(holder, dict) else {}
-
-    def renew_lock(self, *, force: bool = False) -> None:
-        """Show other machines that this run is alive. Cheap, and called often."""
-        if self.store.local or (not force and time.monotonic() - self._lock_renewed < LOCK_STALE_S / 4):
-            return
-        holder = {"owner": self._owner, "renewed": time.time(), "process": os.getpid()}
-        self.store.write(f"{INTERNAL}/lock", json.dumps(holder).encode())
-        self._lock_renewed = time.monotonic()
-
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-        elif not self.store.local:
-            with contextlib.suppress(OSError):
-                self.store.remove(f"{INTERNAL}/lock")
-
-
-def _in_use(root: str, owner: str) -> LedgerError:
-    return LedgerError(
-        f"another run is writing to {root} ({owner})",
-        hint="wait for it to end, or choose another --output",
-    )
 
 
 def _checked_plan(record: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column, Failure, as_array
 from tamis.curator_names import explain_keywords
 from tamis.errors import TamisError
+from tamis.exchange import Exchange
 from tamis.identity import identify, parameter_identity
 from tamis.media import MediaAccess
 from tamis.modules import home_of
@@ -352,10 +353,12 @@ class Decide(Protocol):
 
 
 class Work(Protocol):
-    """What `resolve` may use: a folder on disk, and the workers."""
+    """What `resolve` may use: an exchange, and the workers."""
 
-    folder: Path
-    """Local folder for intermediate files, kept until the run finishes so that it can resume."""
+    exchange: Exchange
+    """Holds intermediate results, until the run finishes so that it can resume."""
+    stage: int
+    """The number of the stage that the Gather ends."""
     workers: int
     worker_bytes: int
     """The memory that each call in a worker may use."""
@@ -368,12 +371,13 @@ class Work(Protocol):
         With `new_workers`, the calls run in newly started workers, whose heap is empty.
 
         Each result must be JSON-serializable (write large results to files). It is recorded when it arrives, so a resumed run
-        computes only what is missing. `function` must write complete files, and return the same result when called again.
+        computes only what is missing. What `function` writes to the exchange can be read when all calls are done. It must
+        return the same result when called again.
         """
         ...
 
-    def publish(self, name: str, file: Path) -> None:
-        """Move a finished file to `.tamis/<name>` in the output folder."""
+    def publish(self, name: str, content: Path | bytes) -> None:
+        """Copy a file, or write bytes, to `.tamis/<name>` in the output folder."""
         ...
 
     def published(self, folder: str) -> list[str]:

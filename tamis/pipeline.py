@@ -20,6 +20,7 @@ import pyarrow as pa
 from tamis.card import check_card, check_license, write_card
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
+from tamis.exchange import Exchange, FolderExchange, StoreExchange, remove_local_copies
 from tamis.executors.driver import Run
 from tamis.executors.executor import Executor, Stop, Streaming
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
@@ -37,12 +38,13 @@ from tamis.memory.budget import Budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
-from tamis.operators import Operator, Sink
+from tamis.operators import Operator, Sink, digest
 from tamis.plan import Explanation, Plan, choose_budget, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
+from tamis.remote import is_remote
 from tamis.report import Report
 from tamis.sources.listing import forget_listings, one_listing
-from tamis.store import INTERNAL, Store
+from tamis.store import INTERNAL, Store, make_scratch, scratch_notes
 
 Step: TypeAlias = Operator | Callable[..., Any]
 
@@ -109,6 +111,8 @@ class Pipeline:
         max_failed: float | str = DEFAULT_MAX_FAILED,
         on_overflow: Literal["error", "sample"] = "error",
         max_seconds: float | None = None,
+        scratch: str | Path | None = None,
+        exchange: str | None = None,
         alerts: Mapping[str, Any] | None = None,
         on_event: Subscriber | Sequence[Subscriber] = (),
         progress: bool | None = None,
@@ -132,6 +136,11 @@ class Pipeline:
 
         A step that needs all rows before it decides, such as a deduplication, writes facts about rows to disk. They are
         removed at the end; with `keep_work` they are kept, and after files are added a later run reads only those.
+
+        `scratch` names a local folder for these files; by default they are beside a local output, and in the temporary folder
+        for one in an object store. A resumed run needs the same folder; with another, the facts are made again. `exchange`
+        names an object store, or a folder that all workers share, for what passes between workers, so that they need no
+        other folder in common. `storage_options` are those of the writer.
 
         If the whole job does not fit its memory or disk, `BudgetError` or `DiskFull` is raised. With `on_overflow="sample"`, a
         random sample of the rows is processed instead, doubled until it no longer fits or takes longer than `max_seconds`;
@@ -176,6 +185,8 @@ class Pipeline:
                     keep_work=keep_work,
                     card=card,
                     license=license,
+                    scratch=scratch,
+                    exchange=exchange,
                 )
 
         with shown:
@@ -224,7 +235,9 @@ class Pipeline:
 
         if self.sink is not None:
             raise ParameterError("a pipeline with a sink writes its rows", hint="leave out the sink, or call run()")
-        with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+        scratch = options.get("scratch")
+        parent = make_scratch(scratch) if scratch is not None else None
+        with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
             try:
                 Pipeline(*self.steps, ArrowWriter(folder)).run(max_failed=max_failed, **options)
             except TooManyFailed as error:
@@ -252,17 +265,28 @@ class Pipeline:
         keep_work: bool = False,
         card: bool = False,
         license: str | None = None,
+        scratch: str | Path | None = None,
+        exchange: str | None = None,
     ) -> Report:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
         log = MemoryLog()
         emit = Events([failures, log, *emit.subscribers])
-        store = self._store(stack)
+        store = self._store(stack, scratch)
+        between = self._exchange(store, exchange)
+        stack.callback(remove_local_copies)
         governor = Governor(budget, emit, learned_from(store))
         # First, because the fork server starts while the plan is made.
         session = stack.enter_context(executor.session(governor, self._modules(), emit, stop))
         make_plan_for = _planner(
-            self.steps, budget, store, rejects=rejects, on_error=on_error, profile=profile, scores=scores
+            self.steps,
+            budget,
+            store,
+            rejects=rejects,
+            on_error=on_error,
+            profile=profile,
+            scores=scores,
+            exchange=between,
         )
         stack.enter_context(one_listing())
         plan = make_plan_for(None)  # raises for mistakes before the output folder is touched
@@ -270,11 +294,12 @@ class Pipeline:
         ledger = stack.enter_context(Ledger(store))
         if card:
             check_card(ledger)
-        prepare_output(store, ledger, plan.sink, fresh=fresh)
+        prepare_output(store, plan.exchange, ledger, plan.sink, fresh=fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
         forget_listings()
         run = Run(plan, ledger, governor, emit, stop, failures, log, keep_work=keep_work)
+        run.notes += [*scratch_notes(store), *ledger.lock.notes]
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
@@ -293,11 +318,22 @@ class Pipeline:
             modules |= set(self.sink.preload if self.sink is not None else ())
         return modules
 
-    def _store(self, stack: ExitStack) -> Store:
+    def _store(self, stack: ExitStack, scratch: str | Path | None = None) -> Store:
+        if scratch is not None:
+            make_scratch(scratch)
         sink = self.sink
         if sink is not None:
-            return Store(sink.folder, getattr(sink, "storage_options", None))
-        return Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-")))
+            return Store(sink.folder, getattr(sink, "storage_options", None), scratch)
+        return Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-", dir=scratch)))
+
+    def _exchange(self, store: Store, place: str | None) -> Exchange:
+        """What passes between stages: a folder beside the output, or at the place given, which may be an object store."""
+        if place is None:
+            return FolderExchange(store.work())
+        name = f"tamis-{digest(store.root)}"
+        if not is_remote(place):
+            return FolderExchange(make_scratch(place.removeprefix("file://")) / name)
+        return StoreExchange(f"{place.rstrip('/')}/{name}", getattr(self.sink, "storage_options", None), store.work())
 
     def _learned(self) -> Learned:
         with ExitStack() as stack:
@@ -353,12 +389,21 @@ def _planner(
     on_error: str,
     profile: bool,
     scores: bool,
+    exchange: Exchange,
 ) -> Callable[[int | None], Plan]:
     from tamis.sinks.tables import ParquetWriter
 
     side = ParquetWriter(store.root) if rejects else None
     return lambda blocksize: make_plan(
-        steps, budget, store, blocksize=blocksize, rejects=side, on_error=on_error, profile=profile, scores=scores
+        steps,
+        budget,
+        store,
+        blocksize=blocksize,
+        rejects=side,
+        on_error=on_error,
+        profile=profile,
+        scores=scores,
+        exchange=exchange,
     )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import tamis
 from tamis.errors import BudgetError, ColumnError, ParameterError, SinkError, TamisError
+from tamis.exchange import Exchange, FolderExchange
 from tamis.executors.estimate import estimate
 from tamis.executors.executor import Streaming
 from tamis.executors.packets import PacketRows
@@ -54,6 +55,7 @@ class Plan:
     budget: Budget
     blocksize: int
     store: Store
+    exchange: Exchange
     identity: list[dict[str, Any]]
     recipe: list[dict[str, Any]] = field(default_factory=list)
     """The steps with their parameters, as in a recipe, without secrets."""
@@ -247,11 +249,14 @@ def make_plan(
     on_error: str = "isolate",
     profile: bool = False,
     scores: bool = False,
+    exchange: Exchange | None = None,
 ) -> Plan:
     """Turn the steps into stages. Reads only file listings, footers and samples of the input.
 
-    `blocksize` is that of the run to resume, if any: with other partitions, its commits could not be reused.
+    `blocksize` is that of the run to resume, if any: with other partitions, its commits could not be reused. `exchange` holds
+    what passes between stages; by default it is a folder beside the output.
     """
+    exchange = exchange or FolderExchange(store.work())
     shape = shape_of(steps)
     for number, step in enumerate(steps, start=1):
         try:
@@ -276,7 +281,7 @@ def make_plan(
         columns = tuple(sorted({*columns, *optional}))
     known = {id(step): found for step, found in zip(steps, identity, strict=True)}
     stages = _cut(
-        shape, layout, columns, budget, store, rejects, on_error, known,
+        shape, layout, columns, budget, store, exchange, rejects, on_error, known,
         keep_lines=keep_lines, profile=profile, scores=scores,
     )  # fmt: skip
     reasons = {**budget.reasons, **_blocksize_reason(shape.source, chosen), **layout.reasons}
@@ -289,6 +294,7 @@ def make_plan(
         budget=budget,
         blocksize=chosen,
         store=store,
+        exchange=exchange,
         identity=identity,
         recipe=[{step.name: _written(step)} for step in steps],
         reasons=reasons,
@@ -344,6 +350,7 @@ def _cut(
     columns: tuple[str, ...] | None,
     budget: Budget,
     store: Store,
+    exchange: Exchange,
     rejects: Sink | None,
     on_error: str,
     known: Mapping[int, Mapping[str, Any]],
@@ -352,7 +359,6 @@ def _cut(
     profile: bool,
     scores: bool,
 ) -> list[Stage]:
-    work = store.work()
     stages: list[Stage] = []
     source: Source = shape.source
     fates_of: Gather | None = None
@@ -379,9 +385,10 @@ def _cut(
                 schema=layout.schema,
                 batch_bytes=budget.batch_bytes,
                 fingerprint=fingerprint,
-                work=str(work / f"stage-{index}"),
+                exchange=exchange.sub(f"stage-{index}"),
                 store=store,
                 fates_of=fates_of,
+                fates=exchange.sub(f"stage-{index - 1}") if fates_of is not None else None,
                 reads_again=index > 0 and source is shape.source,
                 spills_rows=cut is not None and not untouched,
                 sink_schema=sink_schema(shape, layout.schema),
@@ -400,7 +407,7 @@ def _cut(
         fates_of = end
         rest = rest[cut + 1 :]
         if not untouched:
-            source = SpilledRows(folder=str(work / f"stage-{index}"), access=shape.source.access)
+            source = SpilledRows(exchange=exchange.sub(f"stage-{index}"), access=shape.source.access)
 
 
 def _group(stage: Stage, heavy_bytes: int | None) -> Group:

@@ -10,16 +10,23 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tamis.errors import SinkError, TamisError, remote_failure
+import psutil
+
+from tamis.errors import ParameterError, SinkError, TamisError
 from tamis.operators import digest
+from tamis.remote import is_remote, open_store, put_if, read_tagged, writes_conditionally
 
 INTERNAL = ".tamis"
 """The folder in an output folder that holds no data: ledger, report, failed and rejected rows."""
+
+ATTEMPTS = f"{INTERNAL}/attempts"
+"""The folder in an object store with files that attempts uploaded, before the driver gives them their names."""
 
 TABLE, LINES = ".table", ".rows"
 """Suffixes of Parquet files and of JSON lines in that folder. They differ from those of data, so that patterns such as
@@ -28,54 +35,43 @@ TABLE, LINES = ".table", ".rows"
 CHUNK_BYTES = 2**20
 
 
-class GuardedFileSystem:
-    """An fsspec file system whose methods raise one clear error if the store cannot be reached or refuses access."""
-
-    def __init__(self, system: Any, what: str, kind: type[TamisError]) -> None:
-        self._system, self._what, self._kind = system, what, kind
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._system, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            try:
-                return method(*arguments, **options)
-            except Exception as error:
-                known = remote_failure(error, self._what, self._kind)
-                if known is None:
-                    raise
-                raise known from error
-
-        return call
-
-
 class Store:
     """A folder of named files. Names are relative, with `/` between parts, and cannot lead out of the folder."""
 
-    def __init__(self, root: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, root: str, storage_options: Mapping[str, Any] | None = None, scratch: str | Path | None = None
+    ) -> None:
         self.root = root
+        self._scratch = Path(scratch).absolute() if scratch is not None else None
         self.storage_options = dict(storage_options or {})
-        self.local = "://" not in root or root.startswith("file://")
+        self.local = not is_remote(root)
         if self.local:
             self.path = Path(root.removeprefix("file://")).absolute()
         else:
-            import fsspec
-
-            system, self._prefix = fsspec.core.url_to_fs(root.rstrip("/"), **self.storage_options)
-            self._fs: Any = GuardedFileSystem(system, root, SinkError)
+            self._fs, self._prefix = open_store(root, self.storage_options, SinkError)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Store, (self.root, self.storage_options))
+        return (Store, (self.root, self.storage_options, self._scratch))
 
     def scratch(self) -> Path:
-        """A local folder for unfinished files, the same for every run with this output."""
+        """A local folder for unfinished files, the same for every run with this output and scratch folder."""
         if self.local:
-            return self.path / INTERNAL / "tmp"
-        return Path(tempfile.gettempdir()) / f"tamis-{digest(self.root)}"
+            return self.path / INTERNAL / "tmp"  # on the disk of the output, because files are renamed
+        return self._own_scratch()
 
     def work(self) -> Path:
         """A local folder for rows and facts that pass between stages."""
-        return self.scratch().parent / "work" if self.local else self.scratch() / "work"
+        if self.local and self._scratch is None:
+            return self.path / INTERNAL / "work"
+        return self._own_scratch() / "work"
+
+    def default_scratch(self) -> Path | None:
+        """The temporary folder, if it is used because no other scratch folder was given."""
+        return None if self.local or self._scratch is not None else Path(tempfile.gettempdir())
+
+    def _own_scratch(self) -> Path:
+        root = str(self.path) if self.local else self.root
+        return (self._scratch or Path(tempfile.gettempdir())) / f"tamis-{digest(root)}"
 
     def make(self) -> None:
         """Create the folder and its scratch space."""
@@ -134,16 +130,42 @@ class Store:
             os.fsync(file.fileno())
         self.publish(temporary, name)
 
+    def upload(self, file: Path, name: str) -> None:
+        """Copy a local file to its place in an object store."""
+        self._fs.put_file(str(file), self._remote(name))
+
     def publish(self, file: Path, name: str) -> None:
         """Move a finished local file to its place."""
         if not self.local:
-            self._fs.put_file(str(file), self._remote(name))
+            self.upload(file, name)
             file.unlink()
             return
         target = self._local(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
         sync_folder(target.parent)
+
+    # ----------------------------------------------------------------------------- conditional writes of small objects
+
+    def writes_conditionally(self) -> bool:
+        """Whether `create` and `replace` are atomic: the store knows conditional writes and its server heeds them."""
+        return not self.local and writes_conditionally(
+            self._fs, self._remote(f"{INTERNAL}/conditional-{uuid.uuid4().hex}")
+        )
+
+    def create(self, name: str, data: bytes) -> str | None:
+        """Write an object if it does not exist; returns its tag, or None if it does."""
+        return put_if(self._fs, self._remote(name), data, IfNoneMatch="*")
+
+    def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        """Write an object if it still has a tag; returns its new tag, or None if it has another one."""
+        return put_if(self._fs, self._remote(name), data, IfMatch=tag)
+
+    def read_tagged(self, name: str) -> tuple[bytes, str] | None:
+        """(content, tag) of an object, or None if it does not exist."""
+        return read_tagged(self._fs, self._remote(name))
+
+    # ----------------------------------------------------------------------------------------------------------- names
 
     def rename(self, old: str, new: str) -> None:
         if self.local:
@@ -255,6 +277,43 @@ def _checksum(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         value = zlib.crc32(chunk, value)
     return f"{value:08x}"
+
+
+def make_scratch(folder: str | Path) -> Path:
+    """Create a folder for scratch files, or raise an error that says why that is not possible."""
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        raise ParameterError(
+            f"cannot write to the scratch folder {folder}: {error.strerror}", hint="name a folder on a local disk"
+        ) from error
+    return path
+
+
+def scratch_notes(store: Store) -> list[str]:
+    """A note if intermediate files are kept in memory, because the temporary folder is."""
+    folder = store.default_scratch()
+    if folder is None or not _in_memory(folder):
+        return []
+    return [f"intermediate files are in {folder}, which is in memory; --scratch DIR names a folder on a disk"]
+
+
+def _in_memory(folder: Path) -> bool:
+    """Whether a folder is on a file system without a disk."""
+    kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    real = folder.resolve()
+    return next((kinds[place] for place in (real, *real.parents) if place in kinds), "") in ("tmpfs", "ramfs")
+
+
+def link_or_copy(file: Path, target: Path) -> None:
+    """Hard-link a file; copy it if the file system does not allow links, or if the target is on another one."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def text_checksum(data: bytes) -> str:

@@ -16,7 +16,7 @@ LAYERS = [
     {"executors.driver", "executors.resume", "verification", "card"},
     {"plan"},
     {"executors"},
-    {"memory", "ledger"},
+    {"memory", "ledger", "lock"},
     {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields"},
     {"registry"},
     {"store", "report", "events"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"operators"},
     {"identity"},
     {"kernels", "models"},
-    {"batch", "mapped", "modules", "media", "features"},
+    {"batch", "mapped", "modules", "media", "features", "exchange", "remote"},
     {"parameters", "curator_names", "formats", "recipes.document"},
     {"errors"},
 ]

@@ -1,6 +1,7 @@
 """A whole run against an S3 server on loopback: read from it, write to it, resume there."""
 
 import json
+import os
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,6 +9,7 @@ import s3fs
 
 import tamis
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups
 from tamis.errors import LedgerError
 from tamis.events import PartitionCommitted
 from tamis.ledger import Ledger
@@ -152,3 +154,99 @@ def test_rows_in_an_object_store_are_reused_with_other_thresholds(bucket, writer
         assert len(shards("out")) == 3
         assert shards("out") == shards(f"fresh-{minimum}")
         assert verify(f"{bucket.url}/out", storage_options=options).ok
+
+
+# ------------------------------------------------------------------------------------- workers that share no folder
+
+
+@pytest.fixture
+def folder_of_the_driver(tmp_path):
+    """A path that leads to a folder in this process alone: in a worker, /proc/self is another process."""
+    (tmp_path / "driver").mkdir()
+    descriptor = os.open(tmp_path / "driver", os.O_RDONLY | os.O_DIRECTORY)
+    yield f"/proc/self/fd/{descriptor}"
+    os.close(descriptor)
+
+
+def corpus():
+    words = [f"word{number}" for number in range(40)]
+    texts = [" ".join(words[(row * 7 + place) % 40] for place in range(30)) for row in range(40)]
+    return [{"id": str(n), "text": texts[n % 40] + (" and one more" if n % 3 else "")} for n in range(150)]
+
+
+STEPS = {
+    "exact": ExactDedup(),
+    "lines": ExactDedup(unit="line", min_unit_bytes=1),
+    "fuzzy": FuzzyDedup(),
+    "changed rows": None,
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_workers_that_share_no_folder_with_the_driver_deduplicate(
+    s3_server, tmp_path, monkeypatch, folder_of_the_driver, step
+):
+    monkeypatch.setenv("TAMIS_SCRATCH", str(tmp_path / "workers"))
+    system = s3fs.S3FileSystem(**s3_server.storage_options)
+    lines = [json.dumps(row) + "\n" for row in corpus()]
+    for number in range(3):
+        data = "".join(lines[number * 50 : number * 50 + 50]).encode()
+        system.pipe_file(f"{s3_server.url}/in/{number}.jsonl", data)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number}.jsonl").write_bytes(data)
+    # A step before the deduplication makes it write the rows to the exchange too.
+    steps = [STEPS[step]] if STEPS[step] is not None else [WordCount(min_words=3), ExactDedup()]
+    options = s3_server.storage_options
+    there = Pipeline(
+        JsonlReader(f"{s3_server.url}/in/", files_per_partition=1, storage_options=options),
+        *steps,
+        JsonlWriter(f"{s3_server.url}/out", storage_options=options),
+    ).run(workers=2, scratch=folder_of_the_driver, exchange=f"{s3_server.url}/between", rejects=True)
+    here = Pipeline(
+        JsonlReader(str(tmp_path / "in"), files_per_partition=1), *steps, JsonlWriter(str(tmp_path / "out"))
+    ).run(executor="inline", rejects=True)
+    assert (there.read, there.kept, there.dropped) == (here.read, here.kept, here.dropped)
+    assert sum(here.dropped.values()) > 0
+    assert there.balances
+    local = [
+        json.loads(line)
+        for file in sorted((tmp_path / "out").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert rows_out(s3_server) == local
+    names = ["id", "kept_id", "row", "kept_row", "similarity", "unit", "kept_unit", "dropped"]
+    found, expected = Groups.load(f"{s3_server.url}/out", options).table(), Groups.load(tmp_path / "out").table()
+    order = [("row", "ascending"), ("unit", "ascending")]
+    assert found.select(names).sort_by(order) == expected.select(names).sort_by(order)
+    assert not system.find(f"{s3_server.url}/between"), "everything in the exchange is removed at the end"
+    assert not [name for name in listing(s3_server) if "attempts" in name or "draft" in name]
+    assert not [path for path in (tmp_path / "workers").rglob("*") if path.is_file()]
+    assert not [path for path in (tmp_path / "driver").rglob("*") if path.is_file()]
+
+
+def test_a_run_with_its_exchange_in_a_store_resumes_there(s3_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("TAMIS_SCRATCH", str(tmp_path / "scratch"))
+    system = s3fs.S3FileSystem(**s3_server.storage_options)
+    for number in range(3):
+        data = "".join(json.dumps(row) + "\n" for row in corpus()[number * 50 : number * 50 + 50])
+        system.pipe_file(f"{s3_server.url}/in/{number}.jsonl", data.encode())
+
+    def run(**more):
+        return Pipeline(
+            JsonlReader(f"{s3_server.url}/in/", files_per_partition=1, storage_options=s3_server.storage_options),
+            FuzzyDedup(),
+            JsonlWriter(f"{s3_server.url}/out", storage_options=s3_server.storage_options),
+        ).run(executor="inline", exchange=f"{s3_server.url}/between", **more)
+
+    def stop(event):
+        if isinstance(event, PartitionCommitted) and event.stage == 1:
+            raise RuntimeError("stopped after the first partition of the second stage")
+
+    with pytest.raises(RuntimeError, match="stopped after"):
+        run(on_event=stop)
+    assert system.find(f"{s3_server.url}/between")
+    done = []
+    report = run(on_event=lambda e: done.append((e.stage, e.partition)) if isinstance(e, PartitionCommitted) else None)
+    assert report.balances
+    assert done == [(1, 1), (1, 2)]
+    assert not system.find(f"{s3_server.url}/between")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,7 +25,6 @@ from tamis.dedup.decisions import Blocks, PairWriter, histogram
 from tamis.dedup.index import Index
 from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
 from tamis.dedup.shuffle import (
-    AtomicFile,
     NumberedFiles,
     ShuffleWriter,
     allocate,
@@ -41,6 +39,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import byte_buffers
 from tamis.errors import BudgetError, is_shortage
+from tamis.exchange import Blob
 from tamis.kernels import groups as kernel
 from tamis.kernels import sets as packing
 from tamis.mapped import release_pages
@@ -102,11 +101,11 @@ _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 
 
 @handles_shortage
-def shuffle_bands(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> dict[str, int]:
+def shuffle_bands(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int) -> dict[str, int]:
     """Write the band keys of a partition by range of keys."""
     first = int(rows.offsets[partition])
     totals = {"texts": 0, "short": 0, "shingles": 0, "content": 0}
-    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
+    with ShuffleWriter(blob, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["keys", "count", "content"], chunk):
             keys, count = column_to_matrix(facts.column("keys"), np.uint64), as_numpy(facts.column("count"))
             wanted = count != 0
@@ -140,14 +139,14 @@ def candidate_pairs(
     bucket: int,
     num_buckets: int,
     index: Index | None,
-    path: Path,
+    blob: Blob,
     call_bytes: int,
 ) -> int:
     """Write an edge from the first row with a key to each other row with it, for the keys of one range."""
 
     def read() -> Iterator[dict[str, np.ndarray]]:
-        for part, file in enumerate(shuffled):
-            for batch in read_bucket(file, bucket, num_buckets):
+        for part, written in enumerate(shuffled):
+            for batch in read_bucket(written, bucket, num_buckets):
                 local = as_numpy(batch.column("local")).astype(np.int64)
                 yield {"key": as_numpy(batch.column("key")), "row": local + rows.offsets[part]}
         for before, batch in index.keys_between(*bounds_of(bucket, num_buckets)) if index is not None else ():
@@ -155,11 +154,11 @@ def candidate_pairs(
             yield {"key": as_numpy(batch.column("key")), "row": entry + before + rows.total}
 
     count = 0
-    with AtomicFile(path) as temporary, pa.ipc.new_file(temporary, _EDGES) as writer:
+    with blob.writing() as path, pa.ipc.new_file(path, _EDGES) as writer:
         for left, right in edges_from_keys(pieces(read(), call_bytes * 5 // 4 // KEY_BYTES)):
             edge = left < rows.total  # edges between entries of the index are not needed
             table = pa.table({"left": left[edge], "right": right[edge]})
-            check_free_space(path.parent, table.nbytes)
+            check_free_space(blob.exchange, table.nbytes)
             writer.write_table(table)
             count += table.num_rows
     return count
@@ -190,21 +189,21 @@ def edges_from_keys(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np
 
 
 @handles_shortage
-def join_components(total: int, edges: NumberedFiles, path: Path, memory: int) -> dict[str, int]:
-    """Write to `path` (int64 per row) the smallest row of each row's component, or -1 if it shares no key.
+def join_components(total: int, edges: NumberedFiles, blob: Blob, memory: int) -> dict[str, int]:
+    """Write to a blob (int64 per row) the smallest row of each row's component, or -1 if it shares no key.
 
     Takes 5 bytes of memory per row, 9 from two billion rows on. Arrays larger than `memory` are mapped from disk.
     """
     dtype = np.int32 if total < 2**31 else np.int64
-    parents = allocate((total,), dtype, path.parent, memory)
+    parents = allocate((total,), dtype, blob.exchange, memory)
     on_disk, held = parents.nbytes > memory, 0
     step = 2**22
     for start in range(0, total, step):
         parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
-    touched = allocate((total,), np.bool_, path.parent, memory)
+    touched = allocate((total,), np.bool_, blob.exchange, memory)
     touched[:] = False
-    for file in edges:
-        reader = pa.ipc.open_file(pa.memory_map(str(file)))
+    for found_edges in edges:
+        reader = pa.ipc.open_file(pa.memory_map(str(found_edges.file())))
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             left, right = as_numpy(batch.column("left")), as_numpy(batch.column("right"))
@@ -216,7 +215,7 @@ def join_components(total: int, edges: NumberedFiles, path: Path, memory: int) -
                 release_pages()
                 held = 0
     found = {"candidates": 0, "components": 0}
-    with AtomicFile(path) as temporary, temporary.open("wb") as written:
+    with blob.writing() as path, path.open("wb") as written:
         for start in range(0, total, step):
             out = np.empty(min(total, start + step) - start, np.int64)
             kernel.flatten(parents, start, start + len(out), touched, out)
@@ -235,10 +234,10 @@ _COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
 
 @handles_shortage
 def collect(
-    rows: RowNumbers, partition: int, components: Path, num_buckets: int, path: Path, chunk: int, comparison: Comparison
+    rows: RowNumbers, partition: int, components: Blob, num_buckets: int, blob: Blob, chunk: int, comparison: Comparison
 ) -> int:
     """Write the candidates of a partition, with keys and n-grams, by component."""
-    with ShuffleWriter(path, num_buckets, comparison.schema()) as writer:
+    with ShuffleWriter(blob, num_buckets, comparison.schema()) as writer:
         written = 0
         for start, facts in rows.chunks(partition, _COLLECTED, chunk):
             written += _collect(writer, facts, start, components, comparison)
@@ -247,10 +246,10 @@ def collect(
 
 @handles_shortage
 def collect_index(
-    index: Index, first: int, components: Path, num_buckets: int, path: Path, comparison: Comparison
+    index: Index, first: int, components: Blob, num_buckets: int, blob: Blob, comparison: Comparison
 ) -> int:
     """Write the candidates of an index, whose entries are numbered from `first`, by component."""
-    with ShuffleWriter(path, num_buckets, comparison.schema()) as writer:
+    with ShuffleWriter(blob, num_buckets, comparison.schema()) as writer:
         written = 0
         for before, entries in index.entries():
             known = entries.select([name for name in _COLLECTED if name in entries.column_names])
@@ -258,8 +257,8 @@ def collect_index(
     return written
 
 
-def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Path, comparison: Comparison) -> int:
-    with components.open("rb") as file:
+def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Blob, comparison: Comparison) -> int:
+    with components.file().open("rb") as file:
         file.seek(8 * start)
         component = np.frombuffer(file.read(8 * facts.num_rows), np.int64)
     chosen = np.flatnonzero(component >= 0)
@@ -305,7 +304,7 @@ def verify(
     bucket: int,
     num_buckets: int,
     comparison: Comparison,
-    path: Path,
+    blob: Blob,
     memory: int,
 ) -> dict[str, Any]:
     """Find the duplicates among the components of one bucket.
@@ -327,7 +326,7 @@ def verify(
                     f"a component of {decided.largest:,} possible near-duplicates does not fit in a worker's memory",
                     hint="rerun the same command with more --memory or fewer --workers, or remove exact duplicates first",
                 ) from error
-    with PairWriter(path, blocks) as writer:
+    with PairWriter(blob, blocks) as writer:
         decided.write(writer)
     dropped = int(np.count_nonzero(decided.matches >= 0))
     return {"dropped": dropped, "sizes": histogram(decided.sizes), "largest_component": decided.largest}
@@ -339,11 +338,11 @@ def _read_candidates(
     """(candidates of a bucket, whether they are in memory); they are mapped if larger than `memory`."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for batch in (batch for file in collected for batch in read_bucket(file, bucket, num_buckets)):
+    for batch in (batch for blob in collected for batch in read_bucket(blob, bucket, num_buckets)):
         batches.append(batch)
         size += batch.nbytes
         if size > memory:
-            batches = [batch for file in collected for batch in read_bucket(file, bucket, num_buckets, mapped=True)]
+            batches = [batch for blob in collected for batch in read_bucket(blob, bucket, num_buckets, mapped=True)]
             return pa.Table.from_batches(batches, comparison.schema()), False
     return pa.Table.from_batches(batches, comparison.schema()).combine_chunks(), True
 

@@ -27,10 +27,12 @@ app: typer.Typer = typer.Typer(
 # After `app`: the main command imports it, and this module may be imported first.
 from tamis.cli import (  # noqa: E402
     INTERRUPTED,
+    ExchangeOption,
     JsonOption,
     KeepWorkOption,
     MaxFailedOption,
     MemoryOption,
+    ScratchOption,
     StrictOption,
     WorkersOption,
     choose_max_failed,
@@ -136,6 +138,8 @@ class Shared:
     rejects: RejectsOption = False
     fresh: FreshOption = False
     keep_work: KeepWorkOption = False
+    scratch: ScratchOption = None
+    exchange: ExchangeOption = None
     only_find: OnlyFindOption = False
     as_json: JsonOption = False
     quiet: QuietOption = False
@@ -173,6 +177,8 @@ class Shared:
                     rejects=self.rejects,
                     fresh=self.fresh,
                     keep_work=self.keep_work,
+                    scratch=self.scratch,
+                    exchange=self.exchange,
                     on_event=progress,
                     progress=False,
                 )

@@ -16,8 +16,8 @@ A pipeline may deduplicate several times. Each step's findings are stored under 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,19 +31,18 @@ import pyarrow.parquet as pq
 from tamis.dedup.index import Index
 from tamis.dedup.rows import RowNumbers, names_of
 from tamis.dedup.shuffle import (
-    AtomicFile,
     NumberedFiles,
     ShuffleWriter,
     as_numpy,
     bucket_count,
     check_free_space,
     handles_shortage,
-    link_or_copy,
     read_bucket,
     read_whole_bucket,
     run_in_workers,
 )
 from tamis.errors import BudgetError
+from tamis.exchange import Blob, Exchange
 from tamis.mapped import release_pages
 from tamis.operators import Decide, Work
 from tamis.parameters import format_bytes
@@ -87,8 +86,8 @@ GROUP_SCHEMA = pa.schema(
     }
 )
 """A dropped row (or a unit that was cut out of a row) and the row kept instead. The ids are left out if the data has none."""
-WriteEntries = Callable[[pa.Table, np.ndarray, Path, int], None]
-"""Writes the kept rows of a block to a part of an index: (facts, row numbers in the block, folder, block)."""
+WriteEntries = Callable[[pa.Table, np.ndarray, Exchange, int], None]
+"""Writes the kept rows of a block to a part of an index: (facts, row numbers in the block, parts, block)."""
 
 DECISION_ROW_BYTES = 250
 """Memory per row, with the name of its survivor, while rows are decided; looking up the name takes half of it."""
@@ -172,10 +171,10 @@ class Blocks:
 class PairWriter:
     """Writes pairs by block of the row, and requests for names by group of the survivor."""
 
-    def __init__(self, path: Path, blocks: Blocks) -> None:
+    def __init__(self, blob: Blob, blocks: Blocks) -> None:
         self._homes = blocks
-        self._pairs = ShuffleWriter(path, blocks.num_blocks, PAIRS)
-        self._requests = ShuffleWriter(path.with_suffix(REQUESTS), blocks.num_groups, _REQUESTS)
+        self._pairs = ShuffleWriter(blob, blocks.num_blocks, PAIRS)
+        self._requests = ShuffleWriter(blob.with_suffix(REQUESTS), blocks.num_groups, _REQUESTS)
 
     def __enter__(self) -> PairWriter:
         self._pairs.__enter__()
@@ -204,11 +203,11 @@ class Decisions:
     blocks: Blocks
     decide: Decide
     pairs: NumberedFiles
-    folder: Path
+    exchange: Exchange
     reason: str
     short_reason: str = ""
     index_reason: str = ""
-    index_folder: Path | None = None
+    index_parts: Exchange | None = None
     write_entries: WriteEntries | None = None
     max_removed: float = 1.0
     """The largest share of its text that a row may lose, if units are cut."""
@@ -219,7 +218,9 @@ class Decisions:
 
     @property
     def names(self) -> NumberedFiles:
-        return NumberedFiles(self.folder / "names", f"{self.pairs.stem}{self.blocks.division}-", self.blocks.num_groups)
+        return NumberedFiles(
+            self.exchange.sub("names"), f"{self.pairs.stem}{self.blocks.division}-", self.blocks.num_groups
+        )
 
     def run(self, work: Work, name: str, decide: Callable[..., dict[str, int]] | None = None) -> list[Any]:
         """Look up the names of survivors, then call `decide` (default `decide_rows`) for each partition."""
@@ -234,21 +235,21 @@ class Decisions:
 @handles_shortage
 def look_up_survivors(decisions: Decisions, group: int) -> int:
     """Look up the addresses and ids of the survivors in one group of blocks, as many at a time as a block has rows."""
-    blocks, files = decisions.blocks, [path.with_suffix(REQUESTS) for path in decisions.pairs]
+    blocks, requested = decisions.blocks, [blob.with_suffix(REQUESTS) for blob in decisions.pairs]
     found = 0
     with ShuffleWriter(decisions.names[group], blocks.num_blocks, _SURVIVOR_NAMES) as writer:
-        for requests in _pieces(files, group, blocks.num_groups, blocks.block_rows):
+        for requests in _pieces(requested, group, blocks.num_groups, blocks.block_rows):
             table = _answer(blocks, requests)
             writer.write(table, blocks.block_of(as_numpy(table.column("row"))))
             found += table.num_rows
     return found
 
 
-def _pieces(files: Iterable[Path], bucket: int, num_buckets: int, piece_rows: int) -> Iterator[pa.Table]:
+def _pieces(blobs: Iterable[Blob], bucket: int, num_buckets: int, piece_rows: int) -> Iterator[pa.Table]:
     """The rows of a bucket of all files, in tables of about `piece_rows` rows."""
     held: list[pa.RecordBatch] = []
     rows = 0
-    for batch in (batch for file in files for batch in read_bucket(file, bucket, num_buckets)):
+    for batch in (batch for blob in blobs for batch in read_bucket(blob, bucket, num_buckets)):
         held.append(batch)
         rows += batch.num_rows
         if rows >= piece_rows:
@@ -303,8 +304,8 @@ def decide_rows(decisions: Decisions, partition: int) -> dict[str, int]:
                 groups.write(block, facts, duplicates, names.filter(dropped), {})
                 near.write(block, facts, pairs.filter(pc.invert(dropped)), names.filter(pc.invert(dropped)), {})
             kept = np.flatnonzero(~drop[first : first + facts.num_rows])
-            if decisions.write_entries is not None and decisions.index_folder is not None and len(kept):
-                decisions.write_entries(facts, kept, decisions.index_folder, block)
+            if decisions.write_entries is not None and decisions.index_parts is not None and len(kept):
+                decisions.write_entries(facts, kept, decisions.index_parts, block)
             release_pages()
     texts = pa.array([None, decisions.reason, decisions.short_reason, decisions.index_reason], pa.string())
     decisions.decide(partition, drop, pa.DictionaryArray.from_arrays(pa.array(reasons), texts))
@@ -314,18 +315,17 @@ def decide_rows(decisions: Decisions, partition: int) -> dict[str, int]:
 class GroupWriter:
     """Writes the rows of one partition that are in groups, with their survivors, as Parquet."""
 
-    def __init__(self, decisions: Decisions, folder: str, partition: int) -> None:
+    def __init__(self, decisions: Decisions, kind: str, partition: int) -> None:
         self._decisions = decisions
-        self._file = AtomicFile(decisions.folder / folder / f"{partition:06d}{TABLE}")
+        self._blob = Blob(decisions.exchange.sub(kind), f"{partition:06d}{TABLE}")
+        self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
 
     def __enter__(self) -> GroupWriter:
         return self
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._file.__exit__(kind, *exc)
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
 
     def write(self, block: int, facts: pa.Table, pairs: pa.Table, names: pa.Table, more: Mapping[str, Any]) -> None:
         """Append the pairs of a block."""
@@ -355,8 +355,9 @@ class GroupWriter:
         schema = pa.schema([spec for spec in GROUP_SCHEMA if spec.name in columns or not spec.name.endswith("id")])
         table = pa.table({spec.name: columns.get(spec.name, pa.nulls(len(row), spec.type)) for spec in schema})
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file.__enter__(), schema, compression="zstd")
-        check_free_space(self._file.path.parent, table.nbytes)
+            file = self._stack.enter_context(self._blob.writing())
+            self._writer = self._stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+        check_free_space(self._blob.exchange, table.nbytes)
         self._writer.write_table(table.cast(schema))
 
 
@@ -387,35 +388,32 @@ def histogram(sizes: np.ndarray) -> dict[str, int]:
     return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 
-def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[Path]]) -> None:
+def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[Blob]]) -> None:
     """Publish the groups and details of a stage in the output folder, replacing those of this and later stages.
 
-    Files are linked, not moved, so that an interrupted call can be repeated.
+    The summary comes last: a folder without one is that of an interrupted call, which is repeated.
     """
-    folder, stage = work.folder, work.folder.parent.name
+    stage = f"stage-{work.stage}"
     for place in (GROUPS, DETAILS):
         for name in work.published(place):
-            if stage_number(name) >= stage_number(stage):
+            if stage_number(name) >= work.stage:
                 work.withdraw(f"{place}/{name}")
-    text, empty = folder / "summary.json", folder / f"000000{TABLE}"
-    text.write_text(json.dumps(summary, indent=2, ensure_ascii=False))
-    groups = sorted((folder / GROUPS).glob(f"*{TABLE}"))
+    for name, blobs in [(NEAR_MISSES, _tables(work, NEAR_MISSES)), *more.items()]:
+        for blob in blobs:
+            work.publish(f"{DETAILS}/{stage}/{name}/{Path(blob.name).name}", blob.file())
+    groups = _tables(work, GROUPS)
+    for blob in groups:
+        work.publish(f"{GROUPS}/{stage}-{blob.name}", blob.file())
     if not groups:  # readers of the folder find an empty table
+        empty = pa.BufferOutputStream()
         pq.write_table(GROUP_SCHEMA.empty_table(), empty)
-        groups = [empty]
-    near = sorted((folder / NEAR_MISSES).glob(f"*{TABLE}"))
-    for name, files in [(NEAR_MISSES, near), *more.items(), ("", groups), ("", [text])]:
-        for file in files:
-            copy = folder / f"{file.name}.copy"
-            copy.unlink(missing_ok=True)
-            link_or_copy(file, copy)
-            is_group = not name and file is not text
-            target = (
-                f"{GROUPS}/{stage}-{file.name}"
-                if is_group
-                else "/".join(filter(None, (DETAILS, stage, name, file.name)))
-            )
-            work.publish(target, copy)
+        work.publish(f"{GROUPS}/{stage}-000000{TABLE}", empty.getvalue().to_pybytes())
+    work.publish(f"{DETAILS}/{stage}/summary.json", json.dumps(summary, indent=2, ensure_ascii=False).encode())
+
+
+def _tables(work: Work, kind: str) -> list[Blob]:
+    exchange = work.exchange.sub(kind)
+    return [Blob(exchange, name) for name in exchange.names() if name.endswith(TABLE)]
 
 
 def stage_number(name: str) -> int:
@@ -423,19 +421,17 @@ def stage_number(name: str) -> int:
     return int(name.split("-")[1]) if name.startswith("stage-") else 0
 
 
-def index_folder_of(update: bool, work: Work, blocks: Blocks) -> Path | None:
+def index_parts_of(update: bool, work: Work, blocks: Blocks) -> Exchange | None:
     """Where new index entries are written before they are added. Each part is a block, hence the block size in the name."""
-    folder = work.folder / f"index-{blocks.block_rows}" if update else None
-    if folder is not None:
-        folder.mkdir(exist_ok=True)
-    return folder
+    return work.exchange.sub(f"index-{blocks.block_rows}") if update else None
 
 
 def check_disk(work: Work, needed: int, what: str) -> None:
     """Raise if the disk does not have this much free space."""
-    free = shutil.disk_usage(work.folder).free
+    free = work.exchange.free_bytes()
     if needed > free:
+        room = f"about {format_bytes(needed)} of disk space in {work.exchange}, but only {format_bytes(free)} is free"
         raise BudgetError(
-            f"{what} needs about {format_bytes(needed)} of disk space in {work.folder}, but only {format_bytes(free)} is free",
+            f"{what} needs {room}",
             hint="free some space, then rerun the same command to resume",
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from tamis.dedup.decisions import (
     PairWriter,
     check_disk,
     histogram,
-    index_folder_of,
+    index_parts_of,
     publish,
 )
 from tamis.dedup.equal_digests import EqualDigests, read_digests
@@ -46,6 +45,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import Normalization, digest_columns, value_buffers
 from tamis.errors import ParameterError
+from tamis.exchange import Blob, Exchange
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 RECORD_BYTES = 40
@@ -71,7 +71,7 @@ class ExactDedup(Gather):
     not compared.
 
     `against` names an index of rows from earlier runs; rows that it contains are dropped. `update` adds the rows kept by
-    this run. An index in an object store (see `storage_options`) is first copied to the run's folder.
+    this run. An index in an object store (see `storage_options`) is first copied to the run's exchange.
 
     `tamis dedup explain` and `.tamis/groups/` show why each row was dropped. Costs about 80 bytes of disk space per row (per
     unit) during the run, and memory within the budget.
@@ -184,50 +184,50 @@ class ExactDedup(Gather):
         rows = RowNumbers(observed)
         own = own_generation(work) if self.update else ""
         index = self._index(own)
-        index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
+        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
         resolve = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
-        index_folder = retry_with_less_memory(
+        index_parts = retry_with_less_memory(
             lambda call_bytes: resolve(self, rows, decide, work, index, call_bytes), work.worker_bytes
         )
-        if index_folder is not None and self.against is not None:
-            add_generation(self.against, own, index_folder, self.storage_options)
+        if index_parts is not None and self.against is not None:
+            add_generation(self.against, own, index_parts, self.storage_options)
 
     def _resolve_rows(
         self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
-    ) -> Path | None:
+    ) -> Exchange | None:
         check_disk(work, rows.total * RECORD_BYTES, "exact deduplication")
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
-        shuffled = NumberedFiles(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
+        shuffled = NumberedFiles(work.exchange.sub("digests"), f"{num_buckets}-", rows.num_partitions)
         chunk = chunk_rows(SORTING_BYTES, call_bytes)
         run_in_workers(
             work,
             f"digests by range, {num_buckets}",
             shuffle_digests,
-            [(rows, part, num_buckets, path, chunk) for part, path in enumerate(shuffled)],
+            [(rows, part, num_buckets, blob, chunk) for part, blob in enumerate(shuffled)],
         )
         blocks = Blocks.of(rows, index, call_bytes)
-        index_folder = index_folder_of(self.update, work, blocks)
-        pairs = NumberedFiles(work.folder / "pairs", f"{num_buckets}, {blocks.division}-", num_buckets)
+        index_parts = index_parts_of(self.update, work, blocks)
+        pairs = NumberedFiles(work.exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", num_buckets)
         equals = EqualDigests(rows.total, self.keep == "none", self.across_sources)
         found = run_in_workers(
             work,
             f"groups, {num_buckets}, {blocks.division}",
             group_digests,
-            [(blocks, shuffled, bucket, num_buckets, equals, path, call_bytes) for bucket, path in enumerate(pairs)],
+            [(blocks, shuffled, bucket, num_buckets, equals, blob, call_bytes) for bucket, blob in enumerate(pairs)],
         )
         decisions = Decisions(
             blocks,
             decide,
             pairs,
-            work.folder,
+            work.exchange,
             reason="exact duplicate",
             index_reason=f"in the index {self.against}",
-            index_folder=index_folder,
+            index_parts=index_parts,
             write_entries=write_digest_part,
         )
         decided = decisions.run(work, str(num_buckets))
         publish(work, summary_of(self.name, rows, found, decided), {})
-        return index_folder
+        return index_parts
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
         name = self._columns[0]
@@ -259,10 +259,10 @@ _SHUFFLED = pa.schema(
 
 
 @handles_shortage
-def shuffle_digests(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
+def shuffle_digests(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int) -> int:
     """Write the digests of a partition by range of digests."""
     first = int(rows.offsets[partition])
-    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
+    with ShuffleWriter(blob, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["high", "low", "order", "source"], chunk):
             if not facts.num_rows:
                 continue
@@ -288,12 +288,12 @@ def group_digests(
     bucket: int,
     num_buckets: int,
     equals: EqualDigests,
-    path: Path,
+    blob: Blob,
     call_bytes: int,
 ) -> dict[str, Any]:
     """Find the rows with equal digests in one range, and write them with their survivors."""
     max_rows = call_bytes * 5 // 4 // SORTING_BYTES  # ranges vary in size
-    with PairWriter(path, blocks) as writer:
+    with PairWriter(blob, blocks) as writer:
         dropped = 0
         read = functools.partial(read_digests, blocks, shuffled, bucket, num_buckets, ("order", "source"))
         for found in equals.find(lambda: pieces(read(), max_rows)):
@@ -308,11 +308,11 @@ def group_digests(
     return {"dropped": dropped, "sizes": histogram(equals.sizes)}
 
 
-def write_digest_part(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
+def write_digest_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
     """Write the digests of the kept rows of a block to a part of an index."""
     known = facts.column("high").is_valid().to_numpy()[local]
     local = local[known]
     if len(local):
         chosen = facts.select(["high", "low"]).take(pa.array(local))
         keys, low = as_numpy(chosen.column("high")), as_numpy(chosen.column("low"))
-        write_part(folder, block, pa.table(address_facts_of(facts, local)), keys, {"low": low})
+        write_part(parts, block, pa.table(address_facts_of(facts, local)), keys, {"low": low})

@@ -20,7 +20,7 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.dedup import candidates
 from tamis.dedup.candidates import Comparison, Verify
-from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_folder_of, publish
+from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import Keep, KeepPolicy
@@ -37,6 +37,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
+from tamis.exchange import Blob, Exchange
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.unicode_tables import KINDS, POINTS
@@ -293,31 +294,31 @@ class FuzzyDedup(Gather):
         summary: dict[str, Any] = {}
         if self.reuse is None:
             index = self._index(own)
-            index = index.for_work(work.folder, self.storage_options, pin=self.update) if index is not None else None
+            index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
             collected, num_buckets = self._candidates(rows, work, index, summary, call_bytes)
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
         blocks = Blocks.of(rows, index, call_bytes)
-        pairs = NumberedFiles(work.folder / "pairs", f"{num_buckets}, {blocks.division}-", num_buckets)
+        pairs = NumberedFiles(work.exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", num_buckets)
         compared = run_in_workers(
             work,
             f"comparisons, {num_buckets}, {blocks.division}",
             candidates.verify,
             [
-                (blocks, collected, bucket, num_buckets, self._comparison, path, call_bytes)
-                for bucket, path in enumerate(pairs)
+                (blocks, collected, bucket, num_buckets, self._comparison, blob, call_bytes)
+                for bucket, blob in enumerate(pairs)
             ],
         )
-        index_folder = index_folder_of(self.update, work, blocks)
+        index_parts = index_parts_of(self.update, work, blocks)
         decisions = Decisions(
             blocks,
             decide,
             pairs,
-            work.folder,
+            work.exchange,
             reason="near-duplicate",
             short_reason=f"exact duplicate, too short for {self._ngram}-grams",
             index_reason=f"in the index {self.against}",
-            index_folder=index_folder,
+            index_parts=index_parts,
             write_entries=write_signature_part,
         )
         decided = decisions.run(work, str(num_buckets))
@@ -327,8 +328,8 @@ class FuzzyDedup(Gather):
         summary |= {"hashing": self.hashing(), "keep": self._keep_settings}
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
         publish(work, summary, {CANDIDATES: collected})
-        if index_folder is not None and self.against is not None:
-            add_generation(self.against, own, index_folder, self.storage_options)
+        if index_parts is not None and self.against is not None:
+            add_generation(self.against, own, index_parts, self.storage_options)
 
     def _candidates(
         self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], call_bytes: int
@@ -338,22 +339,22 @@ class FuzzyDedup(Gather):
         known = rows.total + (index.total if index else 0)
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
         num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, call_bytes)
-        shuffled = NumberedFiles(work.folder / "bands", f"{num_ranges}-", rows.num_partitions)
+        shuffled = NumberedFiles(work.exchange.sub("bands"), f"{num_ranges}-", rows.num_partitions)
         chunk = chunk_rows(bands * 32, call_bytes)
         totals = run_in_workers(
             work,
             f"bands by range, {num_ranges}",
             candidates.shuffle_bands,
-            [(rows, part, num_ranges, path, chunk) for part, path in enumerate(shuffled)],
+            [(rows, part, num_ranges, blob, chunk) for part, blob in enumerate(shuffled)],
         )
-        edges = NumberedFiles(work.folder / "edges", f"{num_ranges}-", num_ranges)
+        edges = NumberedFiles(work.exchange.sub("edges"), f"{num_ranges}-", num_ranges)
         pairs = run_in_workers(
             work,
             f"candidate pairs, {num_ranges}",
             candidates.candidate_pairs,
-            [(rows, shuffled, bucket, num_ranges, index, path, call_bytes) for bucket, path in enumerate(edges)],
+            [(rows, shuffled, bucket, num_ranges, index, blob, call_bytes) for bucket, blob in enumerate(edges)],
         )
-        components = work.folder / f"components-{num_ranges}.bin"
+        components = Blob(work.exchange, f"components-{num_ranges}.bin")
         (joined,) = run_in_workers(
             work,
             f"components, {num_ranges}",
@@ -371,23 +372,23 @@ class FuzzyDedup(Gather):
         on_disk = comparison.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
         check_disk(work, joined["candidates"] * on_disk, "comparing near-duplicates")
         chunk = chunk_rows(4 * per_row, call_bytes, min_rows=100)
-        folder = work.folder / f"candidates-{num_ranges}-{num_buckets}"
-        collected = NumberedFiles(folder, "part-", rows.num_partitions)
+        part_of = work.exchange.sub(f"candidates-{num_ranges}-{num_buckets}")
+        collected = NumberedFiles(part_of, "part-", rows.num_partitions)
         run_in_workers(
             work,
             f"candidates, {num_ranges}, {num_buckets}",
             candidates.collect,
-            [(rows, part, components, num_buckets, path, chunk, comparison) for part, path in enumerate(collected)],
+            [(rows, part, components, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
         )
         if index is not None:
-            from_index = folder / f"part-index{SPILL}"
+            from_index = Blob(part_of, f"part-index{SPILL}")
             item = (index, rows.total, components, num_buckets, from_index, comparison)
             run_in_workers(
                 work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item]
             )
-            collected = replace(collected, more=(from_index,))
-        for file in shuffled:
-            file.unlink(missing_ok=True)
+            collected = replace(collected, more=(from_index.name,))
+        for blob in shuffled:
+            blob.delete()
         return collected, num_buckets
 
     # --------------------------------------------------------------------------------------------------------------- reuse
@@ -426,12 +427,13 @@ class FuzzyDedup(Gather):
         names = ("texts", "short", "shingles", "content", "candidate_pairs", "candidates", "components")
         summary |= {name: earlier[name] for name in names} | {"reused": str(self.reuse)}
         index = Index(earlier["index"][0], tuple(earlier["index"][1])) if earlier["index"] else None
-        index = index.for_work(work.folder, self.storage_options) if index is not None else None
-        files = (folder / CANDIDATES).glob(f"*{SPILL}")
-        return index, NumberedFiles(folder / CANDIDATES, "part-", 0, tuple(sorted(files))), int(earlier["buckets"])
+        index = index.for_work(work.exchange, self.storage_options) if index is not None else None
+        found = work.exchange.reachable(folder / CANDIDATES, CANDIDATES)
+        files = tuple(name for name in found.names() if name.endswith(SPILL))
+        return index, NumberedFiles(found, "part-", 0, files), int(earlier["buckets"])
 
 
-def write_signature_part(facts: pa.Table, local: np.ndarray, folder: Path, block: int) -> None:
+def write_signature_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
     """Write the kept rows of a block, with keys and n-grams, to a part of an index."""
     local = local[facts.column("count").to_numpy()[local] != 0]
     if not len(local):
@@ -439,7 +441,7 @@ def write_signature_part(facts: pa.Table, local: np.ndarray, folder: Path, block
     names = [name for name in ("count", "keys", "signature", "shingles") if name in facts.column_names]
     chosen = facts.select(names).take(pa.array(local))
     entries = pa.table({**address_facts_of(facts, local), **{name: chosen.column(name) for name in names}})
-    write_part(folder, block, entries, column_to_matrix(chosen.column("keys"), np.uint64), {})
+    write_part(parts, block, entries, column_to_matrix(chosen.column("keys"), np.uint64), {})
 
 
 def best_split(threshold: float, num_hashes: int) -> tuple[int, int]:

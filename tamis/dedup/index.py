@@ -8,7 +8,7 @@
         keys-000000.arrow             key -> entry, sorted by key
 
 A generation appears atomically: its folder is renamed or, in an object store, `content` is written last. Keys are mapped and
-searched by range, never loaded as a whole. An index in an object store is first copied to the run's folder and verified.
+searched by range, never loaded as a whole. An index in an object store is first copied to the run's exchange and verified.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tamis.dedup.shuffle import AtomicFile, as_numpy, check_free_space, link_or_copy
+from tamis.dedup.shuffle import as_numpy, check_free_space
 from tamis.errors import ParameterError, TamisError
+from tamis.exchange import Blob, Exchange, FolderExchange
 from tamis.operators import Work, digest
 from tamis.parameters import as_text
-from tamis.store import Store
+from tamis.store import Store, link_or_copy
 
 VERSION = 2
 OWN = "index"
@@ -39,6 +40,7 @@ OWN = "index"
 Options: TypeAlias = Mapping[str, Any] | None
 """Options for fsspec."""
 _ABOUT, _KEYS, _ENTRIES, _CONTENT, _UNFINISHED = "index.json", "keys-", "entries-", "content", ".unfinished"
+_PINNED = "generations.json"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Index:
 
     path: str
     generations: tuple[str, ...] = ()
-    copies: str | None = None
-    """Folder of the local copy, if the index is in an object store."""
+    places: tuple[Exchange, ...] = ()
+    """Where workers read each generation; if not given, in the folder of the index."""
 
     @staticmethod
     def open(
@@ -76,15 +78,15 @@ class Index:
                 return Index(path)
             about = json.dumps(described, indent=2).encode()
             if store.local:
-                with AtomicFile(store.path / _ABOUT) as temporary:
-                    temporary.write_bytes(about)
+                with FolderExchange(store.path).writing(_ABOUT) as path_of_about:
+                    path_of_about.write_bytes(about)
             else:
                 store.write(_ABOUT, about)
         check_settings(path, _described(path, about), described)
         return Index(path, tuple(name for name in _contents(store) if name != own))
 
-    def for_work(self, folder: Path, options: Options = None, *, pin: bool = False) -> Index:
-        """This index for a run that works in `folder`; an index in an object store is copied there.
+    def for_work(self, exchange: Exchange, options: Options = None, *, pin: bool = False) -> Index:
+        """This index for a run with this exchange. An index that workers cannot reach as files is copied to the exchange.
 
         With `pin`, the generations are recorded when the work begins, and a resumed run sees the same ones. A run that adds
         to an index needs this, because its identity does not depend on what others add meanwhile. The identity of any other
@@ -92,34 +94,37 @@ class Index:
         """
         names = self.generations
         if pin:
-            file = folder / "generations.json"
-            if not file.exists():
-                with AtomicFile(file) as temporary:
-                    temporary.write_text(json.dumps(names))
-            names = tuple(json.loads(file.read_text()))
+            if not exchange.has(_PINNED):
+                with exchange.writing(_PINNED) as path:
+                    path.write_text(json.dumps(names))
+            names = tuple(json.loads(exchange.file(_PINNED).read_text()))
         store = Store(self.path, options)
-        if store.local:
-            return Index(self.path, names)
         contents = _contents(store)
-        copies = folder / "index-copies" / digest([contents.get(name) for name in names])
+        copies = f"index-copies/{digest([contents.get(name) for name in names])}"
+        places = []
         for name in names:
-            if not (copies / name).exists():
-                _download(store, name, contents.get(name), copies / name)
-        return Index(self.path, names, str(copies))
+            copy = f"{copies}/{name}"
+            if store.local:
+                places.append(exchange.reachable(store.path / name, copy))
+                continue
+            places.append(exchange.sub(copy))
+            if not places[-1].has(_CONTENT):
+                _download(store, name, contents.get(name), places[-1])
+        return Index(self.path, names, tuple(places))
 
     @cached_property
-    def _listing(self) -> tuple[list[tuple[Path, int]], int]:
+    def _listing(self) -> tuple[list[tuple[Blob, int]], int]:
         result, before = [], 0
-        for generation in self.generations:
-            folder = Path(self.copies or self.path.removeprefix("file://")) / generation
-            for file in sorted(folder.glob(f"{_ENTRIES}*.arrow")):
-                result.append((file, before))
-                before += pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0).num_rows
+        for place in self.places or [FolderExchange(Store(self.path).path / name) for name in self.generations]:
+            for name in place.names():
+                if name.startswith(_ENTRIES):
+                    result.append((Blob(place, name), before))
+                    before += _open(result[-1][0]).get_batch(0).num_rows
         return result, before
 
     @property
-    def parts(self) -> list[tuple[Path, int]]:
-        """(file of entries, number of entries before it), in a fixed order."""
+    def parts(self) -> list[tuple[Blob, int]]:
+        """(entries, number of entries before them), in a fixed order."""
         return self._listing[0]
 
     @property
@@ -130,8 +135,7 @@ class Index:
     def keys_between(self, low: int, high: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(number of the part's first entry, its keys with low <= key < high) for each part that has any."""
         for entries, before in self.parts:
-            file = entries.with_name(entries.name.replace(_ENTRIES, _KEYS))
-            batch = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
+            batch = _open(Blob(entries.exchange, entries.name.replace(_ENTRIES, _KEYS))).get_batch(0)
             keys = as_numpy(batch.column("key"))
             first = np.searchsorted(keys, np.uint64(low)) if low else 0
             last = np.searchsorted(keys, np.uint64(high)) if high < 2**64 else len(keys)
@@ -144,7 +148,11 @@ class Index:
 
     def part(self, number: int) -> pa.Table:
         """The entries of one part."""
-        return pa.ipc.open_file(pa.memory_map(str(self.parts[number][0]))).read_all()
+        return _open(self.parts[number][0]).read_all()
+
+
+def _open(blob: Blob) -> pa.RecordBatchFileReader:
+    return pa.ipc.open_file(pa.memory_map(str(blob.file())))
 
 
 def _contents(store: Store) -> dict[str, str]:
@@ -154,21 +162,21 @@ def _contents(store: Store) -> dict[str, str]:
     return {name: content.decode() for name, content in found.items() if content is not None}
 
 
-def _download(store: Store, name: str, content: str | None, target: Path) -> None:
-    """Copy a generation from an object store and verify its checksum."""
-    unfinished = target.with_name(f"{name}{_UNFINISHED}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+def _download(store: Store, name: str, content: str | None, target: Exchange) -> None:
+    """Copy a generation from an object store and verify its checksum. `content` is written last."""
     for file in store.names(name):
         if file != _CONTENT:
-            check_free_space(unfinished, store.size(f"{name}/{file}") or 0)
-            store.fetch(f"{name}/{file}", unfinished / file)
-    if _content(unfinished) != content:
+            check_free_space(target, store.size(f"{name}/{file}") or 0)
+            with target.writing(file) as path:
+                store.fetch(f"{name}/{file}", path)
+    if _content(target) != content:
+        target.delete()
         raise TamisError(
             f"the index {store.root} changed while it was read",
             hint="rerun the same command when the other run is done",
         )
-    unfinished.rename(target)
+    with target.writing(_CONTENT) as path:
+        path.write_text(content)
 
 
 def _described(path: str, about: bytes) -> dict[str, Any]:
@@ -204,7 +212,9 @@ def check_settings(path: str, found: Mapping[str, Any], wanted: Mapping[str, Any
         )
 
 
-def write_part(folder: Path, number: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]) -> None:
+def write_part(
+    parts: Exchange, number: int, entries: pa.Table, keys: np.ndarray, more: Mapping[str, np.ndarray]
+) -> None:
     """Write kept rows as one part; keys uint64[rows] or [rows, keys per row], `more` columns per key."""
     per_row = keys.shape[1] if keys.ndim == 2 else 1
     flat = keys.reshape(-1)
@@ -212,8 +222,10 @@ def write_part(folder: Path, number: int, entries: pa.Table, keys: np.ndarray, m
     columns = {"key": flat[order], **{name: values[order] for name, values in more.items()}}
     columns["entry"] = (order // per_row).astype(np.uint32)
     for prefix, table in ((_ENTRIES, entries), (_KEYS, pa.table(columns))):
-        path = folder / f"{prefix}{number:06d}.arrow"
-        with AtomicFile(path) as temporary, pa.ipc.new_file(temporary, table.schema) as writer:
+        with (
+            parts.writing(f"{prefix}{number:06d}.arrow") as path,
+            pa.ipc.new_file(path, table.schema) as writer,
+        ):
             batches = table.combine_chunks().to_batches()
             writer.write_batch(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema))
 
@@ -227,44 +239,43 @@ def own_generation(work: Work) -> str:
     for name in work.published(OWN):
         return name
     name = uuid.uuid4().hex[:16]
-    file = work.folder / name
-    file.touch()
-    work.publish(f"{OWN}/{name}", file)
+    work.publish(f"{OWN}/{name}", b"")
     return name
 
 
-def add_generation(path: str, name: str, folder: Path, options: Options = None) -> None:
-    """Add the parts in `folder` to the index as a generation, replacing one of the same name."""
-    store, content = Store(path, options), _content(folder)
-    files = sorted(folder.glob("*.arrow"))
+def add_generation(path: str, name: str, parts: Exchange, options: Options = None) -> None:
+    """Add parts to the index as a generation, replacing one of the same name."""
+    store, content = Store(path, options), _content(parts)
     if not store.local:
         store.remove(f"{name}/{_CONTENT}")  # hides the generation until it is complete
         store.remove(name)
-        for file in files:
-            copy = file.with_suffix(".copy")
-            copy.unlink(missing_ok=True)
-            link_or_copy(file, copy)
-            store.publish(copy, f"{name}/{file.name}")
+        for part in _part_names(parts):
+            store.upload(parts.file(part), f"{name}/{part}")
         store.write(f"{name}/{_CONTENT}", content.encode())
         return
     target = store.path / name
     unfinished = target.with_name(f"{name}{_UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    for file in files:
+    for part in _part_names(parts):
+        file = parts.file(part)
         with file.open("rb") as written:
             os.fsync(written.fileno())
-        link_or_copy(file, unfinished / file.name)
+        link_or_copy(file, unfinished / part)
     (unfinished / _CONTENT).write_text(content)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
 
 
-def _content(folder: Path) -> str:
-    """A checksum of the parts in a folder."""
+def _part_names(parts: Exchange) -> list[str]:
+    return [name for name in parts.names() if name.endswith(".arrow")]
+
+
+def _content(parts: Exchange) -> str:
+    """A checksum of parts."""
     content = 0
-    for file in sorted(folder.glob("*.arrow")):
-        content = zlib.crc32(f"{file.name} {_checksum(file)}".encode(), content)
+    for name in _part_names(parts):
+        content = zlib.crc32(f"{name} {_checksum(parts.file(name))}".encode(), content)
     return f"{content:08x}"
 
 

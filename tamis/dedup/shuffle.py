@@ -15,11 +15,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -27,6 +26,7 @@ import pyarrow as pa
 
 from tamis.batch import contiguous
 from tamis.errors import BudgetError, DiskFull, is_full_disk, is_shortage
+from tamis.exchange import Blob, Exchange
 from tamis.kernels.groups import in_table, repeated_keys
 from tamis.mapped import SPILL
 from tamis.operators import Work
@@ -130,83 +130,54 @@ def _disk_full() -> DiskFull:
     )
 
 
-def check_free_space(folder: Path, num_bytes: int) -> None:
+def check_free_space(exchange: Exchange, num_bytes: int) -> None:
     """Raise `DiskFull` before a write that does not fit, while there is still space to record what is done."""
-    if shutil.disk_usage(folder).free < num_bytes + RESERVE_BYTES:
+    if exchange.free_bytes() < num_bytes + RESERVE_BYTES:
         raise _disk_full()
 
 
 @dataclass(frozen=True)
 class NumberedFiles:
-    """The numbered files of one phase, followed by `more`. Cheap to send to a worker however many there are."""
+    """The numbered blobs of one phase, followed by `more`. Cheap to send to a worker however many there are."""
 
-    folder: Path
+    exchange: Exchange
     stem: str
     count: int
-    more: tuple[Path, ...] = ()
+    more: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.count + len(self.more)
 
-    def __getitem__(self, number: int) -> Path:
+    def __getitem__(self, number: int) -> Blob:
         if number >= self.count:
-            return self.more[number - self.count]
-        return self.folder / f"{self.stem}{number:06d}{SPILL}"
+            return Blob(self.exchange, self.more[number - self.count])
+        return Blob(self.exchange, f"{self.stem}{number:06d}{SPILL}")
 
-    def __iter__(self) -> Iterator[Path]:
+    def __iter__(self) -> Iterator[Blob]:
         return (self[number] for number in range(len(self)))
-
-
-class AtomicFile:
-    """A file that appears under its name once it is complete: `with AtomicFile(path) as temporary: ...`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.temporary = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-
-    def __enter__(self) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.temporary
-
-    def __exit__(self, kind: object, *exc: object) -> None:
-        if kind is None:
-            self.temporary.replace(self.path)
-        else:
-            self.temporary.unlink(missing_ok=True)
-
-
-def link_or_copy(file: Path, target: Path) -> None:
-    """Hard-link a file; copy it if the file system does not allow links, or if the target is on another one."""
-    try:
-        os.link(file, target)
-    except OSError:
-        shutil.copyfile(file, target)
 
 
 class ShuffleWriter:
     """Writes the rows of tables to one file, divided into buckets."""
 
-    def __init__(self, path: Path, num_buckets: int, schema: pa.Schema) -> None:
+    def __init__(self, blob: Blob, num_buckets: int, schema: pa.Schema) -> None:
         self.num_buckets, self.schema = num_buckets, schema
-        self._file = AtomicFile(path)
+        self._blob, self._stack = blob, ExitStack()
         self._buffered: list[tuple[pa.Table, np.ndarray]] = []
         self._buffered_bytes = 0
 
     def __enter__(self) -> ShuffleWriter:
-        self._writer = pa.ipc.new_file(self._file.__enter__(), self.schema)
+        path = self._stack.enter_context(self._blob.writing())
+        self._writer = self._stack.enter_context(pa.ipc.new_file(path, self.schema))
         return self
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        try:
-            if kind is None:
+    def __exit__(self, kind: Any, *exc: Any) -> None:
+        if kind is None:
+            with self._stack:
                 self._divide()
-            self._writer.close()
-        except BaseException as error:
-            self._file.__exit__(type(error))
-            if kind is None:
-                raise
         else:
-            self._file.__exit__(kind, *exc)
+            with suppress(Exception):  # another error is on its way
+                self._stack.__exit__(kind, *exc)
 
     def write(self, table: pa.Table, buckets: np.ndarray) -> None:
         """Append each row of a table to its bucket; the rows of a bucket keep their order."""
@@ -233,7 +204,7 @@ class ShuffleWriter:
         whole = table.cast(self.schema).combine_chunks()
         batches = whole.to_batches()
         assert len(batches) <= 1, "combine_chunks leaves one chunk for these types"
-        check_free_space(self._file.path.parent, whole.nbytes)
+        check_free_space(self._blob.exchange, whole.nbytes)
         empty = pa.RecordBatch.from_pylist([], schema=self.schema)
         start = 0
         for end in ends:
@@ -242,12 +213,12 @@ class ShuffleWriter:
             start = int(end)
 
 
-def read_bucket(path: Path, bucket: int, num_buckets: int, *, mapped: bool = False) -> Iterator[pa.RecordBatch]:
+def read_bucket(blob: Blob, bucket: int, num_buckets: int, *, mapped: bool = False) -> Iterator[pa.RecordBatch]:
     """The rows of one bucket of a file, in the order in which they were written.
 
     Reading is the default: for many small batches, the kernel maps far more pages than they fill.
     """
-    with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as file:
+    with pa.memory_map(str(blob.file())) if mapped else blob.open() as file:
         reader = pa.ipc.open_file(file)
         for number in range(bucket, reader.num_record_batches, num_buckets):
             batch = reader.get_batch(number)
@@ -255,9 +226,9 @@ def read_bucket(path: Path, bucket: int, num_buckets: int, *, mapped: bool = Fal
                 yield batch
 
 
-def read_whole_bucket(paths: Iterable[Path], bucket: int, num_buckets: int) -> pa.Table | None:
+def read_whole_bucket(blobs: Iterable[Blob], bucket: int, num_buckets: int) -> pa.Table | None:
     """The rows of one bucket of all files as a table in memory, or None if there are none."""
-    batches = [batch for path in paths for batch in read_bucket(path, bucket, num_buckets)]
+    batches = [batch for blob in blobs for batch in read_bucket(blob, bucket, num_buckets)]
     return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
 
@@ -288,13 +259,12 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def allocate(shape: tuple[int, ...], dtype: Any, folder: Path, memory: int) -> np.ndarray:
-    """An uninitialised array in memory, or in an unnamed file in `folder` if it is larger than `memory`."""
+def allocate(shape: tuple[int, ...], dtype: Any, exchange: Exchange, memory: int) -> np.ndarray:
+    """An uninitialised array in memory, or in an unnamed file in scratch space if it is larger than `memory`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size <= memory or size == 0:
         return np.empty(shape, dtype)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=exchange.scratch()) as file:
         os.posix_fallocate(file.fileno(), 0, size)  # writing to a sparse map on a full disk kills the process
         return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from tamis.dedup.decisions import (
     GroupWriter,
     PairWriter,
     check_disk,
-    index_folder_of,
+    index_parts_of,
     publish,
     read_pairs,
 )
@@ -36,6 +35,7 @@ from tamis.dedup.shuffle import (
     run_in_workers,
 )
 from tamis.dedup.texts import Normalization, digest_spans, text_buffers
+from tamis.exchange import Blob, Exchange
 from tamis.kernels import digests as kernel
 from tamis.mapped import release_pages
 from tamis.operators import Decide, Work
@@ -102,39 +102,39 @@ def resolve(
     work: Work,
     index: Index | None,
     call_bytes: int,
-) -> Path | None:
+) -> Exchange | None:
     """Find units that repeat an earlier one, cut them, and drop rows that would lose too much text."""
     counts = run_in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
     total = sum(counts)
     check_disk(work, total * RECORD_BYTES * 2, f"deduplication of {step.unit}s")
     num_buckets = bucket_count((total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
     chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), call_bytes, min_rows=100)
-    shuffled = NumberedFiles(work.folder / "digests", f"{num_buckets}-", rows.num_partitions)
+    shuffled = NumberedFiles(work.exchange.sub("digests"), f"{num_buckets}-", rows.num_partitions)
     run_in_workers(
         work,
         f"digests by range, {num_buckets}",
         shuffle_units,
-        [(rows, part, num_buckets, path, chunk) for part, path in enumerate(shuffled)],
+        [(rows, part, num_buckets, blob, chunk) for part, blob in enumerate(shuffled)],
     )
     blocks = Blocks.of(rows, index, call_bytes)
-    cuts = NumberedFiles(work.folder / "cuts", f"{num_buckets}, {blocks.division}-", num_buckets)
+    cuts = NumberedFiles(work.exchange.sub("cuts"), f"{num_buckets}, {blocks.division}-", num_buckets)
     run_in_workers(
         work,
         f"repeats, {num_buckets}, {blocks.division}",
         group_units,
-        [(blocks, shuffled, bucket, num_buckets, path, call_bytes) for bucket, path in enumerate(cuts)],
+        [(blocks, shuffled, bucket, num_buckets, blob, call_bytes) for bucket, blob in enumerate(cuts)],
     )
-    index_folder = index_folder_of(step.update, work, blocks)
+    index_parts = index_parts_of(step.update, work, blocks)
     reason = f"more than {step.max_removed:.0%} repeated {step.unit}s"
     decisions = Decisions(
-        blocks, decide, cuts, work.folder, reason, index_folder=index_folder, max_removed=step.max_removed
+        blocks, decide, cuts, work.exchange, reason, index_parts=index_parts, max_removed=step.max_removed
     )
     decided = decisions.run(work, str(num_buckets), decide_units)
     summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
     for name in ("cut", "dropped", "cut_bytes", "rewritten"):
         summary[name] = sum(part[name] for part in decided)
     publish(work, summary, {})
-    return index_folder
+    return index_parts
 
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
@@ -146,10 +146,10 @@ def count_units(rows: RowNumbers, partition: int) -> int:
 
 
 @handles_shortage
-def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path, chunk: int) -> int:
+def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int) -> int:
     """Write the digests of the units of a partition by range of digests."""
     first = int(rows.offsets[partition])
-    with ShuffleWriter(path, num_buckets, _SHUFFLED) as writer:
+    with ShuffleWriter(blob, num_buckets, _SHUFFLED) as writer:
         for start, facts in rows.chunks(partition, ["high", "low"], chunk):
             offsets = _offsets(contiguous(facts.column("high")))
             local = np.repeat(np.arange(start - first, start - first + facts.num_rows), np.diff(offsets))
@@ -169,11 +169,11 @@ def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, path: Path
 
 @handles_shortage
 def group_units(
-    blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, path: Path, call_bytes: int
+    blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: Blob, call_bytes: int
 ) -> int:
     """Write every unit of a range of digests that repeats an earlier one; returns how many."""
     max_rows = call_bytes * 5 // 4 // SORTING_BYTES
-    with PairWriter(path, blocks) as writer:
+    with PairWriter(blob, blocks) as writer:
         cut = 0
         read = functools.partial(read_digests, blocks, shuffled, bucket, num_buckets, ("unit",))
         for found in EqualDigests(blocks.rows.total).find(lambda: pieces(read(), max_rows)):
@@ -226,8 +226,8 @@ def _decide_block(
     payload = pa.ListArray.from_arrays(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
-    if decisions.index_folder is not None:
-        _write_unit_part(facts, local, unit_numbers, decisions.index_folder, block)
+    if decisions.index_parts is not None:
+        _write_unit_part(facts, local, unit_numbers, decisions.index_parts, block)
     counts = {
         "cut": len(local),
         "dropped": int(drop.sum()),
@@ -237,7 +237,7 @@ def _decide_block(
     return drop, payload, counts
 
 
-def _write_unit_part(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, folder: Path, block: int) -> None:
+def _write_unit_part(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, parts: Exchange, block: int) -> None:
     """Write the digests of units that were not cut to a part of an index. An entry is a unit with its row's address."""
     offsets = _offsets(contiguous(facts.column("high")))
     kept = np.ones(int(offsets[-1]), np.bool_)
@@ -246,4 +246,4 @@ def _write_unit_part(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarra
     if len(owner):
         high = as_numpy(contiguous(facts.column("high")).flatten())[kept]
         low = as_numpy(contiguous(facts.column("low")).flatten())[kept]
-        write_part(folder, block, pa.table(address_facts_of(facts, owner)), high, {"low": low})
+        write_part(parts, block, pa.table(address_facts_of(facts, owner)), high, {"low": low})

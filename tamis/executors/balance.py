@@ -44,22 +44,18 @@ def balance(stages: Sequence[StageLoad], cores: int) -> tuple[int, ...]:
     """
     active = [stage for stage in stages if not stage.finished and stage.seconds_per_mb]
     work = sum((stage.seconds_per_mb or 0.0) * stage.cpus for stage in active)
-    pace = min(
-        [cores / work if work else math.inf]
-        + [stage.most / stage.seconds_per_mb for stage in active if stage.seconds_per_mb]
-    )
-    return tuple(_workers(stage, pace, cores) for stage in stages)
+    by_cores = cores / work if work else math.inf
+    by_limits = min((stage.most / stage.seconds_per_mb for stage in active if stage.seconds_per_mb), default=math.inf)
+    slack = SLACK if by_limits < by_cores else 1.0  # if all cores are busy, more workers do not help
+    return tuple(_workers(stage, min(by_cores, by_limits) * slack) for stage in stages)
 
 
-def _workers(stage: StageLoad, pace: float, cores: int) -> int:
+def _workers(stage: StageLoad, pace: float) -> int:
     if stage.finished:
         return 0
-    if stage.seconds_per_mb is None or pace == math.inf:
-        wanted = max(1, stage.workers)
-    else:
-        wanted = math.ceil(round(pace * stage.seconds_per_mb * SLACK, 6))
-        if wanted > 1 and (wanted - 1) >= pace * stage.seconds_per_mb:
-            wanted -= 1  # the slack alone is no reason for another process
+    wanted = max(1, stage.workers)
+    if stage.seconds_per_mb is not None and pace < math.inf:
+        wanted = math.ceil(round(pace * stage.seconds_per_mb, 6))
     if not stage.more_to_come:
         wanted = min(wanted, stage.waiting + stage.running)
     return max(1, min(wanted, stage.most))

@@ -59,6 +59,10 @@ class Chain:
         self.types: dict[int, Types] = {}
         """By operator, the types of the columns it returned so far."""
 
+    def known_types(self) -> dict[int, Types]:
+        """A copy of `types`."""
+        return {step: dict(known) for step, known in self.types.items()}
+
     def run(self, rows: RowsRead) -> None:
         """Run all operators on some rows, and write what is left of them."""
         if not self._task.careful:

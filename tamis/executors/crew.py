@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tamis.errors import WorkerError
 from tamis.executors.executor import Hooks
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker_process import MARK
@@ -74,8 +75,12 @@ class Crew:
         self._wake_read, self._wake_write = os.pipe()
 
     def close(self) -> None:
+        leaving = [*self._leaving, *(worker.pid for worker in self.idle())]
         for worker in self.workers:
             worker.connection.close()
+        with suppress(WorkerError):  # the server has ended, and the workers with it
+            for pid in leaving:  # they remove their local files, and would be killed with the server
+                self._server.ending(pid)
         os.close(self._wake_read)
         os.close(self._wake_write)
 

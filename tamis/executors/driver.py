@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import signal
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -37,15 +36,15 @@ from tamis.events import (
     StageStarted,
     Stopping,
 )
+from tamis.exchange import Attempted, Draft, FolderExchange
 from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.executor import Session, Stop
 from tamis.executors.failures import FailureWatch
-from tamis.executors.resume import CommittedWork
+from tamis.executors.resume import CommittedWork, remove_attempts
 from tamis.executors.segments import Outcome
 from tamis.executors.tasks import Group, Stage, Task
 from tamis.executors.watch import Watch
 from tamis.ledger import Commit, Ledger
-from tamis.mapped import SPILL
 from tamis.memory import spill
 from tamis.memory.governor import Governor
 from tamis.memory.log import MemoryLog
@@ -54,7 +53,10 @@ from tamis.parameters import format_bytes, plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.sinks.schemas import decode_schema, merge_schemas
-from tamis.store import INTERNAL, checksum_of
+from tamis.store import INTERNAL, checksum_of, link_or_copy
+
+RESOLVE, TOKEN = "resolve", "token"
+"""The part of a stage's exchange with the intermediate results of its Gather, and the blob that identifies them."""
 
 PLENTY_OF_DISK = 20
 """If this many times the size of the input is free, the need for disk space is not estimated."""
@@ -192,7 +194,6 @@ class Run:
     def _resolve(self, stage: Stage, session: Session) -> None:
         """Let a Gather decide about every row it observed."""
         assert isinstance(stage.end, Gather)
-        folder = Path(stage.work)
         rows = {commit.partition: commit.extra["observed"] for commit in self.committed.commits(stage.index)}
         needs = stage.end.memory_bytes(sum(rows.values()))
         if needs > self.plan.budget.total_bytes - self.plan.budget.driver_bytes:
@@ -202,15 +203,15 @@ class Run:
                 "or process a sample with --on-overflow sample",
             )
         work = _GatherWork(self, session, stage, digest(sorted(self.committed.keys[stage.index])))
-        fates = spill.Fates(folder, rows)
+        fates = spill.Fates(stage.exchange, rows)
         try:
-            stage.end.resolve(spill.ObservedFacts(folder, rows), fates, work)
+            stage.end.resolve(spill.ObservedFacts(stage.exchange, rows), fates, work)
         except _Stopped:
             return
         fates.close()
 
     def _tick(self) -> None:
-        self.ledger.renew_lock()
+        self.ledger.lock.check()
         self.watch.tick()
         self._check_failures()
 
@@ -337,14 +338,18 @@ class Run:
 
     def _clean_up(self) -> None:
         """Remove intermediate files. `keep_work` keeps facts and rows, so that a later run observes only new rows."""
-        work = self.plan.store.work()
+        remove_attempts(self.plan.store)
         if not self.keep_work:
-            shutil.rmtree(work, ignore_errors=True)
+            self.plan.exchange.delete()
+            work = self.plan.store.work()
+            FolderExchange(work).delete()  # an interrupted run may have had its exchange there
+            with suppress(OSError):  # not empty, if it is beside the output
+                work.parent.rmdir()
             return
-        for stage in work.glob("stage-*"):
-            shutil.rmtree(stage / "resolve", ignore_errors=True)
-            for file in stage.glob(f"*.fates{SPILL}"):
-                file.unlink()
+        self.plan.exchange.delete_drafts()
+        for stage in self.plan.stages:
+            stage.exchange.delete(RESOLVE)
+            stage.exchange.delete(spill.FATES)
 
     def _manifest(self) -> dict[str, Any]:
         """Return everything needed to understand and repeat the run."""
@@ -421,37 +426,48 @@ class _Stopped(Exception):
 
 
 class _GatherWork:
-    """The workers and the disk, as available to a Gather. Records finished calls in the ledger."""
+    """The workers and the exchange, as available to a Gather. Records finished calls in the ledger."""
 
     def __init__(self, run: Run, session: Session, stage: Stage, key: str) -> None:
-        self._run, self._session, self._stage, self._key = run, session, stage, key
-        self.folder = Path(stage.work) / "resolve"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        token = self.folder / "token"
-        if not token.exists():  # results are useless without the files written with them
-            token.write_text(uuid.uuid4().hex)
-        self._key += token.read_text()
+        self._run, self._session, self._key = run, session, key
+        self.exchange, self.stage = stage.exchange.sub(RESOLVE), stage.index
+        if not self.exchange.has(TOKEN):  # results are useless without the blobs written with them
+            with self.exchange.writing(TOKEN) as path:
+                path.write_text(uuid.uuid4().hex)
+        self._key += self.exchange.file(TOKEN).read_text()
         self.workers = run.governor.workers
         self.worker_bytes = run.governor.worker_bytes
 
     def map(
         self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
     ) -> list[Any]:
-        ledger, stage = self._run.ledger, self._stage.index
+        ledger, stage = self._run.ledger, self.stage
         keys = [digest([self._key, name, number, len(items)]) for number in range(len(items))]
         missing = [number for number, key in enumerate(keys) if (stage, key) not in ledger.steps]
 
-        def done(position: int, result: Any) -> None:
+        def done(position: int, answer: tuple[Any, list[Draft]]) -> None:
+            result, drafts = answer
+            for draft in drafts:
+                draft.publish()
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
-            self._session.map(function, [items[number] for number in missing], done, new_workers=new_workers)
+            self._session.map(Attempted(function), [items[number] for number in missing], done, new_workers=new_workers)
         if self._run.stop.level:
             raise _Stopped
         return [ledger.steps[stage, key] for key in keys]
 
-    def publish(self, name: str, file: Path) -> None:
-        self._run.plan.store.publish(file, f"{INTERNAL}/{name}")
+    def publish(self, name: str, content: Path | bytes) -> None:
+        store, full = self._run.plan.store, f"{INTERNAL}/{name}"
+        if isinstance(content, bytes):
+            store.write(full, content)
+        elif store.local:
+            copy = store.scratch() / f"{digest(name)}.copy"
+            copy.unlink(missing_ok=True)
+            link_or_copy(content, copy)
+            store.publish(copy, full)
+        else:
+            store.upload(content, full)
 
     def published(self, folder: str) -> list[str]:
         return self._run.plan.store.names(f"{INTERNAL}/{folder}")

@@ -6,10 +6,8 @@ are used where there are any. Disk is extrapolated from the sample, and an upper
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from tamis.batch import LINE, Batch, Failure
@@ -177,7 +175,4 @@ def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int
 
 def free_disk(stage: Stage) -> int:
     """Free bytes on the disk that holds files between stages."""
-    folder = Path(stage.work)
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return stage.exchange.free_bytes()

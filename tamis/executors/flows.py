@@ -62,7 +62,7 @@ class Flow:
     def add(self, stage: int, segment: Segment) -> None:
         """Add what a stage before the last reports."""
         self.accounts[stage].add(segment.account)
-        if segment.rejects or segment.failures:
+        if segment.rejects or segment.failed:
             self.segments.append(segment)
         if segment.types:
             self.types[stage] = segment.types

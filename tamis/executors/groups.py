@@ -268,25 +268,28 @@ class GroupRun:
         job.unit.running -= 1
         job.pool.clock.job(job, time.monotonic())
 
-    def _on_outcome(self, job: Job, outcome: Outcome | Segment) -> None:
+    def _on_outcome(self, job: Job, segment: Segment) -> None:
         pool, unit, flow = job.pool, job.unit, job.unit.flow
         if flow.abandoned:
             return
         if pool.stage.hands_on:
-            assert isinstance(outcome, Segment)
-            self._add(job, outcome)
-            if outcome.next_row is not None:
-                unit.pending.appendleft(replace(job.task, start=outcome.next_row))
+            self._add(job, segment)
+            if segment.next_row is not None:
+                unit.pending.appendleft(replace(job.task, start=segment.next_row))
             if unit.is_finished:
                 self._finish_unit(pool, unit)
             return
-        if isinstance(outcome, Segment):
-            segments = unit.progress.add(job.task, outcome)
-            if outcome.next_row is not None:
-                unit.pending.appendleft(replace(job.task, start=outcome.next_row))
-            if segments is None:
+        segments = [segment]
+        if not job.task.is_whole:
+            complete = unit.progress.add(job.task, segment)
+            if segment.next_row is not None:
+                unit.pending.appendleft(replace(job.task, start=segment.next_row))
+            if complete is None:
                 return
-            outcome = publish(pool.stage, job.task, segments)
+            segments = complete
+        outcome = publish(pool.stage, job.task, segments, flow.segments)
+        flow.segments = []
+        if not job.task.is_whole:
             unit.progress.restart()
         self._complete(job, outcome)
 
@@ -297,7 +300,6 @@ class GroupRun:
         flow.accounts[-1] = outcome.account
         if len(self.pools) > 1:
             outcome.account = flow.account()
-            outcome.shards += publish(pool.stage, flow.task, flow.segments).shards if flow.segments else []
         pool.drop([job.unit])
         pool.bytes_done += job.task.partition.size
         self.flows.remove(flow)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.executor import Done, Hooks, Stop, Streaming
-from tamis.executors.segments import Outcome, Segment
+from tamis.executors.segments import Segment, publish
 from tamis.executors.tasks import CorruptFrames, Group, Stage, Task
 from tamis.executors.worker import StageRunner
 from tamis.memory.governor import Governor
@@ -69,15 +69,15 @@ class InlineSession:
                 allowance = given.allowance or self.governor.allowance()
                 task = replace(given, allowance=allowance, last_attempt=True)  # there is no other worker to try
                 self.emit(PartitionStarted(group.index, task.partition.index, 0))
-                task, outcome = self._run(runner, task)
-                assert isinstance(outcome, Outcome)
+                task, segment = self._run(runner, task)
+                outcome = publish(group.whole, task, [segment])
                 self.governor.finished(outcome.account.peak_memory_bytes, allowance.batch_bytes, outcome.account.splits)
                 self.governor.learned.note_setup((op.name, op.setup_bytes) for op in outcome.account.operators)
                 done(task, outcome)
         finally:
             runner.close()
 
-    def _run(self, runner: StageRunner, task: Task) -> tuple[Task, Outcome | Segment]:
+    def _run(self, runner: StageRunner, task: Task) -> tuple[Task, Segment]:
         """Run a task; again without the corrupt frames of compressed files that it finds."""
         while True:
             try:

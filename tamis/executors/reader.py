@@ -175,8 +175,8 @@ class Reader:
             records.of(0).rows_out -= count
             batch, numbers = batch.select(~known), numbers[~known]
         if self._fates is None:
-            before = Path(stage.work).parent / f"stage-{stage.index - 1}"
-            self._fates = spill.read_fates(before, self._task.partition.index)
+            assert stage.fates is not None
+            self._fates = spill.read_fates(stage.fates, self._task.partition.index)
         began = time.perf_counter()
         here = slice(self._decided, self._decided + len(batch))
         self._decided += len(batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow as pa
 from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.executors.reuse import EarlierRows, WrittenRows
 from tamis.executors.scores import ROW
-from tamis.executors.segments import Segment
+from tamis.executors.segments import Segment, Staging
 from tamis.executors.side_outputs import FailureLog, failure_record, rejected_rows
 from tamis.executors.steps import Applied
 from tamis.executors.tasks import Stage
@@ -32,34 +31,32 @@ class Records:
         self,
         stage: Stage,
         stem: str,
-        scratch: Path,
+        staging: Staging,
         on_failures: Callable[[], None],
         written: WrittenRows | None = None,
     ) -> None:
-        self._stage, self._scratch, self._on_failures = stage, scratch, on_failures
+        self._stage, self._staging, self._on_failures = stage, staging, on_failures
         self._written, self._cuts = written, 0
         self._side_stem = f"{stem}-stage-{stage.index + 1}"
         self._begin()
 
     def _begin(self) -> None:
         self.account = Account(operators=[OperatorAccount(op.name, op.kind) for op in self._stage.steps])
-        self._failed = FailureLog(self._scratch / f"{self._side_stem}{LINES}")
+        self._failed = FailureLog(self._staging.folder / f"{self._side_stem}{LINES}")
         self.errors = ErrorCounts()
         self._rejects: ShardWriter | None = None
 
     def cut(self) -> Segment:
         """What was recorded since the last cut, as a segment with a folder of its own; recording starts again with nothing."""
         self._cuts += 1
-        segment = Segment(self._scratch, self.account)
+        segment = Segment(self._staging.another(self._cuts), self.account)
         self.close(segment)
-        names = [shard.name for shard in segment.rejects]
-        names += [segment.failed.name] if segment.failed is not None else []
-        if names:
-            segment.folder = self._scratch.with_name(f"{self._scratch.name}-{self._cuts}")
-            segment.folder.mkdir(exist_ok=True)
-            for name in names:
-                (self._scratch / name).replace(segment.folder / name)
-            segment.failed = segment.failed and segment.folder / segment.failed.name
+        files = [*segment.rejects, *segment.failed]
+        if files:
+            segment.staging.folder.mkdir(exist_ok=True)
+            for shard in files:
+                (self._staging.folder / shard.name).replace(segment.staging.folder / shard.name)
+            segment.stage_files()
         self._begin()
         return segment
 
@@ -97,7 +94,7 @@ class Records:
     def _rejects_writer(self) -> ShardWriter:
         if self._rejects is None:
             assert self._stage.rejects is not None
-            self._rejects = self._stage.rejects.open_shard(self._scratch, self._side_stem, pa.schema([]))
+            self._rejects = self._stage.rejects.open_shard(self._staging.folder, self._side_stem, pa.schema([]))
         return self._rejects
 
     def copy_rejects(self, earlier: EarlierRows) -> list[Shard]:
@@ -143,7 +140,11 @@ class Records:
 
     def close(self, segment: Segment) -> None:
         """Complete the files, and name them in `segment`."""
-        segment.failed, segment.failures = self._failed.close(), self._failed.count
+        if (file := self._failed.close()) is not None:
+            segment.failed = [Shard(file.name, self._failed.count, file.stat().st_size)]
+            if self._stage.gathers and not self._stage.spills_rows:
+                source = self._stage.source.name
+                segment.gone = [each["address"] for each in self._failed.records() if each["step"] != source]
         if self._rejects is not None:
             segment.rejects = self._rejects.close()
 

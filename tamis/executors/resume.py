@@ -10,24 +10,24 @@ import reprlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import tamis
 from tamis.card import CARD
 from tamis.errors import SinkError
+from tamis.exchange import Exchange
 from tamis.executors.reuse import WRITTEN, reuse_key
 from tamis.executors.tasks import Stage
 from tamis.ledger import SHARD_NAME, Commit, Ledger
 from tamis.memory import spill
 from tamis.operators import Gather, Partition, Sink, digest
 from tamis.plan import Plan
-from tamis.store import INTERNAL, Store
+from tamis.store import ATTEMPTS, INTERNAL, Store
 
 _MOVING = ".moving"
 
 
-def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
+def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
     """Refuse a folder that holds other data, or clear it on request; remove unfinished files."""
     mode = "overwrite" if fresh else getattr(sink, "mode", "resume")
     if mode == "error" and not ledger.is_new:
@@ -49,15 +49,21 @@ def prepare_output(store: Store, ledger: Ledger, sink: Sink | None, *, fresh: bo
                 store.remove(name)
     if mode == "overwrite" and (not ledger.is_new or ledger.earlier):
         ledger.clear()
-        shutil.rmtree(store.work(), ignore_errors=True)
+        exchange.delete()
     owned = ledger.owned_files
     for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects", WRITTEN):
         for name in store.names(folder):
             full = f"{folder}/{name}" if folder else name
             if SHARD_NAME.fullmatch(name) and full not in owned:
                 store.remove(full)
-    for file in store.work().glob(f"stage-*/*{_MOVING}"):
-        file.unlink()
+    exchange.delete_drafts()
+    remove_attempts(store)
+
+
+def remove_attempts(store: Store) -> None:
+    """Remove files that no attempt will finish, and no commit names."""
+    if not store.local and store.names(ATTEMPTS):
+        store.remove_folder(ATTEMPTS)
     if store.scratch().exists():
         for left in store.scratch().iterdir():
             if left != store.work():
@@ -70,6 +76,7 @@ class CommittedWork:
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
         self.plan, self.ledger = plan, ledger
         self.keys = self._keys()
+        self._known_blobs: dict[int, set[str]] = {}
         self.changed = ledger.finished is None
         """Whether the output is not, or no longer, that of a finished run."""
 
@@ -94,6 +101,9 @@ class CommittedWork:
         stale = [commit for name, commit in self.ledger.commits.items() if name not in current]
         self._drop([commit for commit in stale if not self._is_reusable(commit)])
         self._set_aside([commit for commit in stale if self._is_reusable(commit)])
+        for stage in self.plan.stages:
+            for name in [name for name in self._blobs(stage) if name.endswith(_MOVING)]:
+                stage.exchange.delete(name)  # of a run that was killed while it renamed
         missing = [self._missing(stage) for stage in self.plan.stages]
         if not missing[-1]:
             missing = [[] for _ in missing]  # the rows are written, so facts of earlier stages are not needed
@@ -155,9 +165,15 @@ class CommittedWork:
             return False
         if isinstance(stage.end, Gather):
             files = commit.extra.get("files")
-            return files is not None and all((Path(stage.work) / name).is_file() for name in files)
+            return files is not None and self._blobs(stage).issuperset(files)
         present = self._sizes()
         return all(present.get(shard.name) == shard.size for shard in commit.shards)
+
+    def _blobs(self, stage: Stage) -> set[str]:
+        """The names in the exchange of a stage, listed once."""
+        if stage.index not in self._known_blobs:
+            self._known_blobs[stage.index] = set(stage.exchange.names())
+        return self._known_blobs[stage.index]
 
     def _sizes(self) -> dict[str, int | None]:
         """Sizes of the files that commits name, looked up once."""
@@ -180,17 +196,17 @@ class CommittedWork:
         # Dropped before, and committed after, the files are renamed: a crash in between costs work, and never leaves a
         # file under a wrong name.
         self.ledger.drop(commit for commit, _ in moved)
-        store, work = self.plan.store, Path(stage.work)
+        store = self.plan.store
         renamed = [_renumbered(commit, index) for commit, index in moved]
         pairs = [(old, new) for (old, _), new in zip(moved, renamed, strict=True)]
         shards = [(a.name, b.name) for old, new in pairs for a, b in zip(old.shards, new.shards, strict=True)]
         _rename_all([(a, b) for a, b in shards if store.size(a) is not None], store.rename)
         files = [
-            (str(work / a), str(work / b))
+            (a, b)
             for old, new in pairs
             for a, b in zip(old.extra.get("files", []), new.extra.get("files", []), strict=True)
         ]
-        _rename_all([(a, b) for a, b in files if Path(a).exists()], lambda a, b: Path(a).replace(b))
+        _rename_all([(a, b) for a, b in files if a in self._blobs(stage)], stage.exchange.rename)
         self.ledger.append(commit.record() for commit in renamed)
 
     # --------------------------------------------------------------------------------------------------- what changed

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
 from tamis.executors.steps import Applied, Types, apply_step, check_lengths, dropped, verdicts_of, view
-from tamis.operators import Filter, Map, Operator, Partition, Source, digest
+from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
 ROW, DROPPED, KNOWN, SCORE = "_tamis_row", "_tamis_dropped", "_tamis_known", "_tamis_score"
@@ -66,9 +66,9 @@ class ScoreKeeper:
         self.operators = list(operators)
         self._internal = {DROPPED, KNOWN} if numbers_rows else {ROW, DROPPED, KNOWN}
         self._types: dict[int, Types] = {}
-        self._name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
-        self._store, self._path = store, scratch / "scores"
-        self._stored = _read(store, self._name)
+        self.name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
+        self._path = scratch / "scores"
+        self._stored = _read(store, self.name)
         self._writer: pq.ParquetWriter | None = None
 
     def begin(self, batch: Batch, numbers: np.ndarray) -> Batch:
@@ -146,11 +146,12 @@ class ScoreKeeper:
         own = [name for name in batch.columns if name in self._internal or name.startswith(SCORE)]
         return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo, access=batch.access)
 
-    def close(self) -> None:
-        """Publish the measured scores."""
+    def close(self) -> list[Shard]:
+        """Complete the file of measured scores, if there are any."""
         if self._writer is not None:
             self._writer.close()
-            self._store.publish(self._path, self._name)
+            return [Shard(self._path.name, 0, self._path.stat().st_size)]
+        return []
 
     def _scores(self, number: int, op: Filter, batch: Batch) -> dict[str, pa.Array]:
         """The scores of all rows of a batch: the stored ones where there are any, others measured now."""

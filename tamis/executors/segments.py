@@ -1,7 +1,10 @@
-"""The files of a partition, from a worker's scratch folder to their places in the output.
+"""The files of a partition, from the attempt that writes them to their places in the output.
 
-A partition is usually written by one worker. If workers run out of memory over it, its rows are divided: each range of rows is
-written by a worker of its own into a folder that is kept, and the driver puts the files of all ranges in place together.
+An attempt writes files under names of its own and reports them, as a segment. The driver puts them in place, and so decides
+which attempt counts: a worker that was given up and finishes later changes nothing.
+
+A partition is usually one segment. If workers run out of memory over it, its rows are divided: each range of rows is a segment,
+and the driver puts the files of all of them in place together.
 
     rows 0..999     part-000000.jsonl          ->   part-000000-0000.jsonl
     rows 1000..     part-000000.jsonl          ->   part-000000-0001.jsonl
@@ -9,7 +12,6 @@ written by a worker of its own into a folder that is kept, and the driver puts t
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -19,12 +21,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from tamis.exchange import Attempt, Draft
 from tamis.executors.reuse import WRITTEN, reuse_key
 from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
 from tamis.operators import Shard
 from tamis.report import Account
-from tamis.store import INTERNAL, LINES, TABLE, checksum_of
+from tamis.store import ATTEMPTS, INTERNAL, TABLE, Store, checksum_of
 
 _NUMBER = re.compile(r"^-\d{4}(?=\.)")
 
@@ -38,24 +41,82 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Staging:
+    """The files of one attempt at writing shards, before they have their names.
+
+    For an output on a disk, they are in a folder on that disk, and are renamed. For one in an object store, the worker uploads
+    them under names of the attempt, and the store copies them to their names on request of the driver.
+    """
+
+    store: Store
+    name: str
+    folder: Path
+
+    @staticmethod
+    def of(stage: Stage, stem: str, attempt: Attempt) -> Staging:
+        name = f"{stem}-{stage.index}-{stage.pool}{attempt.draft_suffix}"
+        return Staging(stage.store, name, (stage.store if stage.store.local else stage.exchange).scratch() / name)
+
+    def another(self, number: int) -> Staging:
+        """For files of the same attempt that are published on their own."""
+        name = f"{number}-{self.name}"
+        return replace(self, name=name, folder=self.folder.with_name(name))
+
+    def finish(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards with their checksums, where the driver can reach them."""
+        checked = []
+        for shard in shards:
+            file = self.folder / shard.name
+            checked.append(replace(shard, checksum=checksum_of(file)))  # read from the page cache: it was just written
+            if not self.store.local:
+                self.store.publish(file, self._remote(shard.name))
+        return checked
+
+    def publish(self, shard: Shard, name: str) -> Shard:
+        """Give a finished shard its name in the output."""
+        if self.store.local:
+            self.store.publish(self.folder / shard.name, name)
+        else:
+            self.store.rename(self._remote(shard.name), name)
+        return replace(shard, name=name)
+
+    def remove_local(self) -> None:
+        """Remove the local files, unless they are what the driver publishes."""
+        if not self.store.local:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove all files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.store.local:
+            self.store.remove_folder(f"{ATTEMPTS}/{self.name}")
+
+    def _remote(self, name: str) -> str:
+        return f"{ATTEMPTS}/{self.name}/{name}"
+
+
 @dataclass
 class Segment:
-    """The result for a range of rows of a partition: files that are complete but not in place yet."""
+    """The result of an attempt at a partition, or at a range of its rows: files that are complete but not in place yet."""
 
-    folder: Path
+    staging: Staging
     account: Account
     shards: list[Shard] = field(default_factory=list)
     rejects: list[Shard] = field(default_factory=list)
-    failures: int = 0
-    failed: Path | None = None
-    """The rows that failed, as JSON lines."""
+    failed: list[Shard] = field(default_factory=list)
+    scores: list[Shard] = field(default_factory=list)
+    scores_name: str = ""
+    """The name of the file of scores in the output, if there is one."""
+    gone: list[str] = field(default_factory=list)
+    """Addresses of rows that failed after they were read, if the next stage reads them again."""
     observed: int = 0
     """Rows handed to the Gather at the end of the stage."""
-    facts: list[Path] = field(default_factory=list)
-    rows: list[Path] = field(default_factory=list)
+    facts: list[Draft] = field(default_factory=list)
+    rows: list[Draft] = field(default_factory=list)
     in_place: list[Shard] = field(default_factory=list)
     """Files in the output folder that an earlier run wrote, and that stay as they are."""
-    written: Shard | None = None
+    written: list[Shard] = field(default_factory=list)
     """The numbers of the rows written, if a later run with other thresholds may reuse them."""
     schema: str | None = None
     """The columns that rows would have, if none were written."""
@@ -68,20 +129,23 @@ class Segment:
     waited_s: float = 0.0
     """Time spent waiting for permission to hand on rows."""
 
-    def moved(self, folder: Path) -> Segment:
-        """The segment with its files in a folder that outlives the worker."""
-        shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
-        self.folder.rename(folder)
-        facts, rows = ([folder / file.name for file in files] for files in (self.facts, self.rows))
-        failed = folder / self.failed.name if self.failed is not None else None
-        return replace(self, folder=folder, facts=facts, rows=rows, failed=failed)
+    def stage_files(self) -> None:
+        """Put all files where the driver can reach them."""
+        for kind in ("shards", "rejects", "failed", "scores", "written"):
+            setattr(self, kind, self.staging.finish(getattr(self, kind)))
+        self.staging.remove_local()
 
     def discard(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.staging.discard()
+        for draft in [*self.facts, *self.rows]:
+            draft.discard()
 
 
-def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
-    """Put the files of a partition, given by its segments in source order, in place."""
+def publish(stage: Stage, task: Task, segments: Sequence[Segment], before: Sequence[Segment] = ()) -> Outcome:
+    """Put the files of a partition, given by its segments in source order, in place. Only the driver does this.
+
+    `before` has the failed and rejected rows of stages that handed their rows to this one.
+    """
     stem = spill.stem(task.partition.index)
     side = f"{stem}-stage-{stage.index + 1}"
     account = segments[0].account
@@ -91,50 +155,29 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment]) -> Outcome:
     if stage.reuse is not None:
         stage.store.remove(written)  # the rows of an earlier run cannot be reused once its files are replaced
     shards = [shard for segment in segments for shard in segment.in_place]
-    for segment, shard, name in _named(segments, "shards", stem):
-        shards.append(_published(stage, segment.folder, shard, name))
-    for segment, shard, name in _named(segments, "rejects", side):
+    shards += [segment.staging.publish(shard, name) for segment, shard, name in _named(segments, "shards", stem)]
+    for segment, shard, name in _named([*before, *segments], "rejects", side):
         untyped = replace(shard, schema="")  # rejects need not agree on their columns with the output
-        shards.append(_published(stage, segment.folder, untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
-    failed = _joined([segment.failed for segment in segments if segment.failed is not None])
-    gone = _gone(stage, failed)
-    if failed is not None:
-        shard = Shard(failed.name, sum(segment.failures for segment in segments), failed.stat().st_size)
-        shards.append(_published(stage, failed.parent, shard, f"{INTERNAL}/failed/{side}{LINES}"))
+        shards.append(segment.staging.publish(untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
+    for segment, shard, name in _named([*before, *segments], "failed", side):
+        shards.append(segment.staging.publish(shard, f"{INTERNAL}/failed/{name}"))
+    for segment in segments:
+        for shard in segment.scores:
+            segment.staging.publish(shard, segment.scores_name)
     extra: dict[str, Any] = {"rejects": stage.rejects is not None}
-    if segments[0].written is not None:
-        shards.append(_published(stage, segments[0].folder, segments[0].written, written))
+    for shard in segments[0].written:
+        shards.append(segments[0].staging.publish(shard, written))
         extra["reuse"] = reuse_key(stage, task.partition)
     if not any("/" not in shard.name for shard in shards) and segments[0].schema is not None:
         extra["schema"] = segments[0].schema
     if stage.gathers:
-        files = [*_place(stage, segments, "facts"), *_place(stage, segments, "rows")]
+        files = [*_published(segments, "facts"), *_published(segments, "rows")]
+        gone = [address for segment in [*before, *segments] for address in segment.gone]
         extra |= {"observed": sum(segment.observed for segment in segments), "files": files, "gone": gone}
         extra |= {"damaged": sorted(task.damaged), "unreadable": dict(task.unreadable)}
+    for segment in [*before, *segments]:
+        shutil.rmtree(segment.staging.folder, ignore_errors=True)
     return Outcome(shards, account, extra)
-
-
-def _joined(files: Sequence[Path]) -> Path | None:
-    """The lines of all files, appended to the first."""
-    for file in files[1:]:
-        with files[0].open("ab") as target, file.open("rb") as source:
-            shutil.copyfileobj(source, target)
-    return files[0] if files else None
-
-
-def _gone(stage: Stage, failed: Path | None) -> list[str]:
-    """The addresses of rows that failed after they were read, if the next stage reads them again."""
-    if failed is None or not stage.gathers or stage.spills_rows:
-        return []
-    with failed.open(encoding="utf-8") as lines:
-        return [record["address"] for record in map(json.loads, lines) if record["step"] != stage.source.name]
-
-
-def _published(stage: Stage, folder: Path, shard: Shard, name: str) -> Shard:
-    file = folder / shard.name
-    checksum = checksum_of(file)  # read from the page cache: the file was just written
-    stage.store.publish(file, name)
-    return replace(shard, name=name, checksum=checksum)
 
 
 def _named(segments: Sequence[Segment], kind: str, stem: str) -> list[tuple[Segment, Shard, str]]:
@@ -148,19 +191,16 @@ def _named(segments: Sequence[Segment], kind: str, stem: str) -> list[tuple[Segm
     numbers: dict[tuple[Path, str], int] = {}
     named = []
     for segment, shard in found:
-        number = numbers.setdefault((segment.folder, shard.name.partition(".")[0]), len(numbers))
+        number = numbers.setdefault((segment.staging.folder, shard.name.partition(".")[0]), len(numbers))
         suffix = _NUMBER.sub("", shard.name.removeprefix(stem))
         named.append((segment, shard, f"{stem}-{number:04d}{suffix}"))
     return named
 
 
-def _place(stage: Stage, segments: Sequence[Segment], kind: str) -> list[str]:
-    """Move the files between stages to the work folder, numbered as `spill.spilled_files` expects them."""
-    work = Path(stage.work)
-    work.mkdir(parents=True, exist_ok=True)
+def _published(segments: Sequence[Segment], kind: str) -> list[str]:
+    """Publish the drafts of all segments, numbered as `spill.spilled_names` expects them; returns their names."""
     names: list[str] = []
-    for file in (file for segment in segments for file in getattr(segment, kind)):
-        first = names[0] if names else file.name
-        names.append(f"{first}.{len(names)}" if names else first)
-        file.replace(work / names[-1])
+    for draft in (draft for segment in segments for draft in getattr(segment, kind)):
+        names.append(spill.numbered(names[0] if names else draft.name, len(names)))
+        draft.publish(names[-1])
     return names

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tamis.exchange import Exchange
 from tamis.ledger import Commit
 from tamis.memory.governor import Allowance
 from tamis.operators import Gather, Operator, Partition, Sink, Source
@@ -33,11 +34,13 @@ class Stage:
     schema: pa.Schema
     batch_bytes: int
     fingerprint: str
-    work: str
-    """Local folder for files that pass between stages."""
+    exchange: Exchange
+    """What the stage hands to the next one, and its Gather's intermediate results."""
     store: Store
     fates_of: Gather | None = None
     """The Gather whose decisions this stage applies first."""
+    fates: Exchange | None = None
+    """The exchange with these decisions: that of the stage before."""
     reads_again: bool = False
     """The stage before read the same source and counted its bad rows."""
     spills_rows: bool = False

@@ -8,7 +8,6 @@ for each task:
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,13 +16,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from tamis.errors import DiskFull, SetupTooLarge, TamisError, is_full_disk, is_shortage
+from tamis.exchange import Attempt, attempt
 from tamis.executors.chain import Chain
 from tamis.executors.packets import PacketWriter, Stream
 from tamis.executors.reader import Reader
 from tamis.executors.records import Records
 from tamis.executors.reuse import RowsMoved, WrittenRows, earlier_rows
 from tamis.executors.scores import ScoreKeeper, measured_operators
-from tamis.executors.segments import Outcome, Segment, publish
+from tamis.executors.segments import Segment, Staging
 from tamis.executors.tasks import CorruptFrames, Marker, Stage, Task
 from tamis.executors.writer import Writer
 from tamis.memory import process, spill
@@ -74,12 +74,12 @@ class StageRunner:
         for step in self._steps():
             step.close()
 
-    def run(self, task: Task, progress: Progress, stream: Stream | None = None) -> Outcome | Segment:
-        """Process a partition, or some of its rows. The files of a whole partition are in place when this returns.
+    def run(self, task: Task, progress: Progress, stream: Stream | None = None) -> Segment:
+        """Process a partition, or some of its rows, as one attempt. The driver puts the files in place.
 
         A stage that hands on its rows reports them to `stream`, and returns a segment with what is left to report.
         """
-        with _TaskRun(self.stage, task, self.marker, progress, stream) as run:
+        with attempt() as this, _TaskRun(self.stage, task, this, self.marker, progress, stream) as run:
             source, *others = self.setup_bytes
             run.records.of(0).setup_bytes = source
             for account, taken in zip(run.records.account.operators[self.stage.first_operator :], others, strict=True):
@@ -87,7 +87,7 @@ class StageRunner:
             try:
                 return run.all()
             except RowsMoved:
-                pass  # tried again below, after the files of this attempt are removed
+                run.abandon()  # tried again below
             except OSError as error:
                 if is_full_disk(error):
                     raise DiskFull(
@@ -101,10 +101,13 @@ class StageRunner:
 class _TaskRun:
     """One task on its way through a stage."""
 
-    def __init__(self, stage: Stage, task: Task, marker: Marker, progress: Progress, stream: Stream | None) -> None:
+    def __init__(
+        self, stage: Stage, task: Task, this: Attempt, marker: Marker, progress: Progress, stream: Stream | None
+    ) -> None:
         self.stage, self.task, self.progress, self.stream = stage, task, progress, stream
         self.stem = spill.stem(task.partition.index)
-        self.scratch = stage.store.scratch() / f"{os.getpid()}-{stage.index}-{self.stem}"
+        self.staging = Staging.of(stage, self.stem, this)
+        self.scratch = self.staging.folder
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.keeper: ScoreKeeper | None = None
         self.written: WrittenRows | None = None
@@ -116,7 +119,7 @@ class _TaskRun:
             )
         self.earlier = earlier_rows(stage, task, self.keeper, self.scratch)
         allowance = task.allowance or Allowance(stage.batch_bytes)
-        self.records = Records(stage, self.stem, self.scratch, self._report, self.written)
+        self.records = Records(stage, self.stem, self.staging, self._report, self.written)
         self.reader = Reader(stage, task, self.scratch, self.records, marker, allowance, self.earlier)
         self.writer: Writer | PacketWriter
         if stage.hands_on:
@@ -133,12 +136,15 @@ class _TaskRun:
 
     def __exit__(self, kind: object, *exc: object) -> None:
         if kind is not None:
-            for part in (self.reader, self.writer, self.records):
-                with suppress(Exception):  # another error is on its way
-                    part.abandon()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+            self.abandon()
 
-    def all(self) -> Outcome | Segment:
+    def abandon(self) -> None:
+        """Remove the files of this attempt."""
+        for abandon in (self.reader.abandon, self.writer.abandon, self.records.abandon, self.staging.discard):
+            with suppress(Exception):  # another error is on its way
+                abandon()
+
+    def all(self) -> Segment:
         self.began = trimmed = time.perf_counter()
         self.before = process.reset_peak()
         for rows in self.reader:
@@ -164,6 +170,7 @@ class _TaskRun:
     def _report_safe_point(self, next_row: int, writer: PacketWriter) -> None:
         segment = self.records.cut()
         segment.next_row, segment.skip, segment.waited_s = next_row, writer.skip, writer.waited_s
+        segment.types = self.chain.known_types()
         writer.waited_s = 0.0
         self._close_account(segment.account)
         assert self.stream is not None
@@ -173,36 +180,34 @@ class _TaskRun:
         account = self.records.account
         self.progress(account.read, account.num_bytes, self.records.errors.entries)
 
-    def _finish(self) -> Outcome | Segment:
+    def _finish(self) -> Segment:
         self.reader.close()
         if isinstance(self.writer, PacketWriter):
             return self._handed_on(self.writer)
-        segment = Segment(self.scratch, self.records.account)
+        segment = Segment(self.staging, self.records.account)
         if self.earlier is not None:
             segment.in_place = [*self.writer.copy_earlier(), *self.records.copy_rejects(self.earlier)]
             self.earlier.count_into(self.records.account, self.stage.first_operator)
         self.writer.close(segment, self.reader.schema, self.chain.types)
         if self.keeper is not None:
-            self.keeper.close()
+            segment.scores, segment.scores_name = self.keeper.close(), self.keeper.name
         self.records.close(segment)
         if self.written is not None:
             self.written.regular = self.reader.regular
-            segment.written = self.written.write(self.scratch / f"written{TABLE}", self.stage.fingerprint)
+            segment.written = [self.written.write(self.scratch / f"written{TABLE}", self.stage.fingerprint)]
+        segment.stage_files()
         self._close_account(segment.account)
         task = self.task
-        if task.is_whole:
-            return publish(self.stage, task, [segment])
         if task.end != task.stop and not self.reader.exhausted:
             segment.next_row = task.end
-        return segment.moved(self.scratch.with_name(f"{self.stage.index}-{self.stem}-{task.start}"))
+        return segment
 
     def _handed_on(self, writer: PacketWriter) -> Segment:
-        writer.close(Segment(self.scratch, self.records.account), None, {})
-        if self.keeper is not None:
-            self.keeper.close()
+        writer.close(Segment(self.staging, self.records.account), None, {})
         segment = self.records.cut()
+        shutil.rmtree(self.scratch, ignore_errors=True)
         self._close_account(segment.account)
-        segment.skip, segment.types, segment.waited_s = writer.skip, self.chain.types, writer.waited_s
+        segment.skip, segment.types, segment.waited_s = writer.skip, self.chain.known_types(), writer.waited_s
         if self.task.end != self.task.stop and not self.reader.exhausted:
             segment.next_row = self.task.end
         return segment

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
+from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import CorruptFrames, Packet, RowOverflow
@@ -39,6 +40,13 @@ a file). Kept in a file that survives the worker."""
 
 def worker_loop(connection: Connection, marker_path: str) -> None:
     """Serve the driver until it closes the connection."""
+    try:
+        _serve(connection, marker_path)
+    finally:
+        remove_local_copies()
+
+
+def _serve(connection: Connection, marker_path: str) -> None:
     with Path(marker_path).open("r+b") as file:
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))

@@ -45,9 +45,9 @@ class Writer:
                 self._sink = NumberedShards(self._sink, written, earlier)
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
-            self._facts = spill.SpillWriter(scratch / f"{stem}.facts{SPILL}", compression=None)
+            self._facts = spill.SpillWriter(stage.exchange, f"{stem}.facts{SPILL}", compression=None)
             if stage.spills_rows:
-                self._rows = spill.SpillWriter(scratch / f"{stem}.rows{SPILL}")
+                self._rows = spill.SpillWriter(stage.exchange, f"{stem}.rows{SPILL}")
 
     def write(self, batch: Batch) -> None:
         """Write rows to the sink, if there is one."""
@@ -103,7 +103,11 @@ class Writer:
 
     def abandon(self) -> None:
         """Close the files of a task that failed; they are about to be removed."""
-        for writer in (self._sink, self._facts, self._rows):
+        for abandon in (
+            self._sink.close if self._sink is not None else None,
+            self._facts.discard if self._facts is not None else None,
+            self._rows.discard if self._rows is not None else None,
+        ):
             with suppress(Exception):  # another error is on its way
-                if writer is not None:
-                    writer.close()
+                if abandon is not None:
+                    abandon()

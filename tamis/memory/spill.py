@@ -1,25 +1,30 @@
-"""Rows and facts on disk between the stages of a run, as Arrow IPC files.
+"""Rows and facts that pass between the stages of a run, as Arrow IPC files in an exchange.
 
 stage 1:  ... -> observe -> part-000000.rows.spill    the rows, with their addresses
                          -> part-000000.facts.spill   the facts from Gather.observe, one line per row
-resolve:  all facts      -> part-000000.fates.spill   which rows are dropped, and why
+resolve:  all facts      -> fates/part-000000.spill   which rows are dropped, and why
 stage 2:  rows + fates   -> ...
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Origin, as_array, bytes_of, contiguous
 from tamis.errors import OperatorError
+from tamis.exchange import Draft, Exchange
 from tamis.mapped import SPILL
 from tamis.media import MediaAccess
 from tamis.operators import Layout, Partition, Reading, Source
+
+FATES = "fates"
+"""The part of a stage's exchange with the decisions of its Gather."""
 
 _PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_children"
 
@@ -32,30 +37,43 @@ def stem(partition: int) -> str:
 class SpillWriter:
     """Appends tables to one Arrow file, which is created on the first write, when its columns are known."""
 
-    def __init__(self, path: Path, compression: str | None = "lz4") -> None:
-        self.path = path
+    def __init__(self, exchange: Exchange, name: str, compression: str | None = "lz4") -> None:
+        self.exchange, self.name = exchange, name
         self.compression = compression
-        self.files: list[Path] = []
+        self.drafts: list[Draft] = []
         self._schema: pa.Schema | None = None
+        self._stack = ExitStack()
         self._writer: pa.RecordBatchFileWriter | None = None
 
     def write(self, table: pa.Table) -> None:
         if self._writer is None or table.schema != self._schema:
             # A batch with another column or a wider type starts another file.
             self.close()
-            number = len(self.files)
-            self.files.append(self.path.with_name(f"{self.path.name}.{number}") if number else self.path)
+            writing = self.exchange.writing(numbered(self.name, len(self.drafts)))
+            self.drafts.append(writing.draft)
             options = pa.ipc.IpcWriteOptions(compression=self.compression)
             self._schema = table.schema
-            self._writer = pa.ipc.new_file(self.files[-1], table.schema, options=options)
+            path = self._stack.enter_context(writing)
+            self._writer = self._stack.enter_context(pa.ipc.new_file(path, table.schema, options=options))
         self._writer.write_table(table)
 
-    def close(self) -> list[Path]:
+    def close(self) -> list[Draft]:
         """The files written, in order; empty if there were no rows."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        return self.files
+        self._writer = None
+        self._stack.close()
+        return self.drafts
+
+    def discard(self) -> None:
+        """Remove the file that is being written."""
+        self._writer = None
+        error = OperatorError("the attempt failed")
+        with suppress(Exception):  # the error of the attempt is on its way
+            self._stack.__exit__(type(error), error, None)
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of one of the files that a SpillWriter writes for `name`."""
+    return f"{name}.{number}" if number else name
 
 
 def write_rows(writer: SpillWriter, batch: Batch) -> None:
@@ -75,7 +93,7 @@ def with_addresses(batch: Batch) -> pa.Table:
 class SpilledRows(Source):
     """Reads the rows that an earlier stage wrote with `write_rows`, in the same partitions."""
 
-    folder: str
+    exchange: Exchange
     access: MediaAccess | None = None
     """What references in the rows may reach, as the reader of the input allows it."""
 
@@ -87,8 +105,8 @@ class SpilledRows(Source):
         raise NotImplementedError("the partitions of a later stage come from the plan")
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        for file in spilled_files(Path(self.folder) / f"{stem(partition.index)}.rows{SPILL}"):
-            with pa.OSFile(str(file)) as opened:
+        for name in spilled_names(self.exchange, f"{stem(partition.index)}.rows{SPILL}"):
+            with self.exchange.open(name) as opened:
                 reader = pa.ipc.open_file(opened)
                 for number in range(reader.num_record_batches):
                     yield from batches_of(pa.table(reader.get_batch(number)), reading.batch_bytes, self.access)
@@ -111,21 +129,20 @@ def batches_of(table: pa.Table, batch_bytes: int, access: MediaAccess | None) ->
         yield Batch(part, origin, access=access)
 
 
-def spilled_files(first: Path) -> list[Path]:
-    """The files that a SpillWriter wrote for `first`, in order."""
-    found: list[Path] = []
-    file = first
-    while file.exists():  # by name: listing a folder with thousands of files is slow
-        found.append(file)
-        file = first.with_name(f"{first.name}.{len(found)}")
-    return found
+def spilled_names(exchange: Exchange, first: str) -> Iterator[str]:
+    """The names of the files that a SpillWriter wrote for `first`, in order."""
+    for number in itertools.count():
+        name = numbered(first, number)
+        if not exchange.has(name):  # by name: listing an exchange with thousands of files is slow
+            return
+        yield name
 
 
 class ObservedFacts:
     """The facts from `Gather.observe`, read from disk one partition at a time; `rows` is the row count by partition."""
 
-    def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
-        self.folder = folder
+    def __init__(self, exchange: Exchange, rows: Mapping[int, int]) -> None:
+        self.exchange = exchange
         self.rows = dict(sorted(rows.items()))
         self.partitions = list(self.rows)
 
@@ -136,15 +153,19 @@ class ObservedFacts:
         return self.rows[self.partitions[partition]]
 
     def __getitem__(self, partition: int) -> pa.Table:
-        files = self._files(partition)
-        if not files:  # no row of this partition was observed; use the columns of another partition
-            files = next((found for number in range(len(self)) if (found := self._files(number))), [])
-            return pa.ipc.open_file(pa.memory_map(str(files[0]))).schema.empty_table() if files else pa.table({})
-        tables = [pa.ipc.open_file(pa.memory_map(str(file))).read_all() for file in files]
-        return pa.concat_tables(tables, promote_options="permissive")
+        tables = [self._open(name).read_all() for name in self._names(partition)]
+        if tables:
+            return pa.concat_tables(tables, promote_options="permissive")
+        # No row of this partition was observed; use the columns of another partition.
+        for name in (name for number in range(len(self)) for name in self._names(number)):
+            return self._open(name).schema.empty_table()
+        return pa.table({})
 
-    def _files(self, partition: int) -> list[Path]:
-        return spilled_files(self.folder / f"{stem(self.partitions[partition])}.facts{SPILL}")
+    def _names(self, partition: int) -> Iterator[str]:
+        return spilled_names(self.exchange, f"{stem(self.partitions[partition])}.facts{SPILL}")
+
+    def _open(self, name: str) -> pa.RecordBatchFileReader:
+        return pa.ipc.open_file(pa.memory_map(str(self.exchange.file(name))))
 
     def __iter__(self) -> Iterator[pa.Table]:
         return (self[number] for number in range(len(self)))
@@ -153,8 +174,8 @@ class ObservedFacts:
 class Fates:
     """Writes the decisions of `Gather.resolve`, and checks that there is one for every row. Can be sent to a worker."""
 
-    def __init__(self, folder: Path, rows: Mapping[int, int]) -> None:
-        self.folder = folder
+    def __init__(self, exchange: Exchange, rows: Mapping[int, int]) -> None:
+        self.exchange = exchange.sub(FATES)
         self.rows = dict(sorted(rows.items()))
         self.partitions = list(self.rows)
 
@@ -174,27 +195,26 @@ class Fates:
             )
         else:
             reasons = as_array(reason)
-        path = self._path(index)
         table = pa.table({"drop": pa.array(np.asarray(drop, dtype=np.bool_)), "reason": reasons})
         if payload is not None:
             table = table.append_column("payload", payload)
-        temporary = path.with_suffix(".unfinished")
-        with pa.ipc.new_file(temporary, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with (
+            self.exchange.writing(f"{stem(index)}{SPILL}") as path,
+            pa.ipc.new_file(path, table.schema, options=options) as writer,
+        ):
             writer.write_table(table)
-        temporary.replace(path)
 
     def close(self) -> None:
-        missing = [index for index in self.partitions if not self._path(index).exists()]
+        written = set(self.exchange.names())
+        missing = [index for index in self.partitions if f"{stem(index)}{SPILL}" not in written]
         if missing:
             raise OperatorError(f"resolve() made no decision about {len(missing)} of {len(self.partitions)} partitions")
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"{stem(index)}.fates{SPILL}"
 
-
-def read_fates(folder: Path, partition: int) -> tuple[np.ndarray, pa.Array, pa.Array | None]:
+def read_fates(exchange: Exchange, partition: int) -> tuple[np.ndarray, pa.Array, pa.Array | None]:
     """(drop, reason, payload) for each row of a partition, in the order in which they were observed."""
-    with pa.memory_map(str(folder / f"{stem(partition)}.fates{SPILL}")) as file:
+    with pa.memory_map(str(exchange.sub(FATES).file(f"{stem(partition)}{SPILL}"))) as file:
         table = pa.ipc.open_file(file).read_all()
     drop = contiguous(table.column("drop")).to_numpy(zero_copy_only=False)
     payload = contiguous(table.column("payload")) if "payload" in table.column_names else None

@@ -25,8 +25,8 @@ from typing import IO, Any, TypeAlias
 
 from tamis.errors import DamagedFile, SourceError, did_you_mean
 from tamis.formats import FORMATS, format_of
+from tamis.remote import GuardedFileSystem
 from tamis.sources.listing import listed_once
-from tamis.store import GuardedFileSystem
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 Options: TypeAlias = Mapping[str, Any] | None

@@ -21,6 +21,7 @@ from tamis.dedup.candidates import edges_from_keys
 from tamis.dedup.equal_digests import EqualDigests
 from tamis.dedup.shuffle import ShuffleWriter, allocate, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
+from tamis.exchange import Blob, FolderExchange
 from tamis.kernels import groups
 from tamis.memory.spill import ObservedFacts
 
@@ -157,7 +158,7 @@ def test_edges_are_the_same_whatever_the_pieces(keys, size):
 
 def test_an_array_on_disk_works_like_one_in_memory(tmp_path):
     for memory in (10**9, 0):
-        array = allocate((1000, 3), np.int32, tmp_path, memory)
+        array = allocate((1000, 3), np.int32, FolderExchange(tmp_path), memory)
         array[:] = 7
         assert int(array.sum()) == 21_000
     assert not list(tmp_path.iterdir())
@@ -257,9 +258,9 @@ def test_reasons_belong_to_their_rows_in_blocks(tmp_path, monkeypatch):
     mapped=st.booleans(),
 )
 def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathered, mapped):
-    path = tmp_path_factory.mktemp("shuffle") / "a.arrow"
+    blob = Blob(FolderExchange(tmp_path_factory.mktemp("shuffle")), "a.arrow")
     expected, number = {bucket: [] for bucket in range(7)}, 0
-    with pytest.MonkeyPatch.context() as patch, ShuffleWriter(path, 7, pa.schema({"n": pa.int64()})) as writer:
+    with pytest.MonkeyPatch.context() as patch, ShuffleWriter(blob, 7, pa.schema({"n": pa.int64()})) as writer:
         patch.setattr(shuffle, "BUFFER_BYTES", gathered)
         for part in parts:
             writer.write(pa.table({"n": np.arange(number, number + len(part))}), np.array(part, np.int64))
@@ -267,7 +268,7 @@ def test_buckets_hold_what_was_written_in_order(tmp_path_factory, parts, gathere
                 expected[bucket].append(number)
                 number += 1
     for bucket, rows in expected.items():
-        batches = list(shuffle.read_bucket(path, bucket, 7, mapped=mapped))
+        batches = list(shuffle.read_bucket(blob, bucket, 7, mapped=mapped))
         assert [n for batch in batches for n in batch.column("n").to_pylist()] == rows
         assert gathered < 10**6 or len(batches) <= 1
 
@@ -279,7 +280,7 @@ def test_buckets_without_rows_take_no_space(tmp_path):
             "set": pa.array([[1]] * 10_000, pa.large_list(pa.uint32())),
         }
     )
-    with ShuffleWriter(tmp_path / "a.arrow", 500, rows.schema) as writer:
+    with ShuffleWriter(Blob(FolderExchange(tmp_path), "a.arrow"), 500, rows.schema) as writer:
         writer.write(rows, np.full(10_000, 250))
     assert (tmp_path / "a.arrow").stat().st_size < rows.nbytes + 500 * 1000
 
@@ -289,7 +290,7 @@ def test_buckets_without_rows_take_no_space(tmp_path):
 
 def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path):
     def write():
-        with ShuffleWriter(tmp_path / "a.arrow", 1, pa.schema({"n": pa.int64()})) as writer:
+        with ShuffleWriter(Blob(FolderExchange(tmp_path), "a.arrow"), 1, pa.schema({"n": pa.int64()})) as writer:
             writer.write(pa.table({"n": [1]}), np.zeros(1, np.int64))
             raise RuntimeError("in between")
 
@@ -339,7 +340,7 @@ def test_a_disk_that_fills_while_resolving_is_reported_and_the_run_resumes(tmp_p
     with pytest.raises((DiskFull, BudgetError), match="disk") as raised:
         run(out, on_event=fill)
     assert "rerun the same command" in str(raised.value)
-    assert not [file for file in out.rglob("*.unfinished") if file.is_file()]
+    assert not [file for file in out.rglob("*.draft-*") if file.is_file()]
     fits(small_disk, 64)
     assert run(out) == expected
 
@@ -416,6 +417,7 @@ import numpy as np
 from pathlib import Path
 from tamis.dedup import candidates
 from tamis.dedup.shuffle import NumberedFiles
+from tamis.exchange import Blob, FolderExchange
 import pyarrow as pa
 
 folder, total = Path(sys.argv[1]), int(sys.argv[2])
@@ -425,8 +427,9 @@ with pa.ipc.new_file(folder / "1-000000.spill", candidates._EDGES) as writer:
         left = rng.integers(0, total, 500_000)
         right = np.minimum(total - 1, left + rng.integers(1, 1000, 500_000))
         writer.write_table(pa.table({"left": left, "right": right}))
-edges = NumberedFiles(folder, "1-", 1)
-candidates.join_components(1000, NumberedFiles(folder, "none-", 0), folder / "warm.bin", 10**9)
+exchange = FolderExchange(folder)
+edges = NumberedFiles(exchange, "1-", 1)
+candidates.join_components(1000, NumberedFiles(exchange, "none-", 0), Blob(exchange, "warm.bin"), 10**9)
 low = int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
 Path("/proc/self/clear_refs").write_text("5")
 import threading, time
@@ -435,7 +438,7 @@ def watch():
     while not stop.wait(0.002):
         peak[0] = max(peak[0], int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1]))
 thread = threading.Thread(target=watch); thread.start()
-candidates.join_components(total, edges, folder / "out.bin", 10**9)
+candidates.join_components(total, edges, Blob(exchange, "out.bin"), 10**9)
 stop.set(); thread.join()
 print((peak[0] - low) * 1024)
 """
