@@ -479,6 +479,10 @@ class Source(Operator):
         """How `folder` overlaps with the input if writing files named like `name` there would damage it; else None."""
         return None
 
+    def input_bytes(self) -> int | None:
+        """The size of the input as it is stored, if that is known without reading it."""
+        return None
+
     def layout(self, blocksize: int) -> Layout:
         """List, sample and partition the input. `blocksize` applies if the source has none of its own."""
         raise NotImplementedError

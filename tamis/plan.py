@@ -29,9 +29,12 @@ from tamis.functions import Function
 from tamis.media import has_media
 from tamis.memory.budget import (
     DEFAULT_BLOCKSIZE,
+    SMALLEST_DEFAULT_BLOCKSIZE,
+    WANTED_PARTITIONS,
     Budget,
     StreamBudget,
     count_gpus,
+    default_blocksize,
     make_budget,
     stream_budget,
     usable_cpus,
@@ -270,7 +273,7 @@ def make_plan(
         if how:
             raise SinkError(f"the output {store.root} {how}", hint="write to a folder of its own, outside the input")
     given = getattr(shape.source, "blocksize", None)
-    chosen = parse_bytes(given) if given is not None else blocksize or budget.blocksize
+    chosen = parse_bytes(given) if given is not None else blocksize or default_blocksize(shape.source.input_bytes())
     layout = shape.source.layout(chosen)
     check_columns(shape, layout)
     identity = [_identity(step) for step in steps]
@@ -284,7 +287,11 @@ def make_plan(
         shape, layout, columns, budget, store, exchange, rejects, on_error, known,
         keep_lines=keep_lines, profile=profile, scores=scores,
     )  # fmt: skip
-    reasons = {**budget.reasons, **_blocksize_reason(shape.source, chosen), **layout.reasons}
+    reasons = {
+        **budget.reasons,
+        **_blocksize_reason(shape.source, chosen, resumed=blocksize is not None),
+        **layout.reasons,
+    }
     reasons["columns"] = _columns_reason(columns, keep_lines)
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
@@ -303,15 +310,18 @@ def make_plan(
     )
 
 
-def _blocksize_reason(source: Source, blocksize: int) -> dict[str, str]:
-    """Why partitions have the size they have, if that is not the default."""
+def _blocksize_reason(source: Source, blocksize: int, *, resumed: bool) -> dict[str, str]:
+    """Why partitions have the size they have."""
     if getattr(source, "files_per_partition", None) is not None:
         return {"blocksize": "not used: `files_per_partition` is given"}
+    text = f"{format_bytes(blocksize)}: "
     if getattr(source, "blocksize", None) is not None:
-        return {"blocksize": f"{format_bytes(blocksize)}: given to `{source.name}`"}
-    if blocksize != DEFAULT_BLOCKSIZE:
-        return {"blocksize": f"{format_bytes(blocksize)}: that of the run that is resumed"}
-    return {}
+        return {"blocksize": f"{text}given to `{source.name}`"}
+    if resumed:
+        return {"blocksize": f"{text}that of the run that is resumed"}
+    least, most = format_bytes(SMALLEST_DEFAULT_BLOCKSIZE), format_bytes(DEFAULT_BLOCKSIZE)
+    share = f"a {WANTED_PARTITIONS}th of the input, from {least} to {most}"
+    return {"blocksize": f"{text}{share}; a partition is read in batches, never whole"}
 
 
 def _identity(step: Operator) -> dict[str, Any]:

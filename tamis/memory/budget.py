@@ -50,6 +50,9 @@ SMALLEST_PACKET_BYTES = 250_000
 DEFAULT_BATCH_BYTES = 16_000_000
 SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
+SMALLEST_DEFAULT_BLOCKSIZE = 16_000_000
+WANTED_PARTITIONS = 64
+"""Smaller inputs are divided into about as many partitions, so that all cores of a large machine have work to the end."""
 
 NO_LIMIT = 2**60
 """Values above this mean that there is no limit."""
@@ -62,7 +65,6 @@ class Budget:
     total_bytes: int
     workers: int
     batch_bytes: int
-    blocksize: int
     worker_bytes: int
     """Each worker's share of the budget."""
     driver_bytes: int = DRIVER_BYTES
@@ -148,9 +150,6 @@ def make_budget(
         if batch == DEFAULT_BATCH_BYTES
         else f"{format_bytes(batch)}: a {BATCH_COPIES}th of what a worker has left of its {format_bytes(share)}"
     )
-    reasons["blocksize"] = (
-        f"{format_bytes(DEFAULT_BLOCKSIZE)}: the default; a partition is read in batches, never whole"
-    )
     alone = total - CALLER_BYTES - SERVER_BYTES - WORKER_BYTES - operator_bytes
     max_row = max(SMALLEST_ROW_LIMIT, alone // ROW_COPIES)
     reasons["max_row_bytes"] = (
@@ -160,9 +159,7 @@ def make_budget(
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
     reasons["caches"] = "none that grow with the data; models and kernels are loaded before the first batch"
     usable += min(caller_bytes, CALLER_BYTES)  # the caller already uses its part of the budget
-    return Budget(
-        total, count, batch, DEFAULT_BLOCKSIZE, share, driver, before, fixed, usable, max_row, wanted, reasons=reasons
-    )
+    return Budget(total, count, batch, share, driver, before, fixed, usable, max_row, wanted, reasons=reasons)
 
 
 # ------------------------------------------------------------------------------------------- stages that run at one time
@@ -246,6 +243,17 @@ def count_gpus() -> int:
     from tamis.memory.gpu import find_reader
 
     return len(find_reader()())
+
+
+def default_blocksize(input_bytes: int | None) -> int:
+    """The block size for an input. It depends on nothing but the input, so that shards are the same on every machine.
+
+    >>> [default_blocksize(size) for size in (10**6, 2 * 10**9, 10**12)]
+    [16000000, 31250000, 128000000]
+    """
+    if input_bytes is None:
+        return DEFAULT_BLOCKSIZE
+    return max(SMALLEST_DEFAULT_BLOCKSIZE, min(DEFAULT_BLOCKSIZE, input_bytes // WANTED_PARTITIONS))
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:

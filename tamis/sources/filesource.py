@@ -184,6 +184,9 @@ class FileSource(Source):
         held = first_within(self.list_files(), folder)
         return held and f"contains an input file, {held}"
 
+    def input_bytes(self) -> int:
+        return sum(file.size for file in self.list_files())
+
     def list_files(self) -> list[File]:
         return list_files(self.file_paths, self.format, self.storage_options)
 
