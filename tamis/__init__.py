@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tamis.batch import Batch, Column
+    from tamis.context import Context
     from tamis.errors import TamisError
     from tamis.executors.inline import InlineExecutor
     from tamis.executors.local import LocalExecutor
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(["Batch", "Column"], "batch"),
+    "Context": "context",
     "TamisError": "errors",
     "InlineExecutor": "executors.inline",
     "LocalExecutor": "executors.local",
@@ -70,6 +72,7 @@ __all__ = [
     "ArrowWriter",
     "Batch",
     "Column",
+    "Context",
     "CsvReader",
     "CsvWriter",
     "Decide",

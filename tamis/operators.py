@@ -5,8 +5,9 @@
                                          Expand   row  -> many rows
                                          Gather   all rows -> a decision per row, applied as a filter
 
-An operator is a frozen dataclass that holds only its parameters. Building one does no work; `setup()` opens weights and
-handles in the worker, and `close()` frees them. An operator declares the columns it reads and receives only those.
+An operator is a frozen dataclass that holds only its parameters: a description. Building one does no work. In a worker,
+`open(context)` returns the object that runs: the operator itself, or, if it needs a model, an index or a connection, an
+object that holds it. An operator declares the columns it reads and receives only those.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Failure, as_array
+from tamis.context import Context
 from tamis.curator_names import explain_keywords
-from tamis.errors import TamisError
+from tamis.errors import OperatorError, TamisError
 from tamis.exchange import Exchange
 from tamis.identity import identify, parameter_identity
 from tamis.media import MediaAccess
@@ -46,9 +48,16 @@ class Resources:
     memory: int | str | None = None
     gpus: float = 0.0
     gpu_memory: int | str | None = None
+    shared: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Bytes of the objects that `open` takes from `Context.shared`, by key: steps with the same key need them once."""
 
     @property
     def memory_bytes(self) -> int:
+        return self.own_bytes + sum(self.shared.values())
+
+    @property
+    def own_bytes(self) -> int:
+        """The memory that no other step shares."""
         return parse_bytes(self.memory) if self.memory is not None else 0
 
 
@@ -59,7 +68,7 @@ class Operator:
     kind: ClassVar[str] = "operator"
     declared_reads: ClassVar[tuple[str, ...]] = ()
     declared_writes: ClassVar[tuple[str, ...]] = ()
-    resources: ClassVar[Resources] = Resources()
+    declared_resources: ClassVar[Resources] = Resources()
     batch_rows: ClassVar[int | None] = None
     """The most rows to process at a time; None for as many as fit in a batch."""
     cost: ClassVar[float] = 1.0
@@ -77,6 +86,11 @@ class Operator:
     @property
     def name(self) -> str:
         return snake_case(type(self).__name__)
+
+    @property
+    def resources(self) -> Resources:
+        """What a worker needs to run this step. Override it if that depends on parameters, such as the size of a model."""
+        return self.declared_resources
 
     def reads(self) -> tuple[str, ...]:
         """The columns this step receives, under the names it uses for them."""
@@ -150,11 +164,22 @@ class Operator:
         """What a user should know about this step before a run, such as entries of a list that it skips."""
         return []
 
-    def setup(self) -> None:
-        """Open weights and handles; called once in each worker before the first batch."""
+    def open(self, context: Context) -> Any:
+        """The object that runs this step; called once in each worker before the first batch.
 
-    def close(self) -> None:
-        """Free what `setup` opened."""
+        A step without state runs itself. A step with a model, an index or a connection leaves out the methods that its kind
+        calls on batches (`apply`, `score`, `expand`, `observe`, `rewrite`, `read`, `open_shard`) and returns an object that
+        has them. If that object has a `close()`, it is called at the end. The step itself must not change.
+        """
+        return self
+
+    def _undefined(self, method: str) -> Exception:
+        """The error for a method that runs the step and is not here."""
+        if type(self).open is Operator.open:
+            return NotImplementedError(f"`{self.name}` defines no `{method}`")
+        return OperatorError(
+            f"`{self.name}` is not open, so it has no `{method}`", hint=f"call `open(Context()).{method}(...)`"
+        )
 
 
 # ---------------------------------------------------------------- rules: thresholds as data, reasons derived from them
@@ -234,7 +259,7 @@ class Map(Operator):
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         """The new columns, one value per row of `batch`."""
-        raise NotImplementedError
+        raise self._undefined("apply")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +288,7 @@ class Filter(Operator):
 
     def score(self, batch: Batch) -> Scores:
         """Measurements with one value per row, under the names that `rules` uses."""
-        raise NotImplementedError
+        raise self._undefined("score")
 
     def rules(self) -> list[Rule]:
         raise NotImplementedError
@@ -289,7 +314,7 @@ class Expand(Operator):
         Columns that are not returned are repeated from the original row. A row without new rows is dropped with the
         reason "<name>: nothing left". New rows append their number to the address: `a.jsonl:5120/3`.
         """
-        raise NotImplementedError
+        raise self._undefined("expand")
 
 
 class Gather(Operator):
@@ -307,7 +332,7 @@ class Gather(Operator):
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         """Facts about the rows, as columns with one value per row."""
-        raise NotImplementedError
+        raise self._undefined("observe")
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int | None:
         """The disk space that observing and resolving `num_rows` rows of `num_bytes` in total needs; None if unknown."""
@@ -323,7 +348,7 @@ class Gather(Operator):
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
         """New columns for kept rows, from the payload that `resolve` passed to `decide`."""
-        raise NotImplementedError
+        raise self._undefined("rewrite")
 
 
 class Observations(Protocol):
@@ -489,7 +514,7 @@ class Source(Operator):
 
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         """The rows of a partition in source order, in batches of about `reading.batch_bytes`."""
-        raise NotImplementedError
+        raise self._undefined("read")
 
 
 @dataclass(frozen=True)
@@ -547,7 +572,7 @@ class Sink(Operator):
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         """A writer of files `<stem>*` in the local `folder`; `schema` is the expected schema."""
-        raise NotImplementedError
+        raise self._undefined("open_shard")
 
     def takes_lines(self) -> bool:
         """Whether a row can be written as the line it was read from."""
@@ -598,13 +623,18 @@ def operator(
     """
 
     def decorate(cls: _T) -> _T:
+        if "setup" in vars(cls):
+            raise TamisError(
+                f"{cls.__name__} defines `setup`, which is never called",
+                hint="load models in `open(self, context)` and return an object that runs the step",
+            )
         made: Any = explain_keywords(dataclass(frozen=True)(cls))
         made.declared_reads = (reads,) if isinstance(reads, str) else tuple(reads)
         made.declared_writes = (writes,) if isinstance(writes, str) else tuple(writes)
         if version is not None or "version" not in vars(made):
             made.version = version
         if resources is not None:
-            made.resources = resources
+            made.declared_resources = resources
         name = snake_case(made.__name__)
         known = known_operators.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):

@@ -9,9 +9,8 @@ import doctest
 import importlib
 import inspect
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,10 @@ import pytest
 import yaml
 
 from tamis.batch import Batch, as_array
-from tamis.executors.steps import apply_step, facts_of, view
+from tamis.context import Context
+from tamis.errors import OperatorError
+from tamis.executors.opening import opened
+from tamis.executors.steps import Applied, apply_step, observed
 from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source
 from tamis.registry import build_operator, registered
 
@@ -80,21 +82,19 @@ def thresholds(name: str) -> dict[str, int | float]:
 THRESHOLDS = [(name, parameter) for name in FILTERS for parameter in thresholds(name)]
 
 
-@contextmanager
-def opened(step: Operator) -> Iterator[Operator]:
-    step.setup()
-    try:
-        yield step
-    finally:
-        step.close()
+def is_stateful(step: Operator) -> bool:
+    return type(step).open is not Operator.open
 
 
 @pytest.fixture(params=sorted(STEPS))
-def step(request: pytest.FixtureRequest) -> Iterator[Operator]:
+def step(request: pytest.FixtureRequest) -> Operator:
     """Each step in turn; filters score rows and drop none."""
-    parameters = {"score_only": True} if request.param in FILTERS else {}
-    with opened(make(request.param, **parameters)) as made:
-        yield made
+    return make(request.param, **({"score_only": True} if request.param in FILTERS else {}))
+
+
+@pytest.fixture(params=sorted(name for name in STEPS if is_stateful(make(name))))
+def stateful(request: pytest.FixtureRequest) -> Operator:
+    return make(request.param, **({"score_only": True} if request.param in FILTERS else {}))
 
 
 def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
@@ -107,11 +107,21 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
 
 
+def applied(step: Operator, batch: Batch) -> Applied:
+    with opened(step) as runner:
+        return apply_step(step, batch, runner=runner)
+
+
+def result(step: Operator, batch: Batch, runner: Any) -> pa.Table:
+    if isinstance(step, Gather):
+        return observed(step, batch, runner)
+    return apply_step(step, batch, runner=runner).batch.table
+
+
 def apply(step: Operator, batch: Batch) -> pa.Table:
     """What the engine makes of a batch: its rows afterwards, or what a Gather observes of them."""
-    if isinstance(step, Gather):
-        return facts_of(step, step.observe(view(step, batch)), len(batch))
-    return apply_step(step, batch).batch.table
+    with opened(step) as runner:
+        return result(step, batch, runner)
 
 
 def test_rows_after_a_step_are_those_before_and_what_it_accounts_for(step):
@@ -119,7 +129,7 @@ def test_rows_after_a_step_are_those_before_and_what_it_accounts_for(step):
     if isinstance(step, Gather):
         assert apply(step, batch).num_rows == len(batch)
     else:
-        done = apply_step(step, batch)
+        done = applied(step, batch)
         dropped = sum(int(mask.sum()) for _, mask in done.verdicts)
         assert len(done.batch) == len(batch) + done.created - dropped
         assert len(done.batch.origin) == len(done.batch)
@@ -132,11 +142,12 @@ def test_a_batch_without_rows_gives_none(step):
 
 def test_rows_do_not_influence_each_other(step):
     batch = batch_for(step)
-    together = apply(step, batch)
-    alone = [
-        apply(step, Batch(batch.table.slice(row, 1), batch.origin.select(slice(row, row + 1))))
-        for row in range(len(batch))
-    ]
+    with opened(step) as runner:
+        together = result(step, batch, runner)
+        alone = [
+            result(step, Batch(batch.table.slice(row, 1), batch.origin.select(slice(row, row + 1))), runner)
+            for row in range(len(batch))
+        ]
     for name in together.column_names:
         values = [value for table in alone if table.num_rows for value in table.column(name).to_pylist()]
         assert repr(values) == repr(together.column(name).to_pylist()), name
@@ -148,24 +159,24 @@ def test_the_same_rows_give_the_same_result(step):
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filter_drops_the_rows_that_break_its_rules(name):
-    with opened(make(name)) as step, opened(make(name, score_only=True)) as scorer:
-        assert isinstance(step, Filter)
-        batch = batch_for(step)
-        scored = apply(scorer, batch)
-        assert set(scored.column_names) == {*batch.columns, *step.score_columns().values()}
-        assert {rule.score for rule in step.rules()} <= set(step.score_columns())
-        done = apply_step(step, batch)
-        gone = np.zeros(len(batch), np.bool_)
-        for reason, mask in done.verdicts:
-            assert reason
-            assert not (gone & mask).any(), "each row is dropped for one reason"
-            gone |= mask
-        broken = np.zeros(len(batch), np.bool_)
-        for rule in step.rules():
-            for _, mask in rule.verdicts(as_array(scored.column(step.score_columns()[rule.score]))):
-                broken |= mask
-        assert gone.tolist() == broken.tolist()
-        assert done.batch.table.equals(batch.table.filter(pa.array(~gone)))
+    step = make(name)
+    assert isinstance(step, Filter)
+    batch = batch_for(step)
+    scored = apply(make(name, score_only=True), batch)
+    assert set(scored.column_names) == {*batch.columns, *step.score_columns().values()}
+    assert {rule.score for rule in step.rules()} <= set(step.score_columns())
+    done = applied(step, batch)
+    gone = np.zeros(len(batch), np.bool_)
+    for reason, mask in done.verdicts:
+        assert reason
+        assert not (gone & mask).any(), "each row is dropped for one reason"
+        gone |= mask
+    broken = np.zeros(len(batch), np.bool_)
+    for rule in step.rules():
+        for _, mask in rule.verdicts(as_array(scored.column(step.score_columns()[rule.score]))):
+            broken |= mask
+    assert gone.tolist() == broken.tolist()
+    assert done.batch.table.equals(batch.table.filter(pa.array(~gone)))
 
 
 @pytest.mark.parametrize(("name", "parameter"), THRESHOLDS)
@@ -173,9 +184,52 @@ def test_a_threshold_does_not_change_what_is_measured(name, parameter):
     """Stored scores are reused with other thresholds, so these must not matter to `score`."""
     value = thresholds(name)[parameter]
     other = type(value)(value * 2 + 1 if parameter.startswith("max_") else value / 2)
-    with opened(make(name, score_only=True)) as step, opened(step.changed(**{parameter: other})) as changed:
-        before, after = apply(step, batch_for(step)), apply(changed, batch_for(changed))
-        assert repr(after.to_pydict()) == repr(before.to_pydict())
+    step = make(name, score_only=True)
+    changed = step.changed(**{parameter: other})
+    before, after = apply(step, batch_for(step)), apply(changed, batch_for(changed))
+    assert repr(after.to_pydict()) == repr(before.to_pydict())
+
+
+def test_opening_and_running_changes_nothing_in_the_step(step):
+    before, size = dict(vars(step)), len(pickle.dumps(step))
+    with opened(step) as runner:
+        result(step, batch_for(step), runner)
+        assert vars(step) == before
+        assert len(pickle.dumps(step)) == size
+    assert vars(step) == before
+
+
+def test_a_step_can_be_opened_again_after_pickling(step):
+    expected = repr(apply(step, batch_for(step)).to_pydict())
+    assert repr(apply(pickle.loads(pickle.dumps(step)), batch_for(step)).to_pydict()) == expected
+
+
+def test_a_step_opened_twice_gives_independent_runners(stateful):
+    batch = batch_for(stateful)
+    expected = repr(apply(stateful, batch).to_pydict())
+    with opened(stateful) as second:
+        with opened(stateful) as first:
+            assert first is not second
+            assert repr(result(stateful, batch, first).to_pydict()) == expected
+        assert repr(result(stateful, batch, second).to_pydict()) == expected, "the first one is closed"
+
+
+def test_a_stateful_step_that_is_not_open_says_so(stateful):
+    with pytest.raises(OperatorError, match=f"`{stateful.name}` is not open"):
+        result(stateful, batch_for(stateful), None)
+
+
+def test_steps_that_use_the_same_file_share_what_they_load(stateful):
+    keys = []
+
+    class Watched(Context):
+        def shared(self, key, load):
+            keys.append(key)
+            return super().shared(key, load)
+
+    stateful.open(Watched())
+    assert stateful.resources.shared.keys() == set(keys), "the memory it declares is that of what it loads"
+    assert all(size > 0 for size in stateful.resources.shared.values())
 
 
 def test_it_can_be_pickled_and_written_as_a_recipe(step):
@@ -208,7 +262,8 @@ def test_a_package_names_its_operators_for_type_checkers_and_at_run_time(package
 
 
 MODULES = sorted(
-    {cls.__module__ for cls in OURS.values()} | {"tamis.parameters", "tamis.batch", "tamis.operators", "tamis.pipeline"}
+    {cls.__module__ for cls in OURS.values()}
+    | {f"tamis.{name}" for name in ("parameters", "batch", "context", "operators", "pipeline")}
 )
 
 

@@ -24,7 +24,7 @@ LAYERS = [
     {"operators"},
     {"identity"},
     {"kernels", "models"},
-    {"batch", "mapped", "modules", "media", "features", "exchange", "remote"},
+    {"batch", "context", "mapped", "modules", "media", "features", "exchange", "remote"},
     {"parameters", "curator_names", "formats", "recipes.document"},
     {"errors"},
 ]

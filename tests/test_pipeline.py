@@ -482,7 +482,7 @@ class TestShape:
     )
     def test_impossible_resources_are_refused(self, needs, message):
         class Demanding(Sample):
-            resources = needs
+            declared_resources = needs
 
         with pytest.raises(TamisError, match=message):
             Pipeline(Rows(numbered(3)), Demanding(rows=1)).check()

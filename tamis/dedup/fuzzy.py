@@ -176,7 +176,7 @@ class FuzzyDedup(Gather):
         return sum(flag for flag, wanted in options.items() if (default if wanted is None else wanted))
 
     @property
-    def resources(self) -> Resources:  # type: ignore[override]
+    def resources(self) -> Resources:
         return Resources(memory=RESOLVING_BYTES + (minhash_gpu.OPENING_BYTES if self.device == "gpu" else 0))
 
     @property

@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tamis.batch import Batch, Origin
 from tamis.errors import MissingExtra, OperatorError, TamisError, is_full_disk, is_shortage
+from tamis.executors.opening import OpenStage
 from tamis.executors.packets import PacketWriter
 from tamis.executors.reader import RowsRead
 from tamis.executors.records import Records
 from tamis.executors.regroup import Growth, joined, regroup
 from tamis.executors.scores import ScoreKeeper
 from tamis.executors.steps import Applied, Types, apply_step, bytes_read, filter_rows
-from tamis.executors.tasks import Marker, RowOverflow, Stage, Task
+from tamis.executors.tasks import Marker, RowOverflow, Task
 from tamis.executors.writer import Writer
 from tamis.functions import Function
 from tamis.memory import process
@@ -41,7 +43,7 @@ class Chain:
 
     def __init__(
         self,
-        stage: Stage,
+        opened: OpenStage,
         task: Task,
         records: Records,
         marker: Marker,
@@ -49,7 +51,8 @@ class Chain:
         batch_bytes: int,
         keeper: ScoreKeeper | None,
     ) -> None:
-        self._stage, self._task, self._records, self._marker = stage, task, records, marker
+        self._stage, self._runners = opened.stage, opened.operators
+        self._task, self._records, self._marker = task, records, marker
         self._writer, self._batch_bytes, self._keeper = writer, batch_bytes, keeper
         self._usage = process.Usage()
         self._growth = Growth()
@@ -93,7 +96,7 @@ class Chain:
             self._step = self._stage.first_operator + index
             self._marker(first, size, self._step)
             if isinstance(op, Filter) and not op.score_only and op.batch_rows is None:
-                batch, alive = self._filtered(op, batch, alive)
+                batch, alive = self._filtered(op, self._runners[index], batch, alive)
                 continue
             pieces = regroup(self._made(op, index, _cut(batch, alive)), self._batch_bytes)
             alive = None
@@ -122,7 +125,8 @@ class Chain:
         """The output of a step, computed for as many rows at a time as make about one batch."""
         step = self._step
         creates_rows = isinstance(op, Expand) or (isinstance(op, Function) and not op.batch_wise)
-        apply = partial(apply_step, op, types=self.types.setdefault(index, {}))
+        types = self.types.setdefault(index, {})
+        apply = partial(apply_step, op, types=types, runner=self._runners[index])
         while len(batch):
             rows = self._growth.rows(step, batch, self._batch_bytes, creates_rows=creates_rows)
             if op.batch_rows is not None:
@@ -179,7 +183,9 @@ class Chain:
         mine.num_bytes += bytes_read(op, batch)
         return made
 
-    def _filtered(self, op: Filter, batch: Batch, alive: np.ndarray | None) -> tuple[Batch, np.ndarray | None]:
+    def _filtered(
+        self, op: Filter, runner: Any, batch: Batch, alive: np.ndarray | None
+    ) -> tuple[Batch, np.ndarray | None]:
         """Apply a filter; returns the batch and which of its rows are alive.
 
         Removing a few rows means copying all the others, so dropped rows stay in the batch, and are scored needlessly, until
@@ -191,13 +197,13 @@ class Chain:
         before = np.ones(len(batch), dtype=np.bool_) if alive is None else alive
         rows, num_bytes = int(np.count_nonzero(before)), bytes_read(op, batch, alive)
         if self._stage.profile and not mine.rows_in:
-            filter_rows(op, batch, before)  # kernels are loaded on first use, which is not what is measured
+            filter_rows(op, batch, before, runner)  # kernels are loaded on first use, which is not what is measured
         with self._records.measured(self._step):
             found = None
             with suppress(Exception):  # raised again below, where rows are isolated
-                found = filter_rows(op, batch, before)
+                found = filter_rows(op, batch, before, runner)
             if found is None:
-                batch = joined(self._isolating(_cut(batch, alive), partial(apply_step, op)))
+                batch = joined(self._isolating(_cut(batch, alive), partial(apply_step, op, runner=runner)))
                 after = np.ones(len(batch), dtype=np.bool_)
             else:
                 self._records.settle(self._step, found)

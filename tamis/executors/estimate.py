@@ -12,7 +12,8 @@ from typing import Any
 
 from tamis.batch import LINE, Batch, Failure
 from tamis.events import Events
-from tamis.executors.steps import facts_of, view
+from tamis.executors.opening import opened
+from tamis.executors.steps import observed
 from tamis.executors.tasks import Group, Stage
 from tamis.memory.budget import BATCH_COPIES, SERVER_BYTES, SERVER_TYPICAL_BYTES, WORKER_BYTES, Budget, stream_budget
 from tamis.memory.governor import Governor, Learned, pool_needs
@@ -160,7 +161,8 @@ def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
     chosen = (
         {number * (count - 1) // (SAMPLE_PARTITIONS - 1) for number in range(SAMPLE_PARTITIONS)} if count else set()
     )
-    found = (next(iter(stage.source.read(layout.partitions[number], reading)), None) for number in sorted(chosen))
+    with opened(stage.source) as source:
+        found = [next(iter(source.read(layout.partitions[number], reading)), None) for number in sorted(chosen)]
     return [batch for batch in found if batch is not None]
 
 
@@ -169,8 +171,8 @@ def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int
     said = gather.disk_bytes(rows, num_bytes)
     if said is not None or sample is None or not len(sample):
         return said or 0
-    facts = facts_of(gather, gather.observe(view(gather, sample)), len(sample))
-    return facts.nbytes * rows // len(sample)
+    with opened(gather) as runner:
+        return observed(gather, sample, runner).nbytes * rows // len(sample)
 
 
 def free_disk(stage: Stage) -> int:

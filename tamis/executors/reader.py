@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import LINE, Batch, Failure
+from tamis.executors.opening import OpenStage
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows
 from tamis.executors.side_outputs import FailureLog, deferred_record
 from tamis.executors.steps import dropped, rewritten, schema_read, visible
-from tamis.executors.tasks import Marker, Stage, Task
+from tamis.executors.tasks import Marker, Task
 from tamis.memory import spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Reading
@@ -40,7 +41,7 @@ class Reader:
 
     def __init__(
         self,
-        stage: Stage,
+        opened: OpenStage,
         task: Task,
         scratch: Path,
         records: Records,
@@ -48,7 +49,8 @@ class Reader:
         allowance: Allowance,
         earlier: EarlierRows | None = None,
     ) -> None:
-        self._stage, self._task, self._records, self._marker = stage, task, records, marker
+        self._stage, self._opened = opened.stage, opened
+        self._task, self._records, self._marker = task, records, marker
         self._allowance, self._earlier = allowance, earlier
         self._ordinal = 0  # rows read so far
         self._decided = 0  # rows whose fate was looked up so far
@@ -110,7 +112,7 @@ class Reader:
             on_piece=self._at_piece,
             chosen=None if self._earlier is None else self._earlier.chosen,
         )
-        batches = iter(stage.source.read(self._task.partition, reading))
+        batches = iter(self._opened.source.read(self._task.partition, reading))
         start, stop = self._task.start, self._task.end
         while stop is None or self._ordinal < stop:
             self._marker(self._ordinal, 0, self._step)
@@ -190,7 +192,8 @@ class Reader:
         mine.rows_in += len(batch)
         batch, numbers = records.settle(1, dropped(batch, verdicts)), numbers[~drop]
         if payload is not None and len(batch):
-            batch = rewritten(stage.fates_of, batch, payload[here].filter(pa.array(~drop)))
+            chosen = payload[here].filter(pa.array(~drop))
+            batch = rewritten(stage.fates_of, batch, chosen, self._opened.fates_of)
         mine.rows_out += len(batch)
         mine.seconds += time.perf_counter() - began
         return batch, numbers

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Failure
+from tamis.executors.opening import OpenStage
 from tamis.executors.scores import ROW, ScoreKeeper
 from tamis.executors.steps import schema_after, schema_read
 from tamis.executors.tasks import Stage, Task
@@ -181,9 +182,9 @@ class _OldRows:
 # ---------------------------------------------------------------------------------------------------- rows of an earlier run
 
 
-def earlier_rows(stage: Stage, task: Task, keeper: ScoreKeeper | None, scratch: Path) -> EarlierRows | None:
+def earlier_rows(opened: OpenStage, task: Task, keeper: ScoreKeeper | None, scratch: Path) -> EarlierRows | None:
     """What can be reused of an earlier run; None if the whole partition must be processed."""
-    commit = task.earlier
+    stage, commit = opened.stage, task.earlier
     if commit is None or keeper is None or keeper.known_rows is None or task.deaths:
         return None
     before = _row_numbers(stage.store, commit)
@@ -191,7 +192,7 @@ def earlier_rows(stage: Stage, task: Task, keeper: ScoreKeeper | None, scratch: 
         return None
     if keeper.known_rows.max(initial=-1) >= commit.account.operators[0].rows_out:
         return None
-    found = EarlierRows(stage, commit, before, keeper, scratch)
+    found = EarlierRows(opened, commit, before, keeper, scratch)
     return found if found.is_usable else None
 
 
@@ -206,8 +207,10 @@ def _row_numbers(store: Store, commit: Commit) -> pa.Table | None:
 class EarlierRows:
     """The rows that an earlier run wrote for a partition, and what other thresholds make of each row."""
 
-    def __init__(self, stage: Stage, commit: Commit, written: pa.Table, keeper: ScoreKeeper, scratch: Path) -> None:
-        self._stage, self._commit, self._scratch = stage, commit, scratch
+    def __init__(
+        self, opened: OpenStage, commit: Commit, written: pa.Table, keeper: ScoreKeeper, scratch: Path
+    ) -> None:
+        self._stage, self._runners, self._commit, self._scratch = opened.stage, opened.operators, commit, scratch
         self.num_rows = commit.account.operators[0].rows_out
         numbers, steps = written.column("row").to_numpy(), written.column("step").to_numpy()
         self.kept, self.rejected, self.steps = numbers[steps == KEPT], numbers[steps != KEPT], steps[steps != KEPT]
@@ -259,7 +262,7 @@ class EarlierRows:
         """Whether the rows of the shard can be copied, and have the columns and types that any selection of them has."""
         stage, sink = self._stage, self._stage.end
         assert isinstance(sink, Sink)
-        written = schema_after(stage.operators, schema_read(stage.schema, stage.columns), {})
+        written = schema_after(stage.operators, self._runners, schema_read(stage.schema, stage.columns), {})
         if any(has_media(kind) for kind in (*stage.schema.types, *written.types)):
             return False  # a second file may belong to the shard
         if not sink.can_copy_rows:

@@ -18,15 +18,16 @@ without stored scores.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
-from tamis.executors.steps import Applied, Types, apply_step, check_lengths, dropped, verdicts_of, view
+from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of, verdicts_of
 from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
@@ -58,12 +59,14 @@ class ScoreKeeper:
         store: Store,
         identity: str,
         partition: Partition,
-        operators: Sequence[Operator],
+        opened: Iterable[tuple[Operator, Any]],
         scratch: Path,
         *,
         numbers_rows: bool = False,
     ) -> None:
-        self.operators = list(operators)
+        """`opened` are the measured operators, each with its runner."""
+        pairs = list(opened)
+        self.operators, self._runners = [op for op, _ in pairs], [runner for _, runner in pairs]
         self._internal = {DROPPED, KNOWN} if numbers_rows else {ROW, DROPPED, KNOWN}
         self._types: dict[int, Types] = {}
         self.name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
@@ -113,7 +116,7 @@ class ScoreKeeper:
         """Apply one operator. In a first run dropped rows stay in the batch, marked, so that later filters measure them."""
         op = self.operators[number]
         if not isinstance(op, Filter):
-            return apply_step(op, batch, self._types.setdefault(number, {}))
+            return apply_step(op, batch, self._types.setdefault(number, {}), self._runners[number])
         scores = self._scores(number, op, batch)
         if op.score_only:
             names = op.score_columns()
@@ -157,12 +160,12 @@ class ScoreKeeper:
         """The scores of all rows of a batch: the stored ones where there are any, others measured now."""
         stored = self._stored_scores(number, batch)
         if not stored:
-            return check_lengths(op, op.score(view(op, batch)), len(batch))
+            return scores_of(op, batch, self._runners[number])
         unknown = ~_mask(batch, KNOWN)
         if not unknown.any():
             return stored
         some = batch.select(unknown)
-        measured = check_lengths(op, op.score(view(op, some)), len(some))
+        measured = scores_of(op, some, self._runners[number])
         places = np.arange(len(batch))
         places[unknown] = len(batch) + np.arange(len(some))
         return {

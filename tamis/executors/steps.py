@@ -1,6 +1,7 @@
 """Applies one operator to one batch: the resulting rows, the dropped rows and the reasons.
 
-The worker loop counts rows and isolates failures; this module knows the kinds of operator.
+The worker loop counts rows and isolates failures; this module knows the kinds of operator. Columns, rules and names come
+from the operator, which describes the step. Its runner, which `open` returned, does the work.
 """
 
 from __future__ import annotations
@@ -35,21 +36,27 @@ class Applied:
     """The scores of `given`, to be recorded with the dropped rows."""
 
 
-def apply_step(op: Operator, batch: Batch, types: Types | None = None) -> Applied:
-    """Apply any operator that takes a batch and returns a batch.
+def running(op: Operator, runner: Any) -> Any:
+    """The object that does the work of a step: its runner, or the step itself if it was not opened."""
+    return op if runner is None else runner
+
+
+def apply_step(op: Operator, batch: Batch, types: Types | None = None, runner: Any = None) -> Applied:
+    """Apply any operator that takes a batch and returns a batch. A step without state needs no runner.
 
     `types` are the types of the columns that this operator returned for earlier batches of the partition; they are
     updated. A value that does not fit the type of its column is an error, so that the first rows of a partition decide.
     """
     known = types if types is not None else {}
     if isinstance(op, Filter):
-        return _filter(op, batch)
+        return _filter(op, batch, runner)
     if isinstance(op, Map):
-        made = reconciled(op, check_lengths(op, op.apply(view(op, batch)), len(batch)), known)
+        found = running(op, runner).apply(view(op, batch))
+        made = reconciled(op, check_lengths(op, found, len(batch)), known)
         visible = [name for name in batch.columns if not name.startswith(HIDDEN)]
         return Applied(batch.without(op.removes(visible)).with_columns(made), batch)
     if isinstance(op, Expand):
-        return _expand(op, batch, known)
+        return _expand(op, batch, known, runner)
     if isinstance(op, Function):
         return _call_batch(op, batch, known) if op.batch_wise else _call_rows(op, batch, known)
     raise AssertionError(f"cannot apply {op!r}")
@@ -92,14 +99,15 @@ def view(op: Operator, batch: Batch) -> Batch:
     return batch.view(names | optional)
 
 
-def facts_of(op: Operator, found: Mapping[str, Any], rows: int) -> pa.Table:
-    """The facts that a Gather observed, checked for one value per row."""
-    return pa.table(check_lengths(op, found, rows))
+def observed(gather: Gather, batch: Batch, runner: Any = None) -> pa.Table:
+    """The facts that a Gather observes, checked for one value per row."""
+    return pa.table(check_lengths(gather, running(gather, runner).observe(view(gather, batch)), len(batch)))
 
 
-def rewritten(gather: Gather, batch: Batch, payload: pa.Array) -> Batch:
+def rewritten(gather: Gather, batch: Batch, payload: pa.Array, runner: Any = None) -> Batch:
     """Kept rows, rewritten as a Gather decided."""
-    return batch.with_columns(check_lengths(gather, gather.rewrite(view(gather, batch), payload), len(batch)))
+    made = running(gather, runner).rewrite(view(gather, batch), payload)
+    return batch.with_columns(check_lengths(gather, made, len(batch)))
 
 
 def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]], scores: dict[str, pa.Array] | None = None) -> Applied:
@@ -119,9 +127,14 @@ def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str
     return columns
 
 
-def filter_rows(op: Filter, batch: Batch, alive: np.ndarray) -> Applied:
+def scores_of(op: Filter, batch: Batch, runner: Any = None) -> dict[str, pa.Array]:
+    """The scores of a filter, checked for one value per row."""
+    return check_lengths(op, running(op, runner).score(view(op, batch)), len(batch))
+
+
+def filter_rows(op: Filter, batch: Batch, alive: np.ndarray, runner: Any = None) -> Applied:
     """The verdicts of a filter about the rows that are `alive`; the batch keeps all its rows."""
-    scores = check_lengths(op, op.score(view(op, batch)), len(batch))
+    scores = scores_of(op, batch, runner)
     return Applied(batch, batch, verdicts_of(op, scores, alive), scores=scores)
 
 
@@ -138,17 +151,17 @@ def verdicts_of(op: Filter, scores: Mapping[str, pa.Array], alive: np.ndarray) -
     return verdicts
 
 
-def _filter(op: Filter, batch: Batch) -> Applied:
+def _filter(op: Filter, batch: Batch, runner: Any) -> Applied:
     if op.score_only:
-        scores = check_lengths(op, op.score(view(op, batch)), len(batch))
+        scores = scores_of(op, batch, runner)
         names = op.score_columns()
         return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
-    found = filter_rows(op, batch, np.ones(len(batch), dtype=np.bool_))
+    found = filter_rows(op, batch, np.ones(len(batch), dtype=np.bool_), runner)
     return dropped(batch, found.verdicts, found.scores)
 
 
-def _expand(op: Expand, batch: Batch, types: Types) -> Applied:
-    table, found = op.expand(view(op, batch))
+def _expand(op: Expand, batch: Batch, types: Types, runner: Any) -> Applied:
+    table, found = running(op, runner).expand(view(op, batch))
     parents = np.asarray(found, dtype=np.int64)
     if len(parents) != table.num_rows:
         raise OperatorError(f"`{op.name}` returned {table.num_rows} rows and the origins of {len(parents)}")
@@ -302,13 +315,15 @@ def schema_read(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return schema if columns is None else pa.schema([spec for spec in schema if spec.name in columns])
 
 
-def schema_after(operators: Sequence[Operator], schema: pa.Schema, types: Mapping[int, Types]) -> pa.Schema:
+def schema_after(
+    operators: Sequence[Operator], runners: Sequence[Any], schema: pa.Schema, types: Mapping[int, Types]
+) -> pa.Schema:
     """The columns that rows have after the operators of a stage, found without rows."""
     batch = Batch(schema.empty_table())
-    for index, op in enumerate(operators):
+    for index, (op, runner) in enumerate(zip(operators, runners, strict=True)):
         if not isinstance(op, Filter) or op.score_only:
             with suppress(Exception):  # not every operator accepts a batch without rows; its columns are then unknown
-                batch = apply_step(op, batch, types.get(index)).batch
+                batch = apply_step(op, batch, types.get(index), runner).batch
     return visible(batch.table.schema)
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from tamis.errors import DiskFull, SetupTooLarge, TamisError, is_full_disk, is_shortage
+from tamis.context import Context
+from tamis.errors import DiskFull, TamisError, is_full_disk
 from tamis.exchange import Attempt, attempt
 from tamis.executors.chain import Chain
+from tamis.executors.opening import OpenStage
 from tamis.executors.packets import PacketWriter, Stream
 from tamis.executors.reader import Reader
 from tamis.executors.records import Records
@@ -28,7 +30,6 @@ from tamis.executors.tasks import CorruptFrames, Marker, Stage, Task
 from tamis.executors.writer import Writer
 from tamis.memory import process, spill
 from tamis.memory.governor import Allowance
-from tamis.operators import Operator
 from tamis.report import Account, ErrorCount
 from tamis.store import TABLE
 
@@ -47,40 +48,23 @@ def no_marker(first_row: int, rows: int, step: int) -> None:
 
 
 class StageRunner:
-    """A stage with its operators set up, ready for partitions."""
+    """A stage with its steps opened, ready for partitions."""
 
-    def __init__(self, stage: Stage, marker: Marker = no_marker) -> None:
+    def __init__(self, stage: Stage, marker: Marker = no_marker, context: Context | None = None) -> None:
         self.stage = stage
         self.marker = marker
-        self.setup_bytes: list[int] = []
-        """Memory that each step took when it was set up."""
-        for step in self._steps():
-            before = process.own_bytes()
-            try:
-                step.setup()
-            except Exception as error:
-                if is_shortage(error):
-                    raise SetupTooLarge(f"`{step.name}`", error) from error
-                raise
-            self.setup_bytes.append(max(0, process.own_bytes() - before))
-
-    def _steps(self) -> Iterator[Operator]:
-        yield self.stage.source
-        yield from self.stage.operators
-        if self.stage.end is not None:
-            yield self.stage.end
+        self.opened = OpenStage(stage, context)
 
     def close(self) -> None:
-        for step in self._steps():
-            step.close()
+        self.opened.close()
 
     def run(self, task: Task, progress: Progress, stream: Stream | None = None) -> Segment:
         """Process a partition, or some of its rows, as one attempt. The driver puts the files in place.
 
         A stage that hands on its rows reports them to `stream`, and returns a segment with what is left to report.
         """
-        with attempt() as this, _TaskRun(self.stage, task, this, self.marker, progress, stream) as run:
-            source, *others = self.setup_bytes
+        with attempt() as this, _TaskRun(self.opened, task, this, self.marker, progress, stream) as run:
+            source, *others = self.opened.taken_bytes
             run.records.of(0).setup_bytes = source
             for account, taken in zip(run.records.account.operators[self.stage.first_operator :], others, strict=True):
                 account.setup_bytes = taken
@@ -102,8 +86,9 @@ class _TaskRun:
     """One task on its way through a stage."""
 
     def __init__(
-        self, stage: Stage, task: Task, this: Attempt, marker: Marker, progress: Progress, stream: Stream | None
+        self, opened: OpenStage, task: Task, this: Attempt, marker: Marker, progress: Progress, stream: Stream | None
     ) -> None:
+        stage = opened.stage
         self.stage, self.task, self.progress, self.stream = stage, task, progress, stream
         self.stem = spill.stem(task.partition.index)
         self.staging = Staging.of(stage, self.stem, this)
@@ -112,23 +97,24 @@ class _TaskRun:
         self.keeper: ScoreKeeper | None = None
         self.written: WrittenRows | None = None
         if stage.scores is not None and task.is_whole:
-            head = stage.operators[: measured_operators(stage.operators)]
+            head = measured_operators(stage.operators)
+            measured = zip(stage.operators[:head], opened.operators[:head], strict=True)
             self.written = WrittenRows() if stage.reuse is not None else None
             self.keeper = ScoreKeeper(
-                stage.store, stage.scores, task.partition, head, self.scratch, numbers_rows=self.written is not None
+                stage.store, stage.scores, task.partition, measured, self.scratch, numbers_rows=self.written is not None
             )
-        self.earlier = earlier_rows(stage, task, self.keeper, self.scratch)
+        self.earlier = earlier_rows(opened, task, self.keeper, self.scratch)
         allowance = task.allowance or Allowance(stage.batch_bytes)
         self.records = Records(stage, self.stem, self.staging, self._report, self.written)
-        self.reader = Reader(stage, task, self.scratch, self.records, marker, allowance, self.earlier)
+        self.reader = Reader(opened, task, self.scratch, self.records, marker, allowance, self.earlier)
         self.writer: Writer | PacketWriter
         if stage.hands_on:
             assert task.emission is not None
             assert stream is not None
             self.writer = PacketWriter(task.emission, stream)
         else:
-            self.writer = Writer(stage, self.stem, self.scratch, self.records, self.written, self.earlier)
-        self.chain = Chain(stage, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
+            self.writer = Writer(opened, self.stem, self.scratch, self.records, self.written, self.earlier)
+        self.chain = Chain(opened, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
         self.chain.types = {step: dict(known) for step, known in task.types.items()}
 
     def __enter__(self) -> _TaskRun:

@@ -15,11 +15,12 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tamis.context import Context
 from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
@@ -50,8 +51,21 @@ def _serve(connection: Connection, marker_path: str) -> None:
     with Path(marker_path).open("r+b") as file:
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
+    with ExitStack() as stack:
+        _serve(connection, marks, stack)
+
+
+def _serve(connection: Connection, marks: mmap.mmap, at_exit: ExitStack) -> None:
     runner: StageRunner | None = None
     share = 0
+
+    def close_stage() -> None:
+        nonlocal runner
+        if runner is not None:
+            closing, runner = runner, None
+            closing.close()
+
+    at_exit.callback(close_stage)
 
     def send(*answer: Any) -> None:
         with suppress(BrokenPipeError):
@@ -83,10 +97,9 @@ def _serve(connection: Connection, marker_path: str) -> None:
         try:
             if kind == "stage":
                 if runner is not None:
-                    runner.close()
-                    runner = None
+                    close_stage()
                     process.trim()
-                runner = StageRunner(loads(content), marker)
+                runner = StageRunner(loads(content), marker, Context(memory_bytes=share or None))
                 continue
             if kind == "credit":
                 continue  # granted when the task had ended already

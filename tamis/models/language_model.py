@@ -31,6 +31,8 @@ from tamis.kernels import language_model as kernel
 from tamis.kernels.marks import MarkedWords, Words
 
 _KIND = "tamis language model 1"
+_OWN, _ARPA, _COMPRESSED_ARPA = 5, 20, 64
+"""Bytes of memory to load a byte of a file. Files of ours have 16 bytes per n-gram, and the table has up to 48 more."""
 WORDS_OF_UNIT: dict[str, Words] = {"words": "unicode", "characters": "characters", "whitespace": "whitespace"}
 NEVER = -99.0  # log10 p of tokens that are never predicted, as in ARPA files
 UNKNOWN = -100.0  # log10 p of an unknown word if the file has none, as in KenLM
@@ -102,6 +104,11 @@ class LanguageModel:
         slots = np.zeros(2 * size, np.uint64)
         kernel.fill_table(self.keys, self.values, slots, slots.view(np.float32))
         return slots, slots.view(np.float32)
+
+    def with_table(self) -> LanguageModel:
+        """Return this model, with the table that scoring needs built now instead of at the first text."""
+        assert self._table
+        return self
 
     def score(self, column: Column) -> tuple[np.ndarray, np.ndarray]:
         """Return (log10 of the probability of each text, its number of words and line ends)."""
@@ -197,15 +204,13 @@ class LanguageModel:
             raise ValueError("it is incomplete")
 
 
-def open_language_model(path: Path) -> LanguageModel:
-    """Return the model of a file. Cached within the process until the file changes."""
-    found = path.stat()
-    return _open(str(path), found.st_size, found.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4)
-def _open(path: str, size: int, changed: int) -> LanguageModel:
-    return LanguageModel.load(path)
+def memory_bytes(path: Path) -> int:
+    """Return the memory that loading a model and its first use need, from the size and the first bytes of its file."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start[:2] == b"\x1f\x8b":
+        return _COMPRESSED_ARPA * path.stat().st_size
+    return (_ARPA if start.lstrip()[:1] == b"\\" else _OWN) * path.stat().st_size
 
 
 def keys_of(ngrams: list[np.ndarray]) -> np.ndarray:

@@ -10,7 +10,6 @@ the same side of the split, so the held-out texts were not seen in training. A m
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import struct
@@ -159,7 +158,7 @@ class LinearModel:
                 raise ValueError(f"it is a {metadata['kind']!r}")
             settings = Settings(**json.loads(metadata["settings"]))
             settings.check()
-            weights = np.frombuffer(raw[8 + size + first : 8 + size + last], "<f4").astype(np.float32)
+            weights = np.frombuffer(memoryview(raw)[8 + size + first : 8 + size + last], "<f4").astype(np.float32)
             if header["weights"]["dtype"] != "F32" or len(weights) != 1 << settings.bits:
                 raise ValueError(f"it has {len(weights)} weights instead of {1 << settings.bits}")
             bias = float.fromhex(metadata["bias"])
@@ -173,15 +172,9 @@ class LinearModel:
         return LinearModel(settings, weights, bias)
 
 
-def open_linear(path: Path) -> LinearModel:
-    """Return the model in a file, read once per process until the file changes."""
-    found = path.stat()
-    return _open(str(path), found.st_size, found.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4)
-def _open(path: str, size: int, changed: int) -> LinearModel:
-    return LinearModel.load(path)
+def memory_bytes(path: Path) -> int:
+    """Return the memory that loading a model needs: its file, the weights, and a check of each."""
+    return path.stat().st_size * 5 // 2
 
 
 # ------------------------------------------------------------------------------------------------------------ training

@@ -7,6 +7,7 @@ with `tamis train-language-model`.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,19 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.errors import ParameterError, did_you_mean
-from tamis.models.fasttext import FastText, find_model, open_model, with_model
-from tamis.models.language_model import LanguageModel, open_language_model
-from tamis.models.linear import LinearModel, open_linear
+from tamis.models.fasttext import FastText, find_model, with_model
+from tamis.models.language_model import LanguageModel
+from tamis.models.linear import LinearModel
 from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.segment import buffers
+from tamis.text.shared_files import FASTTEXT, LANGUAGE_MODEL, LINEAR
 
-_MEMORY = Resources(memory="256MB")
 
-
-def _open(model: str | Path, label: str | None = None) -> FastText:
-    found = open_model(find_model(model))
-    if label is not None and label not in found.labels:
+def _open(model: str | Path, label: str, context: Context) -> FastText:
+    found = FASTTEXT.open(model, context)
+    if label not in found.labels:
         listed = ", ".join(found.labels[:20])
         hint = did_you_mean(label, found.labels) or f"it has {listed}"
         raise ParameterError(f"the model {model} has no label {label!r}", hint=hint)
@@ -48,7 +49,7 @@ def _check_length(step: Operator, max_chars: int) -> None:
         )
 
 
-@operator(reads="text", writes="fasttext_score", resources=_MEMORY)
+@operator(reads="text", writes="fasttext_score")
 class FastTextScore(Filter):
     """Keep documents for which a fastText classifier gives `label` a probability of at least 0.5.
 
@@ -81,11 +82,12 @@ class FastTextScore(Filter):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))
 
-    def setup(self) -> None:
-        _open(self.model, self.label)
+    @property
+    def resources(self) -> Resources:
+        return FASTTEXT.resources(self.model)
 
-    def score(self, batch: Batch) -> Scores:
-        return {"fasttext_score": _scores(_open(self.model, self.label), batch["text"], self.label, self.max_chars)}
+    def open(self, context: Context) -> _FastTextScorer:
+        return _FastTextScorer(self, _open(self.model, self.label, context))
 
     def rules(self) -> list[Rule]:
         return [between("fasttext_score", self.min_score, self.max_score)]
@@ -94,7 +96,16 @@ class FastTextScore(Filter):
         return {"fasttext_score": self.score_column}
 
 
-@operator(reads="text", writes=("fasttext_quality", "fasttext_quality_margin"), resources=_MEMORY)
+@dataclass(frozen=True)
+class _FastTextScorer:
+    step: FastTextScore
+    model: FastText
+
+    def score(self, batch: Batch) -> Scores:
+        return {"fasttext_score": _scores(self.model, batch["text"], self.step.label, self.step.max_chars)}
+
+
+@operator(reads="text", writes=("fasttext_quality", "fasttext_quality_margin"))
 class FastTextQuality(Filter):
     """Keep documents that a fastText classifier rates highly, and a random sample of the rest.
 
@@ -130,16 +141,26 @@ class FastTextQuality(Filter):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))
 
-    def setup(self) -> None:
-        _open(self.model, self.label)
+    @property
+    def resources(self) -> Resources:
+        return FASTTEXT.resources(self.model)
 
-    def score(self, batch: Batch) -> Scores:
-        scores = _scores(_open(self.model, self.label), batch["text"], self.label, self.max_chars)
-        drawn = (1 - _random_keys(batch, self.seed)) ** (-1 / self.alpha) - 1
-        return {"fasttext_quality": scores, "fasttext_quality_margin": drawn - (1 - scores.astype(np.float64))}
+    def open(self, context: Context) -> _FastTextQualityScorer:
+        return _FastTextQualityScorer(self, _open(self.model, self.label, context))
 
     def rules(self) -> list[Rule]:
         return [at_least("fasttext_quality_margin", 0.0)]
+
+
+@dataclass(frozen=True)
+class _FastTextQualityScorer:
+    step: FastTextQuality
+    model: FastText
+
+    def score(self, batch: Batch) -> Scores:
+        scores = _scores(self.model, batch["text"], self.step.label, self.step.max_chars)
+        drawn = (1 - _random_keys(batch, self.step.seed)) ** (-1 / self.step.alpha) - 1
+        return {"fasttext_quality": scores, "fasttext_quality_margin": drawn - (1 - scores.astype(np.float64))}
 
 
 def _random_keys(batch: Batch, seed: int) -> np.ndarray:
@@ -150,7 +171,7 @@ def _random_keys(batch: Batch, seed: int) -> np.ndarray:
     return (np.frombuffer(drawn, "<u8") >> np.uint64(11)).astype(np.float64) / 2**53
 
 
-@operator(reads="text", writes=("label", "label_confidence"), resources=_MEMORY)
+@operator(reads="text", writes=("label", "label_confidence"))
 class FastTextLabel(Map):
     """Add the most probable label of a fastText classifier and its probability; both are null for a text without words.
 
@@ -173,22 +194,30 @@ class FastTextLabel(Map):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))
 
-    def setup(self) -> None:
-        _open(self.model)
+    @property
+    def resources(self) -> Resources:
+        return FASTTEXT.resources(self.model)
+
+    def open(self, context: Context) -> _FastTextLabeler:
+        return _FastTextLabeler(self.max_chars, FASTTEXT.open(self.model, context))
+
+
+class _FastTextLabeler:
+    def __init__(self, max_chars: int, model: FastText) -> None:
+        self.max_chars, self.model = max_chars, model
+        self.labels = pa.array([label.removeprefix("__label__") for label in model.labels], pa.string())
 
     def apply(self, batch: Batch) -> dict[str, Column]:
-        model = _open(self.model)
         data, offsets = buffers(batch["text"])
-        best, scores = model.predict(data, offsets, max_chars=self.max_chars)
-        unknown = model.blank(data, offsets) | (best[:, 0] < 0)
-        labels = pa.array([label.removeprefix("__label__") for label in model.labels], pa.string())
+        best, scores = self.model.predict(data, offsets, max_chars=self.max_chars)
+        unknown = self.model.blank(data, offsets) | (best[:, 0] < 0)
         return {
-            "label": labels.take(pa.array(best[:, 0], mask=unknown)),
+            "label": self.labels.take(pa.array(best[:, 0], mask=unknown)),
             "label_confidence": pa.array(np.minimum(scores[:, 0], 1), mask=unknown),
         }
 
 
-@operator(reads="text", writes="classifier_score", resources=Resources(memory="64MB"))
+@operator(reads="text", writes="classifier_score")
 class LinearClassifier(Filter):
     """Keep documents that a classifier you trained scores at least 0.5.
 
@@ -214,12 +243,12 @@ class LinearClassifier(Filter):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))
 
-    def setup(self) -> None:
-        self._model()
+    @property
+    def resources(self) -> Resources:
+        return LINEAR.resources(self.model)
 
-    def score(self, batch: Batch) -> Scores:
-        data, offsets = buffers(batch["text"])
-        return {"classifier_score": np.nan_to_num(self._model().predict(data, offsets), nan=0.0)}
+    def open(self, context: Context) -> _LinearScorer:
+        return _LinearScorer(LINEAR.open(self.model, context))
 
     def rules(self) -> list[Rule]:
         return [between("classifier_score", self.min_score, self.max_score)]
@@ -227,11 +256,17 @@ class LinearClassifier(Filter):
     def score_columns(self) -> dict[str, str]:
         return {"classifier_score": self.score_column}
 
-    def _model(self) -> LinearModel:
-        return open_linear(find_model(self.model))
+
+@dataclass(frozen=True)
+class _LinearScorer:
+    model: LinearModel
+
+    def score(self, batch: Batch) -> Scores:
+        data, offsets = buffers(batch["text"])
+        return {"classifier_score": np.nan_to_num(self.model.predict(data, offsets), nan=0.0)}
 
 
-@operator(reads="text", writes="perplexity", resources=Resources(memory="256MB"))
+@operator(reads="text", writes="perplexity")
 class Perplexity(Filter):
     """Keep documents whose perplexity under an n-gram language model is within bounds (Wenzek et al. 2020).
 
@@ -264,12 +299,12 @@ class Perplexity(Filter):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))
 
-    def setup(self) -> None:
-        self._model()
+    @property
+    def resources(self) -> Resources:
+        return LANGUAGE_MODEL.resources(self.model)
 
-    def score(self, batch: Batch) -> Scores:
-        found = self._model().perplexity(batch["text"])
-        return {"perplexity": pa.array(found, mask=np.isnan(found))}
+    def open(self, context: Context) -> _PerplexityScorer:
+        return _PerplexityScorer(LANGUAGE_MODEL.open(self.model, context))
 
     def rules(self) -> list[Rule]:
         return [between("perplexity", self.min_perplexity, self.max_perplexity)]
@@ -277,5 +312,11 @@ class Perplexity(Filter):
     def score_columns(self) -> dict[str, str]:
         return {"perplexity": self.score_column}
 
-    def _model(self) -> LanguageModel:
-        return open_language_model(find_model(self.model))
+
+@dataclass(frozen=True)
+class _PerplexityScorer:
+    model: LanguageModel
+
+    def score(self, batch: Batch) -> Scores:
+        found = self.model.perplexity(batch["text"])
+        return {"perplexity": pa.array(found, mask=np.isnan(found))}

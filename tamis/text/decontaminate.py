@@ -6,7 +6,6 @@ batch -----------------------------------------> n-gram keys --> hits --> per ex
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError, SourceError
 from tamis.kernels import overlap as kernel
 from tamis.operators import Filter, Resources, Rule, Scores, at_most, digest, operator
@@ -44,6 +44,9 @@ EVIDENCE = pa.list_(
 MOST_SPANS = 100
 """Spans listed per document. Counts and shares include all."""
 
+_MEMORY_PER_BYTE, _UNPACKED = 16, 4
+"""Memory to build an index, per byte of the benchmarks; and how much larger compressed ones are unpacked."""
+
 _DIFFERENT = 3
 """An n-gram of n words needs n / 3 distinct ones: runs of one number or of dots are no evidence."""
 
@@ -51,7 +54,6 @@ _DIFFERENT = 3
 @operator(
     reads="text",
     writes=("contamination_share", "contamination_ngrams", "contamination"),
-    resources=Resources(memory="256MB"),
 )
 class Decontaminate(Filter):
     """Drop documents that contain more than half of an example of a benchmark.
@@ -109,25 +111,17 @@ class Decontaminate(Filter):
         parameters = {name: value for name, value in identity["parameters"].items() if name != "benchmarks"}
         return identity | {"parameters": parameters, "benchmarks": self._stamp()}
 
-    def setup(self) -> None:
-        paths = tuple(file.path for file in self._files())
-        made = _build(paths, self._stamp(), tuple(self.fields), self.ngram, self.min_words, self.max_places)
-        self.__dict__["_index"] = made  # not a parameter: it is neither compared nor pickled
+    @property
+    def resources(self) -> Resources:
+        try:
+            plain = (".jsonl", ".json")
+            num_bytes = sum(file.size * (1 if file.path.endswith(plain) else _UNPACKED) for file in self._files())
+        except SourceError:  # there are no such files, as `check` reports
+            return Resources()
+        return Resources(shared={self._key(): _MEMORY_PER_BYTE * num_bytes})
 
-    def close(self) -> None:
-        self.__dict__.pop("_index", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_index"}
-
-    def score(self, batch: Batch) -> Scores:
-        column = batch["text"]
-        data, offsets = buffers(column)
-        index: BenchmarkIndex = self.__dict__["_index"]
-        found = np.zeros(len(column), np.int64)
-        hits = index.look_up(data, offsets, found)
-        shares, evidence = index.judge(data, offsets, hits)
-        return {"contamination_share": shares, "contamination_ngrams": found, "contamination": evidence}
+    def open(self, context: Context) -> ContaminationScorer:
+        return ContaminationScorer(context.shared(self._key(), self._build))
 
     def rules(self) -> list[Rule]:
         return [at_most("contamination_share", self.max_share)]
@@ -137,6 +131,28 @@ class Decontaminate(Filter):
 
     def _stamp(self) -> str:
         return digest([fingerprint(file) for file in self._files()])
+
+    def _key(self) -> str:
+        return f"benchmarks {digest([self._stamp(), list(self.fields), self.ngram, self.min_words, self.max_places])}"
+
+    def _build(self) -> BenchmarkIndex:
+        paths = [file.path for file in self._files()]
+        return build_index(paths, tuple(self.fields), self.ngram, self.min_words, self.max_places)
+
+
+@dataclass(frozen=True)
+class ContaminationScorer:
+    """Compares texts with an index of benchmarks."""
+
+    index: BenchmarkIndex
+
+    def score(self, batch: Batch) -> Scores:
+        column = batch["text"]
+        data, offsets = buffers(column)
+        found = np.zeros(len(column), np.int64)
+        hits = self.index.look_up(data, offsets, found)
+        shares, evidence = self.index.judge(data, offsets, hits)
+        return {"contamination_share": shares, "contamination_ngrams": found, "contamination": evidence}
 
 
 # ----------------------------------------------------------------------------------------------------------- the index
@@ -219,11 +235,10 @@ def _joined(hits: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
     yield word, end, byte, stop
 
 
-@functools.lru_cache(maxsize=2)
-def _build(
-    paths: tuple[str, ...], stamp: str, fields: tuple[str, ...], ngram: int, min_words: int, max_places: int
+def build_index(
+    paths: Sequence[str], fields: tuple[str, ...], ngram: int, min_words: int, max_places: int
 ) -> BenchmarkIndex:
-    """The index of some files, built once per process until they change (`stamp`)."""
+    """The index of some files."""
     parts, texts = [], []
     for path, benchmark in zip(paths, _names(paths), strict=True):
         for part, text in _texts_of(path, benchmark, fields):

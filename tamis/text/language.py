@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.errors import ParameterError, did_you_mean
 from tamis.kernels import scripts
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.models.fasttext import FastText, find_model, open_model, with_model
+from tamis.models.fasttext import FastText, find_model, with_model
 from tamis.operators import Filter, Resources, Rule, Scores, at_least, one_of, operator
 from tamis.text.segment import buffers
+from tamis.text.shared_files import FASTTEXT
 
 LID = "lid.176.ftz"
 _LABEL = "__label__"
@@ -34,9 +36,7 @@ def _codes() -> pa.Array:
     return pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
 
 
-@operator(
-    reads="text", writes=("language", "language_confidence", "script"), resources=Resources(memory="64MB"), version=1
-)
+@operator(reads="text", writes=("language", "language_confidence", "script"), version=1)
 class Language(Filter):
     """Keep documents in the given languages and scripts if the model is confident enough.
 
@@ -78,25 +78,17 @@ class Language(Filter):
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), self._path())
 
-    def setup(self) -> None:
-        known = [_code(label) for label in self._model().labels]
-        for code in self.keep:
-            if code not in known:
-                hint = did_you_mean(code, known) or f"it knows {', '.join(sorted(known))}"
-                raise ParameterError(f"the model {self.model} does not know a language {code!r}", hint=hint)
+    @property
+    def resources(self) -> Resources:
+        return FASTTEXT.resources(self.model)
 
-    def score(self, batch: Batch) -> Scores:
-        column = batch["text"]
-        data, offsets = buffers(column)
-        model = self._model()
-        best, scores = model.predict(data, offsets, max_chars=self.max_chars)
-        blank = model.blank(data, offsets) | (best[:, 0] < 0)
-        codes = pa.array([_code(label) for label in model.labels], pa.string())
-        return {
-            "language": codes.take(pa.array(best[:, 0], mask=blank)),
-            "language_confidence": pa.array(np.minimum(scores[:, 0], 1), mask=blank),
-            "script": script_of(column),
-        }
+    def open(self, context: Context) -> LanguageScorer:
+        scorer = LanguageScorer(FASTTEXT.open(self.model, context), self.max_chars)
+        for code in self.keep:
+            if code not in scorer.languages:
+                hint = did_you_mean(code, scorer.languages) or f"it knows {', '.join(sorted(scorer.languages))}"
+                raise ParameterError(f"the model {self.model} does not know a language {code!r}", hint=hint)
+        return scorer
 
     def rules(self) -> list[Rule]:
         known = one_of("language", self.keep) if self.keep else Rule("language")
@@ -106,12 +98,25 @@ class Language(Filter):
     def _path(self) -> Path:
         return find_model(self.model)
 
-    def _model(self) -> FastText:
-        return open_model(self._path())
 
+class LanguageScorer:
+    """Finds the language and script of texts with a loaded model."""
 
-def _code(label: str) -> str:
-    return label.removeprefix(_LABEL)
+    def __init__(self, model: FastText, max_chars: int) -> None:
+        self.model, self.max_chars = model, max_chars
+        self.languages = [label.removeprefix(_LABEL) for label in model.labels]
+        self._codes = pa.array(self.languages, pa.string())
+
+    def score(self, batch: Batch) -> Scores:
+        column = batch["text"]
+        data, offsets = buffers(column)
+        best, scores = self.model.predict(data, offsets, max_chars=self.max_chars)
+        blank = self.model.blank(data, offsets) | (best[:, 0] < 0)
+        return {
+            "language": self._codes.take(pa.array(best[:, 0], mask=blank)),
+            "language_confidence": pa.array(np.minimum(scores[:, 0], 1), mask=blank),
+            "script": script_of(column),
+        }
 
 
 def script_of(column: Column) -> pa.Array:

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, as_array
+from tamis.context import Context
 from tamis.kernels import overlap as kernel
 from tamis.kernels.digests import digest_spans
 from tamis.operators import Map, Resources, operator
-from tamis.text.language import LID, Language, script_of
+from tamis.text.language import LID, Language, LanguageScorer, script_of
 from tamis.text.segment import NGRAM_STATS, buffers, ratio, text_stats, word_stats
 
 COUNTS = ("bytes", "chars", "words", "lines", "sentences", "paragraphs")
@@ -35,7 +36,7 @@ _FACTORS = np.array(
 _NEAR = tuple(f"near_{number}" for number in range(_GROUPS))
 
 
-@operator(reads="text", writes="statistics", resources=Resources(memory="64MB"))
+@operator(reads="text", writes="statistics")
 class TextStatistics(Map):
     """Add a column `statistics`, a struct with the measurements that `tamis stats` summarizes.
 
@@ -67,9 +68,20 @@ class TextStatistics(Map):
         if self.language:
             self._language().check()
 
-    def setup(self) -> None:
-        if self.language:
-            self._language().setup()
+    @property
+    def resources(self) -> Resources:
+        return self._language().resources if self.language else Resources()
+
+    def open(self, context: Context) -> _Measurer:
+        return _Measurer(self._language().open(context) if self.language else None)
+
+    def _language(self) -> Language:
+        return Language(model=self.model)
+
+
+@dataclass(frozen=True)
+class _Measurer:
+    language: LanguageScorer | None
 
     def apply(self, batch: Batch) -> Mapping[str, Column]:
         column = batch["text"]
@@ -93,16 +105,13 @@ class TextStatistics(Map):
         return {"statistics": pa.StructArray.from_arrays(arrays, names=list(found))}
 
     def _languages(self, batch: Batch, column: Column) -> dict[str, Any]:
-        if self.language:
-            return dict(self._language().score(batch))
+        if self.language is not None:
+            return dict(self.language.score(batch))
         unknown = {
             "language": pa.nulls(len(batch), pa.string()),
             "language_confidence": pa.nulls(len(batch), pa.float32()),
         }
         return unknown | {"script": script_of(column)}
-
-    def _language(self) -> Language:
-        return Language(model=self.model)
 
 
 def _keys(data: np.ndarray, offsets: np.ndarray) -> dict[str, np.ndarray]:

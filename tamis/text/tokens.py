@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.errors import ParameterError, require
 from tamis.kernels.pieces import WORDS_APART, WORDS_WITH_SIGNS, count_pieces
-from tamis.operators import Filter, Rule, Scores, at_least, between, operator
+from tamis.operators import Filter, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.lists import check_files, identify_files
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
+from tamis.text.shared_files import SharedFile
 
 Counter = Callable[[Column], np.ndarray]
 Encode = Callable[[Sequence[str]], list[int]]
@@ -53,6 +56,9 @@ _MAX_NEW_PIECES = 1 << 14
 """Pieces tokenized at a time."""
 _SLOTS = 1 << 20
 """Slots of the table, 20 MB. The table is cleared when half of them are taken."""
+_CACHE_BYTES = 20 * _SLOTS
+_MEMORY_PER_BYTE = {False: 16, True: 14}
+"""Memory per byte of a tokenizer file, by whether it is a SentencePiece model."""
 
 
 class PieceCounter:
@@ -127,12 +133,8 @@ def piecewise(settings: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def load_tokenizer(path: str | Path) -> Counter:
-    """A function that counts the tokens of each text of a column, cached until the file changes."""
-    return _load(str(path), Path(path).stat().st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4)
-def _load(path: str, stamp: int) -> Counter:
+    """A function that counts the tokens of each text of a column."""
+    path = str(path)
     if path.endswith(".model"):
         module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
         with _must_be(path, "a SentencePiece model"):
@@ -167,9 +169,13 @@ def _count_whole(encode: Encode, column: Column) -> np.ndarray:
     return np.array(encode(texts) if texts else [], np.int64)
 
 
-def count_tokens(path: str, batch: Batch) -> np.ndarray:
-    """The number of tokens of each text, without special tokens; 0 for a missing text."""
-    return load_tokenizer(path)(batch["text"])
+def memory_bytes(path: Path) -> int:
+    """The memory that a tokenizer and its cache of pieces need."""
+    each = _MEMORY_PER_BYTE[path.suffix == ".model"]
+    return each * path.stat().st_size + (0 if path.suffix == ".model" else _CACHE_BYTES)
+
+
+TOKENIZER = SharedFile("tokenizer", load_tokenizer, memory_bytes, find=Path)
 
 
 @operator(reads="text", writes="tokens")
@@ -192,14 +198,23 @@ class TokenCount(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.tokenizer])
 
-    def setup(self) -> None:
-        load_tokenizer(self.tokenizer)
+    @property
+    def resources(self) -> Resources:
+        return TOKENIZER.resources(self.tokenizer)
 
-    def score(self, batch: Batch) -> Scores:
-        return {"tokens": count_tokens(self.tokenizer, batch)}
+    def open(self, context: Context) -> _TokenCounter:
+        return _TokenCounter(TOKENIZER.open(self.tokenizer, context))
 
     def rules(self) -> list[Rule]:
         return [between("tokens", self.min_tokens, self.max_tokens)]
+
+
+@dataclass(frozen=True)
+class _TokenCounter:
+    count: Counter
+
+    def score(self, batch: Batch) -> Scores:
+        return {"tokens": self.count(batch["text"])}
 
 
 @operator(reads="text", writes="chars_per_token")
@@ -223,11 +238,20 @@ class TokenizerFertility(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.tokenizer])
 
-    def setup(self) -> None:
-        load_tokenizer(self.tokenizer)
+    @property
+    def resources(self) -> Resources:
+        return TOKENIZER.resources(self.tokenizer)
 
-    def score(self, batch: Batch) -> Scores:
-        return {"chars_per_token": ratio(text_facts(batch)["chars"], count_tokens(self.tokenizer, batch))}
+    def open(self, context: Context) -> _FertilityScorer:
+        return _FertilityScorer(TOKENIZER.open(self.tokenizer, context))
 
     def rules(self) -> list[Rule]:
         return [at_least("chars_per_token", self.min_chars_per_token)]
+
+
+@dataclass(frozen=True)
+class _FertilityScorer:
+    count: Counter
+
+    def score(self, batch: Batch) -> Scores:
+        return {"chars_per_token": ratio(text_facts(batch)["chars"], self.count(batch["text"]))}

@@ -37,10 +37,11 @@ class LeakyForTests(Map):
 class FillsGpuForTests(Map):
     """Takes ten megabytes of a GPU for each row, of the two gigabytes it may have."""
 
-    def setup(self):
+    def open(self, context):
         import torch
 
         torch.cuda.set_per_process_memory_fraction(2e9 / torch.cuda.get_device_properties(0).total_memory)
+        return self
 
     def apply(self, batch):
         import torch
@@ -56,7 +57,7 @@ class OnGpuForTests(Map):
 
     real: bool = False
 
-    def setup(self):
+    def open(self, context):
         if self.real:
             import torch
 
@@ -66,6 +67,7 @@ class OnGpuForTests(Map):
                 KEPT.append(torch.zeros(1_000_000, dtype=torch.uint8, device="cuda"))
         else:
             gpu.add_owned("weights", 1_000_000)
+        return self
 
     def apply(self, batch):
         return {"m": batch["n"]}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tamis.kernels import scripts
 from tamis.kernels.fasttext import clip_rows
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.models.fasttext import find_model, open_model
+from tamis.models.fasttext import FastText, find_model
 from tamis.text.segment import buffers
 
 PATH = find_model("lid.176.ftz")
-OURS, THEIRS = open_model(PATH), fasttext.load_model(str(PATH))
+OURS, THEIRS = FastText.open(PATH), fasttext.load_model(str(PATH))
 
 TEXT = st.one_of(
     st.text(max_size=200),

@@ -140,11 +140,13 @@ class ModelForTests(Map):
 
     num_bytes: int = 350_000_000
 
-    def setup(self):
-        object.__setattr__(self, "weights", np.ones(self.num_bytes, dtype=np.uint8))
+    def open(self, context):
+        return WeightsForTests(np.ones(self.num_bytes, dtype=np.uint8))
 
-    def close(self):
-        object.__delattr__(self, "weights")
+
+class WeightsForTests:
+    def __init__(self, weights):
+        self.weights = weights
 
     def apply(self, batch):
         return {"n": np.full(len(batch), self.weights[0])}
@@ -152,13 +154,14 @@ class ModelForTests(Map):
 
 @operator(reads="text", writes="n", resources=Resources(memory="256MB"))
 class DeclaresForTests(Map):
-    """Declares far more memory than it takes, and reads a mapped file when it is set up."""
+    """Declares far more memory than it takes, and reads a mapped file when it is opened."""
 
     file: str = ""
 
-    def setup(self):
+    def open(self, context):
         with Path(self.file).open("rb") as file:
             assert mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"x") == -1
+        return self
 
     def apply(self, batch):
         return {"n": np.zeros(len(batch))}

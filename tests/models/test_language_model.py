@@ -16,7 +16,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.models import language_training
 from tamis.models.commands import train_language_model_on_files
-from tamis.models.language_model import LanguageModel, Settings, open_language_model
+from tamis.models.language_model import LanguageModel, Settings
 from tamis.models.language_training import train
 from tamis.models.ngrams import NGRAM, Runs
 from tamis.text.classify import Perplexity
@@ -295,7 +295,7 @@ def test_a_damaged_model_is_rejected(tmp_path) -> None:
     train(pa.array(TEXTS), holdout=0).model.save(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TamisError, match="is not a language model"):
-        open_language_model(path)
+        LanguageModel.load(path)
 
 
 # ---------------------------------------------------------------------------------------------------- command and filter
@@ -345,7 +345,7 @@ def test_a_bound_is_required(model: str) -> None:
 
 def test_unusual_texts_have_defined_scores(model: str) -> None:
     texts = ["", None, " \n\n", "...", "a" * 100_000, "你好" * 1000, "\x00", "a\r\nb", "e\u0301"]
-    found = open_language_model(__import__("pathlib").Path(model)).perplexity(pa.array(texts))
+    found = LanguageModel.load(model).perplexity(pa.array(texts))
     assert np.isnan(found[:4]).all()
     assert (found[4:6] > 1).all()
     assert np.isfinite(found[4:6]).all()

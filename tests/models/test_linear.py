@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tamis.errors import ParameterError, TamisError
 from tamis.kernels import linear as kernel
 from tamis.models.commands import train_classifier_on_files
-from tamis.models.linear import Evaluation, LinearModel, Settings, area_under_curve, open_linear, train
+from tamis.models.linear import Evaluation, LinearModel, Settings, area_under_curve, train
 from tamis.text.segment import buffers
 
 GOOD = ["harvest", "kettle", "lantern", "meadow", "orchard", "pebble", "quiet", "river", "saddle", "thimble"]
@@ -150,7 +150,7 @@ class TestFiles:
     def test_what_is_saved_is_what_is_loaded(self, lesson, tmp_path):
         model = train(*lesson, settings=Settings(bits=10, max_chars=50)).model
         model.save(tmp_path / "new" / "m.model")
-        loaded = open_linear(tmp_path / "new" / "m.model")
+        loaded = LinearModel.load(tmp_path / "new" / "m.model")
         assert (loaded.settings, loaded.bias) == (model.settings, model.bias)
         np.testing.assert_array_equal(loaded.weights, model.weights)
 

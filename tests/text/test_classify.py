@@ -8,6 +8,7 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
 from tamis.models.linear import LinearModel, Settings, train
 from tamis.registry import build_operator
@@ -37,8 +38,8 @@ def batch(texts):
 
 
 def scores(step, texts):
-    step.setup()
-    (values,) = (np.asarray(found) for name, found in step.score(batch(texts)).items() if not name.endswith("margin"))
+    found = step.open(Context()).score(batch(texts))
+    (values,) = (np.asarray(values) for name, values in found.items() if not name.endswith("margin"))
     return values
 
 
@@ -66,7 +67,7 @@ def test_scores_of_two_models_are_kept_apart(model):
 
 def test_a_label_that_is_not_there_is_a_mistake(model):
     with pytest.raises(ParameterError, match="has no label '__label__hp'") as raised:
-        FastTextScore(model=model, label="__label__hp").setup()
+        FastTextScore(model=model, label="__label__hp").open(Context())
     assert "did you mean" in str(raised.value)
 
 
@@ -91,8 +92,7 @@ class TestQualityByLot:
         texts = ["unknown"] * 50
         drawn = {}
         for seed in (1, 2):
-            step = FastTextQuality(model=model, seed=seed)
-            step.setup()
+            step = FastTextQuality(model=model, seed=seed).open(Context())
             drawn[seed] = step.score(batch(texts))["fasttext_quality_margin"]
             np.testing.assert_array_equal(drawn[seed], step.score(batch(texts))["fasttext_quality_margin"])
         assert len(set(drawn[1])) == 50
@@ -100,8 +100,7 @@ class TestQualityByLot:
 
 
 def test_labels_as_columns(model):
-    step = FastTextLabel(model=model)
-    step.setup()
+    step = FastTextLabel(model=model).open(Context())
     found = step.apply(batch(["fine", "spam", "", None]))
     assert found["label"].to_pylist() == ["hq", "lq", None, None]
     assert found["label_confidence"].null_count == 2
@@ -126,7 +125,7 @@ def test_steps_travel_and_can_be_written_down(model, linear):
         FastTextScore(model=str(model), label="__label__hq"),
         LinearClassifier(model=str(linear), min_score=0.7),
     ):
-        step.setup()
+        step.open(Context())
         assert len(pickle.dumps(step)) < 1000
         assert pickle.loads(pickle.dumps(step)) == step
         assert build_operator(step.name, step.parameters()) == step
@@ -142,6 +141,6 @@ def test_thresholds_can_change_without_measuring_again(model, linear):
 
 def test_a_linear_model_is_not_a_fasttext_model_nor_the_other_way(model, linear):
     with pytest.raises(TamisError, match="is not a fastText model"):
-        FastTextLabel(model=linear).setup()
+        FastTextLabel(model=linear).open(Context())
     with pytest.raises(TamisError, match="is not a classifier that Tamis trained"):
         LinearModel.load(model)

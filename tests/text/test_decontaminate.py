@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError, SourceError
 from tamis.kernels import overlap as kernel
 from tamis.text.decontaminate import MOST_SPANS, Decontaminate
@@ -41,9 +42,7 @@ def folder(tmp_path):
 def score(folder, texts, **parameters):
     step = Decontaminate(benchmarks=folder, **parameters)
     step.check()
-    step.setup()
-    found = step.score(Batch(pa.table({"text": pa.array(texts, pa.string())})))
-    step.close()
+    found = step.open(Context()).score(Batch(pa.table({"text": pa.array(texts, pa.string())})))
     return (
         found["contamination_share"].tolist(),
         found["contamination_ngrams"].tolist(),
@@ -188,10 +187,9 @@ def test_other_benchmarks_are_another_step(folder):
 
 def test_the_index_stays_in_the_worker(folder):
     step = Decontaminate(benchmarks=str(folder))
-    step.setup()
+    step.open(Context())
     assert len(pickle.dumps(step)) < 1000
     assert pickle.loads(pickle.dumps(step)) == step
-    step.close()
     assert vars(step) == vars(Decontaminate(benchmarks=str(folder)))
 
 

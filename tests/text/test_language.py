@@ -6,6 +6,7 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
 from tamis.models.fasttext import find_model
 from tamis.text.language import Language, script_of
@@ -29,8 +30,7 @@ ODD = ["", None, " \n\t ", "x", "7", "\U0001f600\U0001f600", "\x01\x02", "a\x00b
 
 
 def score(texts, **parameters):
-    step = Language(**parameters)
-    step.setup()
+    step = Language(**parameters).open(Context())
     found = step.score(Batch(pa.table({"text": pa.array(texts, pa.string())})))
     return [
         dict(zip(found, row, strict=True))
@@ -103,7 +103,7 @@ def test_any_model_of_the_format_will_do(tmp_path):
 
 def test_a_language_the_model_does_not_know_is_a_mistake():
     with pytest.raises(ParameterError, match="does not know a language 'eng'") as raised:
-        Language(keep=["eng"]).setup()
+        Language(keep=["eng"]).open(Context())
     assert "did you mean `en`?" in str(raised.value)
 
 

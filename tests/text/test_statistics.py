@@ -8,6 +8,7 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.text import language, statistics
 from tamis.text.statistics import COUNTS, SHARES, TextStatistics
 from tamis.workflows import describe
@@ -28,8 +29,7 @@ def write(path, texts, column="text"):
 
 
 def measure(texts, **parameters):
-    step = TextStatistics(**parameters)
-    step.setup()
+    step = TextStatistics(**parameters).open(Context())
     return step.apply(Batch(pa.table({"text": pa.array(texts, pa.string())})))["statistics"].to_pylist()
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
-from tamis.text.tokens import PieceCounter, TokenCount, TokenizerFertility, count_tokens, load_tokenizer
+from tamis.text.tokens import PieceCounter, TokenCount, TokenizerFertility, load_tokenizer
 
 TOKENIZER = str(Path(__file__).parent / "data" / "tokenizer.json")
 
@@ -24,17 +25,17 @@ def _tokenizers() -> None:
 
 def test_tokens_are_counted() -> None:
     batch = Batch.from_rows([{"text": "the cat, the dog"}, {"text": None}, {"text": ""}])
-    assert TokenCount(TOKENIZER).score(batch)["tokens"].tolist() == [5, 0, 0]
+    assert TokenCount(TOKENIZER).open(Context()).score(batch)["tokens"].tolist() == [5, 0, 0]
 
 
 def test_fertility_is_characters_per_token() -> None:
     batch = Batch.from_rows([{"text": "the cat"}, {"text": ""}])
-    assert TokenizerFertility(TOKENIZER).score(batch)["chars_per_token"].tolist() == [3.5, 0.0]
+    assert TokenizerFertility(TOKENIZER).open(Context()).score(batch)["chars_per_token"].tolist() == [3.5, 0.0]
 
 
 def test_an_empty_batch_has_no_tokens() -> None:
     batch = Batch.from_rows([{"text": "x"}]).select(slice(0, 0))
-    assert TokenCount(TOKENIZER).score(batch)["tokens"].tolist() == []
+    assert TokenCount(TOKENIZER).open(Context()).score(batch)["tokens"].tolist() == []
 
 
 def test_a_tokenizer_that_is_not_there_is_missed_before_the_run(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_sentencepiece_models_are_read_too(tmp_path: Path) -> None:
         input=str(corpus), model_prefix=str(tmp_path / "small"), vocab_size=14, minloglevel=3
     )
     batch = Batch.from_rows([{"text": "the cat"}, {"text": None}])
-    tokens = TokenCount(str(tmp_path / "small.model")).score(batch)["tokens"].tolist()
+    tokens = TokenCount(str(tmp_path / "small.model")).open(Context()).score(batch)["tokens"].tolist()
     assert tokens[0] > 0
     assert tokens[1] == 0
 
@@ -144,7 +145,7 @@ def test_counts_are_those_of_the_tokenizer(sources, tmp_path, change, piecewise)
     odd = ["a<|end of text|>b", "x [MASK] y", "the end ", "e\u0301te\u0301 \u212a", "", "<|end of", "İstanbul ÉTÉ"]
     texts = [*sources, *odd]
     expected = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-    assert isinstance(load_tokenizer(path), PieceCounter) is piecewise
-    assert count_tokens(str(path), Batch.from_rows([{"text": text} for text in texts])).tolist() == expected
-    backwards = Batch.from_rows([{"text": text} for text in reversed(texts)])
-    assert count_tokens(str(path), backwards).tolist() == expected[::-1]
+    count = load_tokenizer(path)
+    assert isinstance(count, PieceCounter) is piecewise
+    assert count(pa.array(texts)).tolist() == expected
+    assert count(pa.array(texts[::-1])).tolist() == expected[::-1]

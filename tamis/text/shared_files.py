@@ -1,0 +1,51 @@
+"""Files that operators load in each worker: models, tokenizers, lists. Steps of a stage that use the same file share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tamis.context import Context, file_key
+from tamis.errors import TamisError
+from tamis.models import fasttext, language_model, linear
+from tamis.models.fasttext import FastText, find_model
+from tamis.models.language_model import LanguageModel
+from tamis.models.linear import LinearModel
+from tamis.operators import Resources
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SharedFile(Generic[_T]):
+    """A kind of file: where it is found, how it is loaded, and the memory that loading it needs."""
+
+    kind: str
+    load: Callable[[Path], _T]
+    memory_bytes: Callable[[Path], int]
+    find: Callable[[str | Path], Path] = find_model
+
+    def open(self, name: str | Path, context: Context) -> _T:
+        """The content of a file, loaded once per worker and stage."""
+        path = self.find(name)
+        return context.shared(file_key(self.kind, path), lambda: self.load(path))
+
+    def resources(self, *names: str | Path) -> Resources:
+        """What a step that loads these files needs. A missing file counts nothing: `check` reports it."""
+        needs = {}
+        for name in names:
+            try:
+                path = self.find(name)
+                needs[file_key(self.kind, path)] = self.memory_bytes(path)
+            except (TamisError, OSError):
+                continue
+        return Resources(shared=needs)
+
+
+FASTTEXT = SharedFile("fasttext", FastText.open, fasttext.memory_bytes)
+LINEAR = SharedFile("linear", LinearModel.load, linear.memory_bytes)
+LANGUAGE_MODEL = SharedFile(
+    "language model", lambda path: LanguageModel.load(path).with_table(), language_model.memory_bytes
+)
