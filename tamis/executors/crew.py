@@ -84,9 +84,18 @@ class Crew:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def start(self, share_bytes: int) -> Worker:
-        while self._leaving:  # their memory is not free before they have exited
+    def dismiss(self) -> None:
+        """Ask idle workers to exit, and wait until they have closed their steps and done so."""
+        for worker in self.idle():
+            self.stop(worker)
+        self._await_leaving()
+
+    def _await_leaving(self) -> None:
+        while self._leaving:
             self._server.ending(self._leaving.pop())
+
+    def start(self, share_bytes: int) -> Worker:
+        self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
         marker.write_bytes(b"\0" * MARK.size)

@@ -87,7 +87,9 @@ class LocalSession:
         self._stack.callback(self.crew.close)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is None:  # otherwise the server kills the workers
+            self.crew.dismiss()
         self._stack.close()
 
     def roles(self) -> dict[int, str]:
