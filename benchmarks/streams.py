@@ -1,8 +1,8 @@
 """Stages that run at the same time: how busy the heavy one is, and whether kills lose or double a row.
 
-    python benchmarks/streams.py busy          many light readers, one operator of 1 GB, light writers, at 3 GB on this machine
-    python benchmarks/streams.py kills 200     kills of driver, server and workers of each stage, each followed by a resumed run
-    --save                                     write the results into streams.md
+python benchmarks/streams.py busy          many light readers, one operator of 1 GB, light writers, at 3 GB on this machine
+python benchmarks/streams.py kills 200     kills of driver, server and workers of each stage, each followed by a resumed run
+--save                                     write the results into streams.md
 """
 
 from __future__ import annotations

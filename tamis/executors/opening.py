@@ -8,8 +8,8 @@ A step without state is its own runner. Runners are closed in reverse order, the
 from __future__ import annotations
 
 import functools
-import os
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -73,7 +73,7 @@ class OpenStage:
         self.stage = stage
         self.taken_bytes: list[int] = []
         """Memory that the source, each operator and the end took when they were opened."""
-        self._context = replace(given, scratch=stage.store.scratch() / f"{os.getpid()}-{stage.index}-open")
+        self._context = replace(given, scratch=stage.store.scratch() / f"open-{uuid.uuid4().hex}")
         self._share_bytes = given.memory_bytes
         self._stack = ExitStack()
         self._fates_of: Any = None

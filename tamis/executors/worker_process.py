@@ -41,21 +41,15 @@ a file). Kept in a file that survives the worker."""
 
 def worker_loop(connection: Connection, marker_path: str) -> None:
     """Serve the driver until it closes the connection."""
-    try:
-        _serve(connection, marker_path)
-    finally:
-        remove_local_copies()
+    with ExitStack() as stack:
+        stack.callback(remove_local_copies)
+        _serve(connection, marker_path, stack)
 
 
-def _serve(connection: Connection, marker_path: str) -> None:
+def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None:
     with Path(marker_path).open("r+b") as file:
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
-    with ExitStack() as stack:
-        _serve(connection, marks, stack)
-
-
-def _serve(connection: Connection, marks: mmap.mmap, at_exit: ExitStack) -> None:
     runner: StageRunner | None = None
     share = 0
 
