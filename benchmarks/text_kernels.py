@@ -28,6 +28,7 @@ import pyarrow as pa
 
 import tamis
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.operators import Filter
 from tamis.text.code import PythonCommentToCode
 from tamis.text.lists import BadWords, BoilerPlate
@@ -120,9 +121,11 @@ def batches(texts: list[str], num_bytes: int = 8_000_000) -> list[pa.Array]:
 
 
 def cascade(steps: list[Filter]) -> Callable[[pa.Array], object]:
+    runners = [step.open(Context()) for step in steps]
+
     def run(column: pa.Array) -> object:
         batch = Batch(pa.table({"text": column}))
-        return [step.score(batch) for step in steps]
+        return [runner.score(batch) for runner in runners]
 
     return run
 

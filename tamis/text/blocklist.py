@@ -20,15 +20,18 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tamis.batch import Batch
-from tamis.operators import Filter, Rule, Scores, at_most, between, operator
-from tamis.text.lists import check_files, file_stamp, identify_files, read_lines
+from tamis.context import Context
+from tamis.operators import Filter, Resources, Rule, Scores, at_most, between, operator
+from tamis.text.lists import check_files, identify_files, read_lines
+from tamis.text.shared_files import SharedFile
 
 ELEMENTS = "element hiding rules"
 PARTS = "rules about parts of pages"
@@ -237,9 +240,14 @@ class Blocklist:
         )
 
 
-@functools.lru_cache(maxsize=8)
-def _read_blocklist(path: str, stamp: int) -> Blocklist:
-    return Blocklist.of(read_lines(path))
+def _memory_bytes(path: Path) -> int:
+    size = path.stat().st_size
+    return _MEMORY_PER_BYTE * (size * _UNPACKED if path.suffix == ".gz" else size)
+
+
+_MEMORY_PER_BYTE, _UNPACKED = 24, 4
+"""Memory to read a list, per byte of its file; and how much larger a compressed file is unpacked."""
+BLOCKLIST = SharedFile("blocklist", lambda path: Blocklist.of(read_lines(str(path))), _memory_bytes, find=Path)
 
 
 @dataclass(frozen=True)
@@ -287,7 +295,7 @@ class UrlBlocklist(Filter):
 
     >>> blocklist = UrlBlocklist(sites=["bad.org", "ok.com/shop"], words=["casino"])
     >>> batch = Batch.from_rows([{"url": "https://www.bad.org/x"}, {"url": "http://ok.com/best-casino"}, {"url": None}])
-    >>> {name: values.tolist() for name, values in blocklist.score(batch).items()}
+    >>> {name: values.tolist() for name, values in blocklist.open(Context()).score(batch).items()}
     {'blocked_sites': [1, 0, 0], 'blocked_url_words': [0, 1, 0], 'suspect_url_words': [0, 0, 0]}
     """
 
@@ -304,7 +312,7 @@ class UrlBlocklist(Filter):
     def notes(self) -> list[str]:
         result = []
         for path in self.paths or ():
-            skipped = _read_blocklist(path, file_stamp(path)).skipped
+            skipped = Blocklist.of(read_lines(path)).skipped
             if skipped:
                 kinds = ", ".join(f"{kind}: {count:,}" for kind, count in skipped.most_common())
                 result.append(f"lines of {path} that block no page are skipped ({kinds})")
@@ -313,24 +321,16 @@ class UrlBlocklist(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), self.paths or ())
 
-    def score(self, batch: Batch) -> Scores:
-        lists = [_read_blocklist(path, file_stamp(path)) for path in self.paths or ()]
+    @property
+    def resources(self) -> Resources:
+        return BLOCKLIST.resources(*(self.paths or ()))
+
+    def open(self, context: Context) -> _UrlScorer:
+        lists = [BLOCKLIST.open(path, context) for path in self.paths or ()]
         if self.sites:
             lists.append(Blocklist.of(self.sites))
-        banned, suspect = (
-            frozenset(map(str.lower, self.words or ())),
-            frozenset(map(str.lower, self.suspect_words or ())),
-        )
-        out = np.zeros((3, len(batch)), np.int64)
-        for row, url in enumerate(batch["url"].to_pylist()):
-            if url:
-                address = Address.of(url)
-                blocked = any(each.blocked.match(address) for each in lists)
-                out[0, row] = blocked and not any(each.allowed.match(address) for each in lists)
-                if banned or suspect:
-                    parts = set(_WORD_BREAK.split(url.lower()))
-                    out[1, row], out[2, row] = len(parts & banned), len(parts & suspect)
-        return dict(zip(("blocked_sites", "blocked_url_words", "suspect_url_words"), out, strict=True))
+        words, suspect = (frozenset(map(str.lower, given or ())) for given in (self.words, self.suspect_words))
+        return _UrlScorer(lists, words, suspect)
 
     def rules(self) -> list[Rule]:
         return [
@@ -338,3 +338,22 @@ class UrlBlocklist(Filter):
             at_most("blocked_url_words", 0),
             between("suspect_url_words", None, self.max_suspect_words),
         ]
+
+
+@dataclass(frozen=True)
+class _UrlScorer:
+    lists: Sequence[Blocklist]
+    banned: frozenset[str]
+    suspect: frozenset[str]
+
+    def score(self, batch: Batch) -> Scores:
+        out = np.zeros((3, len(batch)), np.int64)
+        for row, url in enumerate(batch["url"].to_pylist()):
+            if url:
+                address = Address.of(url)
+                blocked = any(each.blocked.match(address) for each in self.lists)
+                out[0, row] = blocked and not any(each.allowed.match(address) for each in self.lists)
+                if self.banned or self.suspect:
+                    parts = set(_WORD_BREAK.split(url.lower()))
+                    out[1, row], out[2, row] = len(parts & self.banned), len(parts & self.suspect)
+        return dict(zip(("blocked_sites", "blocked_url_words", "suspect_url_words"), out, strict=True))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Facts
+from tamis.context import Context
 from tamis.errors import ParameterError
-from tamis.kernels.phrases import Automaton, build_automaton, character_set, count_members, count_phrases
+from tamis.kernels.phrases import build_automaton, character_set, count_members, count_phrases
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operators import Filter, Rule, Scores, at_least, at_most, operator
 from tamis.text.clean import PLACEHOLDER, POLICY_PHRASES
@@ -31,16 +32,12 @@ BAD_WORDS = (
 """A short English list to start with. C4 used a longer one, which can be given as a file."""
 
 
-@functools.lru_cache(maxsize=16)
-def automaton(phrases: tuple[str, ...], *, exact: bool = False) -> Automaton:
-    return build_automaton(phrases, exact=exact)
-
-
 class PhraseStats:
     """Facts about phrases in a column: `matches`, `paragraphs` with a match, and `first`, matches of the first phrase."""
 
     def __init__(self, phrases: tuple[str, ...], *, whole: bool) -> None:
         self.phrases, self.whole = phrases, whole
+        self._automaton = build_automaton(phrases)
         self.__module__ = __name__
         self.__qualname__ = f"phrase_stats.{whole}.{'|'.join(phrases)}"
 
@@ -49,7 +46,7 @@ class PhraseStats:
             column = pc.utf8_lower(column)
         data, offsets = buffers(column)
         out = np.zeros((3, len(column)), np.int64)
-        count_phrases(data, offsets, *automaton(self.phrases), self.whole, POINTS, KINDS, out)
+        count_phrases(data, offsets, *self._automaton, self.whole, POINTS, KINDS, out)
         return dict(zip(("matches", "paragraphs", "first"), out, strict=True))
 
 
@@ -64,18 +61,10 @@ def read_lines(path: str) -> list[str]:
         raise ParameterError(f"{path} is not UTF-8 text: {error}", hint="convert it with `iconv -t utf-8`") from error
 
 
-def file_stamp(path: str) -> int:
-    return Path(path).stat().st_mtime_ns
-
-
-@functools.lru_cache(maxsize=16)
-def _read_list(path: str, stamp: int) -> tuple[str, ...]:
-    return tuple(text for line in read_lines(path) if (text := line.strip()) and not text.startswith("#"))
-
-
 def read_list(path: str | None) -> tuple[str, ...]:
     """The words or phrases of a file, one per line, trimmed. Lines that begin with '#' are comments."""
-    return () if path is None else _read_list(path, file_stamp(path))
+    lines = [] if path is None else map(str.strip, read_lines(path))
+    return tuple(text for text in lines if text and not text.startswith("#"))
 
 
 def check_files(owner: str, paths: Iterable[str | None]) -> None:
@@ -99,7 +88,7 @@ class BoilerPlate(Filter):
     phrases are those of C4 and NeMo Curator, as in `BoilerplateRemoval`.
 
     >>> batch = Batch.from_rows([{"text": "News.\\n\\nPrivacy Policy"}, {"text": "Lorem ipsum dolor"}])
-    >>> BoilerPlate().score(batch)["boilerplate_paragraphs"].tolist()
+    >>> BoilerPlate().open(Context()).score(batch)["boilerplate_paragraphs"].tolist()
     [0.5, 1.0]
     """
 
@@ -107,14 +96,22 @@ class BoilerPlate(Filter):
     phrases: list[str] | None = None
     column: str = "text"
 
-    def score(self, batch: Batch) -> Scores:
+    def open(self, context: Context) -> _BoilerPlateScorer:
         phrases = POLICY_PHRASES if self.phrases is None else tuple(self.phrases)
-        found = batch.facts("text", PhraseStats((PLACEHOLDER, *phrases), whole=False))
-        share = ratio(found["paragraphs"], text_facts(batch)["paragraphs"])
-        return {"boilerplate_paragraphs": np.where(found["first"] > 0, 1.0, share)}
+        return _BoilerPlateScorer(PhraseStats((PLACEHOLDER, *phrases), whole=False))
 
     def rules(self) -> list[Rule]:
         return [at_most("boilerplate_paragraphs", self.max_boilerplate_paragraphs)]
+
+
+@dataclass(frozen=True)
+class _BoilerPlateScorer:
+    stats: PhraseStats
+
+    def score(self, batch: Batch) -> Scores:
+        found = batch.facts("text", self.stats)
+        share = ratio(found["paragraphs"], text_facts(batch)["paragraphs"])
+        return {"boilerplate_paragraphs": np.where(found["first"] > 0, 1.0, share)}
 
 
 @operator(reads="text", writes="bad_words")
@@ -124,7 +121,8 @@ class BadWords(Filter):
     Occurrences in any case: as whole words, or anywhere in scripts without spaces. The list is `listed` and the lines of
     the file `path`; without either, a short English one.
 
-    >>> BadWords(listed=["darn", "oh no"]).score(Batch.from_rows([{"text": "Darn! Oh no, darning."}]))["bad_words"].tolist()
+    >>> batch = Batch.from_rows([{"text": "Darn! Oh no, darning."}])
+    >>> BadWords(listed=["darn", "oh no"]).open(Context()).score(batch)["bad_words"].tolist()
     [2]
     """
 
@@ -139,14 +137,22 @@ class BadWords(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.path])
 
-    def score(self, batch: Batch) -> Scores:
+    def open(self, context: Context) -> _BadWordsScorer:
         words: tuple[str, ...] = BAD_WORDS
         if self.listed is not None or self.path is not None:
             words = (*(self.listed or ()), *read_list(self.path))
-        return {"bad_words": batch.facts("text", PhraseStats(words, whole=True))["matches"]}
+        return _BadWordsScorer(PhraseStats(words, whole=True))
 
     def rules(self) -> list[Rule]:
         return [at_most("bad_words", self.max_bad_words)]
+
+
+@dataclass(frozen=True)
+class _BadWordsScorer:
+    stats: PhraseStats
+
+    def score(self, batch: Batch) -> Scores:
+        return {"bad_words": batch.facts("text", self.stats)["matches"]}
 
 
 @operator(reads="text", writes="substring")
@@ -170,8 +176,7 @@ class Substring(Filter):
         return [at_least("substring", 1)]
 
 
-@functools.lru_cache(maxsize=16)
-def _read_histogram(path: str, end: str, stamp: int) -> np.ndarray:
+def _read_histogram(path: str, end: str) -> np.ndarray:
     """The first characters of the lines of a file, up to the line that begins with `end`."""
     members = []
     for line in Path(path).read_text(encoding="utf-8").split("\n"):
@@ -191,7 +196,7 @@ class Histogram(Filter):
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "en"
     >>> _ = path.write_text("e 12\\na 9\\nt 8\\n] 0\\nz 0\\n")
-    >>> Histogram(str(path)).score(Batch.from_rows([{"text": "teaz"}]))["known_characters"].tolist()
+    >>> Histogram(str(path)).open(Context()).score(Batch.from_rows([{"text": "teaz"}]))["known_characters"].tolist()
     [0.75]
     """
 
@@ -206,11 +211,19 @@ class Histogram(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.path])
 
-    def score(self, batch: Batch) -> Scores:
-        data, offsets = buffers(batch["text"])
-        out = np.zeros(len(batch), np.int64)
-        count_members(data, offsets, _read_histogram(self.path, self.end, file_stamp(self.path)), POINTS, KINDS, out)
-        return {"known_characters": ratio(out, text_facts(batch)["chars"])}
+    def open(self, context: Context) -> _HistogramScorer:
+        return _HistogramScorer(_read_histogram(self.path, self.end))
 
     def rules(self) -> list[Rule]:
         return [at_least("known_characters", self.min_known_characters)]
+
+
+@dataclass(frozen=True)
+class _HistogramScorer:
+    characters: np.ndarray
+
+    def score(self, batch: Batch) -> Scores:
+        data, offsets = buffers(batch["text"])
+        out = np.zeros(len(batch), np.int64)
+        count_members(data, offsets, self.characters, POINTS, KINDS, out)
+        return {"known_characters": ratio(out, text_facts(batch)["chars"])}

@@ -15,17 +15,20 @@ lie exactly on it (one sentence of five is 0.2). All scores of a missing or empt
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, Facts
+from tamis.context import Context
 from tamis.kernels.marks import MarkedWords
+from tamis.kernels.phrases import build_automaton
 from tamis.kernels.sentences import measure_sentences
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operators import Filter, Rule, Scores, at_least, between, less_than, operator
-from tamis.text.lists import automaton, check_files, identify_files, read_list
+from tamis.text.lists import check_files, identify_files, read_list
 from tamis.text.quality import WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats, RawStats
 from tamis.text.segment import STOP_WORDS, WORD_MARKS, WORD_STATS, LineStats, Words, WordStats, ratio
@@ -362,16 +365,25 @@ class SentenceStats:
     needs = WORD_MARKS["unicode"]
 
     def __init__(self, limits: tuple[int, float, int, int, float], phrases: tuple[str, ...]) -> None:
-        self.limits, self.phrases = limits, phrases
+        self.limits = limits
+        self._automaton = tuple(build_automaton(phrases, exact=True))
         self.__module__ = __name__
         self.__qualname__ = f"sentence_stats.{limits}.{'|'.join(phrases)}"
 
     def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
         words = found or self.needs(column)
         out = np.zeros((2, len(column)), np.int64)
-        looked_for = tuple(automaton(self.phrases, exact=True))
         measure_sentences(
-            words.data, words.tail, words.offsets, POINTS, KINDS, words.begins, words.ends, self.limits, looked_for, out
+            words.data,
+            words.tail,
+            words.offsets,
+            POINTS,
+            KINDS,
+            words.begins,
+            words.ends,
+            self.limits,
+            self._automaton,
+            out,
         )
         return dict(zip(("sentences", "questionable"), out, strict=True))
 
@@ -395,7 +407,7 @@ class MadladSentences(Filter):
     recipe, counts bytes instead of characters and computes no share for documents that are too short.
 
     >>> batch = Batch.from_rows([{"text": "It rained all day long. Nobody went out! f(1) + g(2)"}])
-    >>> {name: round(float(value[0]), 2) for name, value in MadladSentences().score(batch).items()}
+    >>> {name: round(float(value[0]), 2) for name, value in MadladSentences().open(Context()).score(batch).items()}
     {'madlad_sentences': 3.0, 'madlad_questionable': 0.67}
     """
 
@@ -419,12 +431,8 @@ class MadladSentences(Filter):
     def identity(self) -> dict[str, Any]:
         return identify_files(super().identity(), [self.path])
 
-    def score(self, batch: Batch) -> Scores:
-        found = batch.facts("text", self._stats())
-        return {
-            "madlad_sentences": found["sentences"],
-            "madlad_questionable": ratio(found["questionable"], found["sentences"]),
-        }
+    def open(self, context: Context) -> _MadladScorer:
+        return _MadladScorer(self._stats())
 
     def _stats(self) -> SentenceStats:
         """Signals that are off get limits that no sentence reaches."""
@@ -444,3 +452,15 @@ class MadladSentences(Filter):
             between("madlad_sentences", self.min_sentences, None),
             less_than("madlad_questionable", self.max_share),
         ]
+
+
+@dataclass(frozen=True)
+class _MadladScorer:
+    stats: SentenceStats
+
+    def score(self, batch: Batch) -> Scores:
+        found = batch.facts("text", self.stats)
+        return {
+            "madlad_sentences": found["sentences"],
+            "madlad_questionable": ratio(found["questionable"], found["sentences"]),
+        }

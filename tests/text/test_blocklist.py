@@ -10,6 +10,7 @@ import pytest
 
 from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.text.blocklist import (
     ELEMENTS,
@@ -24,7 +25,7 @@ from tamis.text.blocklist import (
 
 
 def blocked(entries: list[str], *urls: str | None) -> list[int]:
-    found = UrlBlocklist(sites=entries).score(Batch.from_rows([{"url": url} for url in urls]))
+    found = UrlBlocklist(sites=entries).open(Context()).score(Batch.from_rows([{"url": url} for url in urls]))
     return np.asarray(found["blocked_sites"]).tolist()
 
 
@@ -119,14 +120,14 @@ def test_an_exception_holds_against_every_list(tmp_path: Path) -> None:
     path.write_text("0.0.0.0 bad.org\n0.0.0.0 worse.org\n")
     step = UrlBlocklist(sites=["@@||bad.org/about"], paths=[str(path)])
     urls = ["http://bad.org/", "http://bad.org/about/us", "http://worse.org/about"]
-    found = step.score(Batch.from_rows([{"url": url} for url in urls]))
+    found = step.open(Context()).score(Batch.from_rows([{"url": url} for url in urls]))
     assert np.asarray(found["blocked_sites"]).tolist() == [1, 0, 1]
 
 
 def test_words_in_a_url_are_counted_once_each() -> None:
     step = UrlBlocklist(words=["casino"], suspect_words=["hot", "girls"])
     urls = ["http://ok.com/Hot-Girls-hot", "http://ok.com/hot-casino", "http://ok.com/hotel", None]
-    found = step.score(Batch.from_rows([{"url": url} for url in urls]))
+    found = step.open(Context()).score(Batch.from_rows([{"url": url} for url in urls]))
     assert np.asarray(found["blocked_url_words"]).tolist() == [0, 1, 0, 0]
     assert np.asarray(found["suspect_url_words"]).tolist() == [2, 1, 0, 0]
 

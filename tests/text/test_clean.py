@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import OperatorError, ParameterError
 from tamis.registry import build_operator
 from tamis.text.clean import (
@@ -405,7 +406,7 @@ class TestBoilerplateRemoval:
         for phrase in POLICY_PHRASES:
             text = f"A story.\n\n{phrase.capitalize()}"
             assert one(BoilerplateRemoval(), text) == "A story."
-            (share,) = BoilerPlate().score(Batch.from_rows([{"text": text}]))["boilerplate_paragraphs"]
+            (share,) = BoilerPlate().open(Context()).score(Batch.from_rows([{"text": text}]))["boilerplate_paragraphs"]
             assert share == 0.5
 
     @settings(deadline=None)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.operators import Filter
 from tamis.text.repetition import GopherRepetition
 from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality
@@ -17,7 +18,7 @@ DIALECTS = ["datatrove", "dolma", "dclm", "paper"]
 
 
 def score(step: Filter, text: str | None, name: str) -> float:
-    return float(step.score(Batch.from_rows([{"text": text}, {"text": "x"}]))[name][0])
+    return float(step.open(Context()).score(Batch.from_rows([{"text": text}, {"text": "x"}]))[name][0])
 
 
 def gopher(dialect: str, text: str, name: str) -> float:
@@ -272,7 +273,7 @@ def test_redpajama_leaves_lines_alone() -> None:
 def test_odd_texts_score_finite_numbers(dialect: str, text: str | None) -> None:
     batch = Batch.from_rows([{"text": text}, {"text": "x"}])
     for step in (GopherQuality(dialect=dialect), GopherRepetition(dialect=dialect)):  # type: ignore[arg-type]
-        for name, values in step.score(batch).items():
+        for name, values in step.open(Context()).score(batch).items():
             assert 0 <= float(values[0]) <= 3, name
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tamis.batch import Batch, as_array
+from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.operators import Filter
 from tamis.text.code import (
@@ -48,7 +49,7 @@ from tamis.text.repetition import (
 
 
 def scores(step: Filter, *texts: str | None, column: str = "text") -> dict[str, list[float]]:
-    found = step.score(Batch.from_rows([{column: text} for text in texts]))
+    found = step.open(Context()).score(Batch.from_rows([{column: text} for text in texts]))
     return {name: np.asarray(values).tolist() for name, values in found.items()}
 
 
@@ -59,7 +60,7 @@ def score(step: Filter, text: str | None) -> float:
 
 def reasons(step: Filter, *texts: str, column: str = "text") -> list[list[str]]:
     """For each text, the rules it breaks."""
-    found = step.score(Batch.from_rows([{column: text} for text in texts]))
+    found = step.open(Context()).score(Batch.from_rows([{column: text} for text in texts]))
     result: list[list[str]] = [[] for _ in texts]
     for rule in step.rules():
         for reason, broken in rule.verdicts(as_array(found[rule.score])):
@@ -199,7 +200,7 @@ def test_the_most_frequent_ngram_does_not_depend_on_chance() -> None:
 def test_operators_that_ask_for_the_same_facts_share_them() -> None:
     batch = Batch.from_rows([{"text": "a b"}])
     for step in (WordCount(), MeanWordLength(), LongestWord(), Numbers(), Ellipsis(), CommonEnglishWords()):
-        step.score(batch)
+        step.open(Context()).score(batch)
     assert len(batch.memo) == 2
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.text.quality import WordCount
 from tamis.text.web import GopherQuality, MadladSentences
@@ -20,7 +21,7 @@ NAMES = "Anna Berta Clara Dora Emma Frida Greta so on and so on. "  # 7 of 12
 def questionable(text: str, *signals: str, **parameters: object) -> int:
     """How many sentences of a text are questionable for these signals."""
     step = MadladSentences(signals=list(signals) or None, **parameters)  # type: ignore[arg-type]
-    found = step.score(Batch.from_rows([{"text": text}]))
+    found = step.open(Context()).score(Batch.from_rows([{"text": text}]))
     return round(float(found["madlad_questionable"][0] * found["madlad_sentences"][0]))
 
 
@@ -48,7 +49,7 @@ def dropped(*texts: str | None, **parameters: object) -> dict[str, int]:
     ],
 )  # fmt: skip
 def test_sentences_are_parted_by_stops_and_spaces(text: str | None, sentences: int) -> None:
-    found = MadladSentences().score(Batch.from_rows([{"text": text}, {"text": "x"}]))
+    found = MadladSentences().open(Context()).score(Batch.from_rows([{"text": text}, {"text": "x"}]))
     assert found["madlad_sentences"][0] == sentences
     assert sentences or found["madlad_questionable"][0] == 0
 
@@ -133,9 +134,12 @@ def test_a_document_of_four_sentences_is_too_short() -> None:
 def test_the_words_are_found_once_for_all_that_ask_for_them() -> None:
     batch = Batch.from_rows([{"text": GOOD * 5}])
     for step in (WordCount(words="unicode"), GopherQuality(dialect="dclm"), MadladSentences()):
-        step.score(batch)
+        step.open(Context()).score(batch)
     assert len([name for _, name in batch.needed if name.endswith("word_marks.unicode")]) == 1
-    assert MadladSentences(signals=["length"]).score(batch).keys() == MadladSentences().score(batch).keys()
+    assert (
+        MadladSentences(signals=["length"]).open(Context()).score(batch).keys()
+        == MadladSentences().open(Context()).score(batch).keys()
+    )
 
 
 def test_an_unknown_signal_is_refused() -> None:
