@@ -5,6 +5,7 @@ python benchmarks/streams.py kills 200     kills of driver, server and workers o
 --save                                     write the results into streams.md
 """
 
+# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
