@@ -140,7 +140,7 @@ def digest_of(output: Path) -> str:
 
 
 def kills(folder: Path, count: int) -> list[str]:
-    source = make_input(folder / "in", 8)
+    source = make_input(folder / "in", 24)
     root = str(Path(__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": root}
 
@@ -159,14 +159,10 @@ def kills(folder: Path, count: int) -> list[str]:
         runs += 1
         while True:
             process = start(output)
-            victim = _kill_one(process, generator, output)
-            code = process.wait()
-            if victim is not None:
-                killed[victim] += 1
-            if code == 0:
-                break
-            if sum(killed.values()) >= count:
-                assert start(output).wait() == 0
+            while process.poll() is None and sum(killed.values()) < count:
+                role = _kill_one(process, generator)
+                killed.update([role] if role is not None else [])
+            if process.wait() == 0:
                 break
         if digest_of(output) != wanted:
             wrong += 1
@@ -177,22 +173,22 @@ def kills(folder: Path, count: int) -> list[str]:
     left = [name for name in Path("/dev/shm").glob("tamis-*") if time.time() - name.stat().st_mtime > 60]
     by_role = ", ".join(f"{role} {times}" for role, times in sorted(killed.items()))
     return [
-        f"- {sum(killed.values())} kills ({by_role}) in {runs} runs of 40 partitions, each resumed until it finished",
+        f"- {sum(killed.values())} kills ({by_role}) in {runs} runs of 120 partitions, each resumed until it finished",
         f"- outputs that differ from that of an undisturbed run in any byte: {wrong}",
         f"- folders left in shared memory: {len(left)}",
     ]
 
 
-def _kill_one(process: subprocess.Popen[bytes], generator: random.Random, output: Path) -> str | None:
+def _kill_one(process: subprocess.Popen[bytes], generator: random.Random) -> str | None:
     """Kill a random process of a run at a random moment; returns its role."""
-    until = time.monotonic() + generator.uniform(0.3, 3.0)
+    until = time.monotonic() + generator.uniform(0.2, 2.0)
     while time.monotonic() < until and process.poll() is None:
         time.sleep(0.02)
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, IndexError):
         tree = psutil.Process(process.pid).children(recursive=True)
         servers = [each for each in tree if each.ppid() == process.pid]
         workers = sorted((each for each in tree if each.ppid() in {s.pid for s in servers}), key=lambda each: each.pid)
-        role = generator.choice(["driver", "server", "worker", "worker", "worker", "all"])
+        role = generator.choice(["driver", "server", "worker", "worker", "worker", "worker", "all"])
         if process.poll() is not None:
             return None
         victims = {

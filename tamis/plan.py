@@ -33,11 +33,11 @@ from tamis.memory.budget import (
     WANTED_PARTITIONS,
     Budget,
     StreamBudget,
-    count_gpus,
     default_blocksize,
     make_budget,
     stream_budget,
     usable_cpus,
+    usable_gpus,
 )
 from tamis.memory.governor import Learned, pool_needs
 from tamis.memory.spill import SpilledRows
@@ -350,7 +350,7 @@ def check_resources(step: Operator) -> None:
     """Raise if a step needs more cores or GPUs than this machine has. The budget checks memory."""
     if step.resources.cpus > usable_cpus():
         raise ParameterError(f"it needs {step.resources.cpus:g} cores, and there are {usable_cpus()}")
-    if step.resources.gpus > (gpus := count_gpus() if step.resources.gpus else 0):
+    if step.resources.gpus > (gpus := len(usable_gpus()) if step.resources.gpus else 0):
         raise ParameterError(f"it needs {step.resources.gpus:g} GPUs, and there are {gpus or 'none'} here")
 
 

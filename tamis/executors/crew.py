@@ -46,6 +46,8 @@ class Worker:
     shards: int = 0
     given: int = 0
     """Tasks and calls so far."""
+    gpu: str | None = None
+    """The GPU that it may use."""
 
     @property
     def used(self) -> bool:
@@ -94,14 +96,16 @@ class Crew:
         while self._leaving:
             self._server.ending(self._leaving.pop())
 
-    def start(self, share_bytes: int) -> Worker:
+    def start(self, share_bytes: int, gpu: str | None = None) -> Worker:
         self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
         marker.write_bytes(b"\0" * MARK.size)
         pid, connection = self._server.start(str(marker))
-        worker = Worker(number, pid, connection, marker, share_bytes)
+        worker = Worker(number, pid, connection, marker, share_bytes, gpu=gpu)
         self.workers.append(worker)
+        if gpu is not None:
+            worker.send("gpu", gpu)
         worker.send("cap", worker.share_bytes)
         return worker
 

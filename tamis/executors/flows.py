@@ -22,6 +22,7 @@ from tamis.executors.schedule import Progress
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import PACKET_ROWS, Packet, Stage, Task
 from tamis.executors.worker_process import dumps
+from tamis.memory.budget import usable_gpus
 from tamis.memory.governor import Governor
 from tamis.memory.leaks import LeakDetector
 from tamis.operators import Filter
@@ -157,6 +158,7 @@ class Pool:
         self.leaks = LeakDetector(stage.name)
         # The types of new columns depend on the rows before; the scores of filters do not.
         self.in_order = not all(isinstance(op, Filter) for op in stage.operators)
+        self.gpus = usable_gpus() if any(op.resources.gpus for op in stage.operators) else []
         self.clock = PoolClock()
         self.bytes_in = self.bytes_done = 0
 
@@ -171,6 +173,12 @@ class Pool:
                 continue
             return unit
         return None
+
+    def free_gpu(self) -> str | None:
+        """The GPU that the fewest workers use; None if the stage needs none."""
+        if not self.gpus:
+            return None
+        return min(self.gpus, key=lambda gpu: sum(worker.gpu == gpu for worker in self.workers))
 
     def idle(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.job is None]

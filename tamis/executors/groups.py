@@ -192,7 +192,7 @@ class GroupRun:
         return min(pool.governor.workers, max(1, pool.target))
 
     def _start_worker(self, pool: Pool, share_bytes: int | None = None) -> Worker:
-        worker = self.crew.start(share_bytes or pool.governor.worker_bytes)
+        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, pool.free_gpu())
         pool.workers.append(worker)
         pool.clock.started(worker, time.monotonic())
         return worker

@@ -1,6 +1,6 @@
 """The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
 
-driver -> worker    cap, stage, task, call, credit (another packet may be handed to the next stage)
+driver -> worker    cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
 worker -> driver    progress, packet, safe (point), outcome, error, gpus (memory it uses there)
                     overflow (a task ran out of memory), too large (a stage did)
                     compiling, compiled (a kernel; the worker then exits)
@@ -51,7 +51,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
-    share = 0
+    share, device = 0, "cpu"
 
     def close_stage() -> None:
         nonlocal runner
@@ -93,7 +93,11 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 if runner is not None:
                     close_stage()
                     process.trim()
-                runner = StageRunner(loads(content), marker, Context(memory_bytes=share or None))
+                runner = StageRunner(loads(content), marker, Context(device, share or None))
+                continue
+            if kind == "gpu":
+                os.environ["CUDA_VISIBLE_DEVICES"] = content  # read when a library first uses CUDA
+                device = "cuda:0"
                 continue
             if kind == "credit":
                 continue  # granted when the task had ended already

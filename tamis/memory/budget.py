@@ -205,7 +205,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = 
     >>> [pool.most for pool in found.pools]
     [2, 1, 2]
     """
-    gpus = count_gpus() if gpus is None and any(need.gpus for need in needs) else gpus or 0
+    gpus = len(usable_gpus()) if gpus is None and any(need.gpus for need in needs) else gpus or 0
     edge = min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
     available = budget.total_bytes - budget.driver_bytes - edge
     batch = budget.batch_bytes
@@ -238,11 +238,13 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = 
     return StreamBudget(pools, batch, edge, packet)
 
 
-def count_gpus() -> int:
-    """The GPUs that workers may use."""
+def usable_gpus() -> list[str]:
+    """The GPUs that workers may use, as CUDA_VISIBLE_DEVICES names them."""
     from tamis.memory.gpu import find_reader
 
-    return len(find_reader()())
+    found = [str(number) for number in range(len(find_reader()()))]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if chosen is None else [name for name in chosen.split(",") if name.strip()][: len(found)]
 
 
 def default_blocksize(input_bytes: int | None) -> int:

@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tamis import JsonlReader, JsonlWriter, LocalExecutor, Pipeline, Resources, Rows, operator, step
+from tamis import JsonlReader, JsonlWriter, LocalExecutor, Pipeline, Resources, Rows, operator, plan, step
 from tamis.batch import Batch
 from tamis.dedup import ExactDedup
-from tamis.errors import BudgetError, Interrupted
+from tamis.errors import BudgetError, Interrupted, ParameterError
+from tamis.executors import flows
 from tamis.executors.packets import PacketRows, PacketWriter, partition_of
 from tamis.executors.tasks import Emission
+from tamis.memory import budget
 from tamis.memory.budget import PoolNeed, make_budget, stream_budget
 from tamis.operators import Expand, Filter, Map, Reading, at_least
 from tamis.text.quality import WordCount
@@ -391,3 +393,41 @@ def test_a_step_gets_the_rows_at_a_time_that_it_asks_for(tmp_path):
     for executor in (STREAMED, LocalExecutor(streaming="never")):
         table = Pipeline(Rows(numbered(100)), SevenForTests()).collect(executor=executor)
         assert Counter(table["rows"].to_pylist()) == {7: 98, 2: 2}
+
+
+def test_workers_that_need_a_gpu_get_one_each(tmp_path, monkeypatch):
+    @operator(reads="text", writes="gpu", resources=Resources(gpus=1))
+    class GpuForTests(Map):
+        batch_rows = 5
+
+        def open(self, context):
+            return GpuRunnerForTests(f"{context.device} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}")
+
+    for module in (budget, plan, flows):
+        monkeypatch.setattr(module, "usable_gpus", lambda: ["3", "5"])
+    rows = Rows(numbered(400), rows_per_partition=50)
+    table = Pipeline(rows, GpuForTests()).collect(executor=LocalExecutor(workers=2), memory="4GB")
+    used = {tuple(value.rsplit(" ", 1)) for value in table["gpu"].to_pylist()}
+    assert {name for name, _ in used} == {"cuda:0 3", "cuda:0 5"}
+    assert len(used) == 2
+
+
+class GpuRunnerForTests:
+    def __init__(self, name):
+        self.name = name
+
+    def apply(self, batch):
+        time.sleep(0.02)
+        return {"gpu": pa.array([self.name] * len(batch))}
+
+
+def test_more_gpus_than_there_are_is_an_error(monkeypatch):
+    @operator(reads="text", writes="gpu", resources=Resources(gpus=3))
+    class ManyGpusForTests(Map):
+        def apply(self, batch):
+            return {}
+
+    for module in (budget, plan, flows):
+        monkeypatch.setattr(module, "usable_gpus", lambda: ["3", "5"])
+    with pytest.raises(ParameterError, match="it needs 3 GPUs, and there are 2 here"):
+        Pipeline(Rows(numbered(3)), ManyGpusForTests()).run()
