@@ -31,6 +31,9 @@ from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of
 from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
+AT = "_tamis_at"
+"""In a file of scores: the position of each row in its file, since a row that fails to be read shifts the numbers of others."""
+
 ROW, DROPPED, KNOWN, SCORE = "_tamis_row", "_tamis_dropped", "_tamis_known", "_tamis_score"
 """Columns that a batch carries while it is measured: row number, already dropped, has stored scores, and the scores."""
 
@@ -83,7 +86,8 @@ class ScoreKeeper:
         known = np.zeros(len(batch), dtype=np.bool_)
         inside = places < len(rows)
         known[inside] = rows[places[inside]] == numbers[inside]
-        found = self._stored.drop_columns([ROW]).take(pa.array(places, mask=~known))
+        known[known] = self._stored.column(AT).to_numpy()[places[known]] == batch.origin.position[known]
+        found = self._stored.drop_columns([ROW, AT]).take(pa.array(places, mask=~known))
         columns = {name: as_array(found.column(name)) for name in found.column_names}
         return batch.with_columns({ROW: numbers, KNOWN: known, **columns})
 
@@ -184,7 +188,7 @@ class ScoreKeeper:
 
     def _store_scores(self, batch: Batch) -> None:
         names = [ROW, *(name for name in batch.columns if name.startswith(SCORE))]
-        table = batch.table.select(names)
+        table = batch.table.select(names).append_column(AT, pa.array(batch.origin.position))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", write_page_checksum=True)
         self._writer.write_table(table.cast(self._writer.schema))

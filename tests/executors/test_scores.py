@@ -176,3 +176,19 @@ def test_looser_thresholds_bring_rows_back(source, tmp_path):
     loose = job(source, tmp_path / "out", min_letters=0, min_share=0).run(scores=True)
     assert loose.kept > strict.kept
     assert loose.kept + loose.failed == loose.read
+
+
+def test_a_row_that_can_be_read_now_does_not_shift_the_scores_of_others(tmp_path):
+    texts = ["x" * 12_000_000, *("y" * (1 + number % 7) for number in range(100))]
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def run(output, minimum, memory):
+        steps = JsonlReader(file), LettersForTests(min_letters=minimum), JsonlWriter(tmp_path / output)
+        report = Pipeline(*steps).run(scores=True, memory=memory, executor="inline", on_error="isolate")
+        return [len(row["text"]) for row in read_jsonl(tmp_path / output)], report.failed
+
+    assert run("out", 5, "520MB")[1] == 1
+    found = run("out", 3, "4GB")
+    assert found == run("fresh", 3, "4GB")
+    assert len(found[0]) == 1 + sum(len(text) >= 3 for text in texts[1:])
