@@ -15,7 +15,14 @@ from tamis.events import Events
 from tamis.executors.opening import opened
 from tamis.executors.steps import observed
 from tamis.executors.tasks import Group, Stage
-from tamis.memory.budget import BATCH_COPIES, SERVER_BYTES, SERVER_TYPICAL_BYTES, WORKER_BYTES, Budget, stream_budget
+from tamis.memory.budget import (
+    BATCH_COPIES,
+    SERVER_BYTES,
+    SERVER_TYPICAL_BYTES,
+    WORKER_TYPICAL_BYTES,
+    Budget,
+    stream_budget,
+)
 from tamis.memory.governor import Governor, Learned, pool_needs
 from tamis.operators import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
@@ -133,9 +140,10 @@ def _memory_bytes(group: Group, layout: Layout, rows: int, budget: Budget, learn
         return min(budget.total_bytes, budget.driver_bytes + found.edge_bytes + workers)
     governor = Governor(budget, Events(), learned)
     governor.begin(stage.name)
-    steps = [stage.source, *stage.operators, *([stage.end] if stage.end is not None else [])]
+    # What a Gather declares is for deciding, after its rows were observed.
+    steps = [stage.source, *stage.operators, *([stage.end] if isinstance(stage.end, Sink) else [])]
     copies = learned.copies.get(stage.name, BATCH_COPIES)
-    each = WORKER_BYTES + learned.setup_bytes(steps) + int(copies * governor.allowance().batch_bytes)
+    each = WORKER_TYPICAL_BYTES + learned.setup_bytes(steps) + int(copies * governor.allowance().batch_bytes)
     workers = max(1, min(budget.workers, len(layout.partitions)))
     deciding = stage.end.memory_bytes(rows) if isinstance(stage.end, Gather) else 0
     driver = budget.driver_bytes - SERVER_BYTES + SERVER_TYPICAL_BYTES

@@ -141,6 +141,8 @@ class Job:
     credits: int = 0
     """Packets that the worker may still write without asking."""
     waited_s: float = 0.0
+    opened_s: float = 0.0
+    """What it took to open the stage, with its first task."""
 
 
 class Pool:
@@ -195,7 +197,7 @@ class PoolClock:
     """How long the workers of a pool were busy, and how long they waited."""
 
     def __init__(self) -> None:
-        self.busy_s = self.output_s = self.alive_s = 0.0
+        self.opening_s = self.busy_s = self.output_s = self.alive_s = 0.0
         self.first: float | None = None
         self.last = 0.0
         self._since: dict[int, float] = {}
@@ -208,9 +210,11 @@ class PoolClock:
 
     def job(self, job: Job, now: float) -> None:
         """Count a job that has ended."""
-        self.first = job.began if self.first is None else min(self.first, job.began)
+        began = job.began + job.opened_s
+        self.first = began if self.first is None else min(self.first, began)
         self.last = now
-        self.busy_s += now - job.began - job.waited_s
+        self.opening_s += job.opened_s
+        self.busy_s += now - began - job.waited_s
         self.output_s += job.waited_s
 
     def close(self, now: float) -> None:
@@ -221,4 +225,4 @@ class PoolClock:
     @property
     def input_s(self) -> float:
         """Time that workers had nothing to do."""
-        return max(0.0, self.alive_s - self.busy_s - self.output_s)
+        return max(0.0, self.alive_s - self.opening_s - self.busy_s - self.output_s)

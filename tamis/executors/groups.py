@@ -224,7 +224,9 @@ class GroupRun:
         pool, unit, task = job.pool, job.unit, job.task
         if unit.flow.abandoned and kind in ("packet", "safe"):
             return
-        if kind == "progress":
+        if kind == "opened":
+            job.opened_s = content[0]
+        elif kind == "progress":
             if not pool.stage.pool:
                 self.emit(PartitionProgress(self.group.index, unit.flow.index, worker.number, *content))
         elif kind == "packet":
@@ -627,6 +629,7 @@ class GroupRun:
                 {
                     "name": pool.stage.name,
                     "most_workers": pool.most,
+                    "opening_s": round(clock.opening_s, 3),
                     "busy_s": round(clock.busy_s, 3),
                     "waiting_for_input_s": round(clock.input_s, 3),
                     "waiting_for_output_s": round(clock.output_s, 3),

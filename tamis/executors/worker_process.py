@@ -1,7 +1,7 @@
 """The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
 
 driver -> worker    cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
-worker -> driver    progress, packet, safe (point), outcome, error, gpus (memory it uses there)
+worker -> driver    opened (a stage), progress, packet, safe (point), outcome, error, gpus (memory it uses there)
                     overflow (a task ran out of memory), too large (a stage did)
                     compiling, compiled (a kernel; the worker then exits)
 """
@@ -26,7 +26,7 @@ from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import CorruptFrames, Packet, RowOverflow
-from tamis.executors.worker import Progress, StageRunner
+from tamis.executors.worker import TRIM_EVERY_S, Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares
@@ -52,6 +52,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
     share, device = 0, "cpu"
+    trimmed = 0.0
 
     def close_stage() -> None:
         nonlocal runner
@@ -93,7 +94,9 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 if runner is not None:
                     close_stage()
                     process.trim()
+                began = time.monotonic()
                 runner = StageRunner(loads(content), marker, Context(device, share or None))
+                send("opened", time.monotonic() - began)
                 continue
             if kind == "gpu":
                 os.environ["CUDA_VISIBLE_DEVICES"] = content  # read when a library first uses CUDA
@@ -134,12 +137,18 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 answer = ("error", _portable(error))
             error.__traceback__ = None  # its frames hold the memory
         compiling.release()
-        if kind == "task":
+        if kind == "task" and (overflow is not None or _should_trim(runner, trimmed)):
             process.trim()
+            trimmed = time.monotonic()
         if overflow is not None:
             answer = ("overflow", (*overflow, usage.is_full()))
         report_gpus()
         send(*answer)
+
+
+def _should_trim(runner: StageRunner | None, trimmed: float) -> bool:
+    """Whether to return free memory after a task: not after each packet, which may take no longer than that."""
+    return runner is None or not runner.stage.hands_on or time.monotonic() - trimmed > TRIM_EVERY_S
 
 
 class _StreamOver:

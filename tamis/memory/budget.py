@@ -28,11 +28,14 @@ SERVER_BYTES = 150_000_000
 """Set aside for the fork server, which shares its libraries with the driver, for the growth of both, and for released code
 pages that are used again."""
 
-SERVER_TYPICAL_BYTES = 80_000_000
+SERVER_TYPICAL_BYTES = 30_000_000
 """What the fork server and the growth of the driver usually take of that."""
 
 WORKER_BYTES = 150_000_000
 """A worker before its first batch: interpreter, Arrow, compiled kernels."""
+
+WORKER_TYPICAL_BYTES = 90_000_000
+"""What a worker usually takes of that; it shares most of its libraries with the others."""
 
 BATCH_COPIES = 6
 """How many times over a batch is held at the worst moment: as raw bytes, parsed, filtered and encoded."""
