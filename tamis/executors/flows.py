@@ -38,8 +38,6 @@ class Flow:
     num_stages: int
     abandoned: bool = False
     """It was begun again from the start; what workers still report about it is ignored."""
-    ended: list[bool] = field(default_factory=list)
-    """By stage: whether it has processed everything that it will get."""
     units: list[list[Unit]] = field(default_factory=list)
     """By stage: what is not finished yet."""
     accounts: list[Account] = field(default_factory=list)
@@ -51,7 +49,6 @@ class Flow:
     """For the last stage, with their order."""
 
     def __post_init__(self) -> None:
-        self.ended = [False] * self.num_stages
         self.units = [[] for _ in range(self.num_stages)]
         self.accounts = [Account() for _ in range(self.num_stages)]
         self.types = [{} for _ in range(self.num_stages)]
@@ -123,7 +120,6 @@ class Unit:
     """Rows handed on since the last safe point."""
     skip: int = 0
     """Rows that had been handed on at the last safe point, and that were to be skipped from there."""
-    attempts: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -141,6 +137,8 @@ class Job:
     credits: int = 0
     """Packets that the worker may still write without asking."""
     waited_s: float = 0.0
+    reported: set[str] = field(default_factory=set)
+    """Paths of the packets that the worker has reported."""
     opened_s: float = 0.0
     """What it took to open the stage, with its first task."""
 

@@ -100,7 +100,7 @@ class GroupRun:
     def hand_out(self, *, only_begun: bool) -> None:
         for pool in reversed(self.pools):  # what is nearly complete first
             for last_attempts in (False, True):
-                while not (self.paused and self.crew.is_busy()):
+                while True:
                     unit = pool.next_unit(last_attempts=last_attempts)
                     if unit is None and pool is self.pools[0] and not last_attempts and not only_begun:
                         unit = self._next_flow(pool)
@@ -111,6 +111,8 @@ class GroupRun:
 
     def _next_flow(self, pool: Pool) -> Unit | None:
         """Begin another partition, if there is a worker for it."""
+        if self.paused and self.flows:
+            return None
         if not self.todo or (self.max_flows is not None and len(self.flows) >= self.max_flows):
             return None
         if not pool.idle() and len(pool.workers) >= self._allowed(pool):
@@ -147,7 +149,6 @@ class GroupRun:
         worker.job = job
         worker.given += 1
         unit.running += 1
-        unit.attempts += 1
         if not pool.stage.pool:
             self.emit(PartitionStarted(self.group.index, unit.flow.index, worker.number))
         return True
@@ -273,6 +274,7 @@ class GroupRun:
     def _on_outcome(self, job: Job, segment: Segment) -> None:
         pool, unit, flow = job.pool, job.unit, job.unit.flow
         if flow.abandoned:
+            segment.discard()
             return
         if pool.stage.hands_on:
             self._add(job, segment)
@@ -289,7 +291,7 @@ class GroupRun:
             if complete is None:
                 return
             segments = complete
-        outcome = publish(pool.stage, job.task, segments, flow.segments)
+        outcome = publish(pool.stage, flow.task, segments, flow.segments)
         flow.segments = []
         if not job.task.is_whole:
             unit.progress.restart()
@@ -320,6 +322,7 @@ class GroupRun:
     def _on_packet(self, job: Job, packet: Packet) -> None:
         pool, unit = job.pool, job.unit
         key = (*unit.key, unit.packets)
+        job.reported.add(packet.path)
         unit.packets += 1
         unit.handed_on += packet.rows
         following = self.pools[pool.stage.pool + 1]
@@ -334,9 +337,7 @@ class GroupRun:
 
     def _on_safe_point(self, job: Job, segment: Segment) -> None:
         assert segment.next_row is not None
-        task, start = job.task, job.task.start
-        rows = None if task.max_rows is None else max(0, task.max_rows - (segment.next_row - start))
-        job.task = replace(task, start=segment.next_row, max_rows=rows)
+        job.task = replace(job.task, start=segment.next_row)
         self._add(job, segment)
 
     def _add(self, job: Job, segment: Segment) -> None:
@@ -397,6 +398,7 @@ class GroupRun:
         if job is None:
             return
         self._job_ended(worker)
+        self._remove_unreported(job)
         unit, flow = job.unit, job.unit.flow
         if flow.abandoned:
             return
@@ -438,6 +440,14 @@ class GroupRun:
         self._try(job, [replace(each, allowance=allowance) for each in tasks])
         self._fit_workers(pool)
 
+    def _remove_unreported(self, job: Job) -> None:
+        """Remove a packet that a worker was writing when it was killed."""
+        emission = job.task.emission
+        if emission is not None:
+            for file in Path(emission.folder).glob(f"{emission.stem}-*"):
+                if str(file) not in job.reported:
+                    file.unlink(missing_ok=True)
+
     def _rest_of(self, job: Job) -> Task:
         """The rows of a job that are not done: those after its last safe point."""
         return replace(job.task, emission=None)
@@ -450,6 +460,7 @@ class GroupRun:
         job: Job | None = worker.job
         if job is not None:
             self._job_ended(worker)
+            self._remove_unreported(job)
             self._on_overflow(worker, job, first, rows, f"the worker was {how}")
 
     def _on_overflow(self, worker: Worker, job: Job, first: int, rows: int, error: str, full: bool = False) -> None:
