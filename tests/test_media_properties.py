@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tamis import ArrowReader, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch, Origin
 from tamis.dedup.exact import ExactDedup
+from tamis.exchange import FolderExchange
 from tamis.media import read_bytes
 from tamis.memory.spill import SpilledRows, SpillWriter, write_rows
 from tamis.operators import Partition, Reading
@@ -84,12 +85,13 @@ def test_rows_between_stages(folders, table, batch_bytes):
     batch = Batch(
         Pipeline(Rows(table)).collect(executor="inline").combine_chunks(), Origin.of("a.mp4", range(table.num_rows))
     )
-    writer = SpillWriter(folder / "part-000000.rows.spill")
+    exchange = FolderExchange(folder)
+    writer = SpillWriter(exchange, "part-000000.rows.spill")
     write_rows(writer, batch)
     write_rows(writer, batch.select(slice(0, 1)))
     writer.close()
     reading = Reading(None, table.schema, batch_bytes, lambda failure: None)
-    found = list(SpilledRows(folder=str(folder)).read(Partition(0, (), ""), reading))
+    found = list(SpilledRows(exchange=exchange).read(Partition(0, (), ""), reading))
     assert [row for part in found for row in part.rows()] == [*table.to_pylist(), table.to_pylist()[0]]
     assert [name for part in found for name in part.origin.addresses()] == [*batch.origin.addresses(), "a.mp4:0"]
 

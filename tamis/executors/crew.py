@@ -77,20 +77,15 @@ class Crew:
         self._wake_read, self._wake_write = os.pipe()
 
     def close(self) -> None:
-        leaving = [*self._leaving, *(worker.pid for worker in self.idle())]
-        for worker in self.workers:
-            worker.connection.close()
-        with suppress(WorkerError):  # the server has ended, and the workers with it
-            for pid in leaving:  # they remove their local files, and would be killed with the server
-                self._server.ending(pid)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def dismiss(self) -> None:
-        """Ask idle workers to exit, and wait until they have closed their steps and done so."""
+        """Let idle workers close their steps and remove their files; others are killed with the server."""
         for worker in self.idle():
             self.stop(worker)
-        self._await_leaving()
+        with suppress(WorkerError):  # the server has ended, and the workers with it
+            self._await_leaving()
+        for worker in self.workers:
+            worker.connection.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def _await_leaving(self) -> None:
         while self._leaving:

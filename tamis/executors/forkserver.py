@@ -88,7 +88,7 @@ class ForkServer:
         while b"\n" not in self._buffer:
             try:
                 data = self._control.recv(65536)
-            except ConnectionError:
+            except OSError:  # the connection is lost, or was closed when that was found out
                 data = b""
             if not data:
                 raise self._gone()

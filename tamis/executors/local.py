@@ -87,9 +87,7 @@ class LocalSession:
         self._stack.callback(self.crew.close)
         return self
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        if kind is None:  # otherwise the server kills the workers
-            self.crew.dismiss()
+    def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def roles(self) -> dict[int, str]:

@@ -73,7 +73,7 @@ def test_a_log_without_failures_has_no_file(tmp_path):
 
 
 @operator(reads="image", writes=("frame", "image"))
-class FramesForTests(Expand):
+class ChildrenForTests(Expand):
     """Makes three frames of each image, with bytes of their own."""
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
@@ -96,7 +96,7 @@ def test_failures_rejects_and_explanations_name_the_child(gather, tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet", row_group_size=2)
     label = lambda row: {"text": f"{row['text']}-{row['frame']}"}  # noqa: E731
     job = Pipeline(
-        ParquetReader(tmp_path / "in.parquet", blocksize="1B"), FramesForTests(), label, gather, fails_on_a_child,
+        ParquetReader(tmp_path / "in.parquet", blocksize="1B"), ChildrenForTests(), label, gather, fails_on_a_child,
         ParquetWriter(tmp_path / "out"),
     )  # fmt: skip
     report = job.run(workers=2, on_error="isolate", rejects=True, max_failed="100%")

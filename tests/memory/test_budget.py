@@ -22,7 +22,6 @@ def test_a_budget_is_divided_among_the_workers_and_says_why():
         "worker_bytes",
         "fixed_bytes",
         "batch_bytes",
-        "blocksize",
         "max_row_bytes",
         "queue",
         "caches",
