@@ -53,9 +53,9 @@ SMALLEST_PACKET_BYTES = 250_000
 DEFAULT_BATCH_BYTES = 16_000_000
 SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
-SMALLEST_DEFAULT_BLOCKSIZE = 16_000_000
+SMALLEST_DEFAULT_BLOCKSIZE = 32_000_000
 WANTED_PARTITIONS = 64
-"""Smaller inputs are divided into about as many partitions, so that all cores of a large machine have work to the end."""
+"""Inputs are divided into about as many partitions, within limits, so that all cores of a large machine have work to the end."""
 
 NO_LIMIT = 2**60
 """Values above this mean that there is no limit."""
@@ -254,7 +254,7 @@ def default_blocksize(input_bytes: int | None) -> int:
     """The block size for an input. It depends on nothing but the input, so that shards are the same on every machine.
 
     >>> [default_blocksize(size) for size in (10**6, 2 * 10**9, 10**12)]
-    [16000000, 31250000, 128000000]
+    [32000000, 32000000, 128000000]
     """
     if input_bytes is None:
         return DEFAULT_BLOCKSIZE
