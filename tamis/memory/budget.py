@@ -55,7 +55,7 @@ SMALLEST_BATCH_BYTES = 1_000_000
 DEFAULT_BLOCKSIZE = 128_000_000
 SMALLEST_DEFAULT_BLOCKSIZE = 32_000_000
 WANTED_PARTITIONS = 64
-"""Inputs are divided into about as many partitions, within limits, so that all cores of a large machine have work to the end."""
+"""Inputs are divided into about as many partitions, within limits, so that many cores have work to the end."""
 
 NO_LIMIT = 2**60
 """Values above this mean that there is no limit."""

@@ -213,12 +213,15 @@ def test_an_expand_in_a_stage_of_its_own(source, tmp_path):
             ExactDedup(column=["word", "id"]),
             JsonlWriter(output),
         ]
-        return outcome(pipeline, output, executor=executor, memory="4GB")[0]
+        found = outcome(pipeline, output, executor=executor, memory="4GB")[0]
+        groups = pa.parquet.read_table(output / ".tamis" / "groups").to_pylist()
+        return found | {"groups": sorted(groups, key=lambda row: row["address"])}
 
     streamed, fused = run(tmp_path / "streamed", STREAMED), run(tmp_path / "fused", LocalExecutor(streaming="never"))
     assert streamed == fused
     assert len(fused["rows"]) > 3000
     assert "/" in fused["rejects"][0]["_address"]
+    assert len(fused["groups"]) == len(fused["rejects"]) > 10
 
 
 def types_change(row):
