@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -220,8 +221,9 @@ def test_an_expand_in_a_stage_of_its_own(source, tmp_path):
     streamed, fused = run(tmp_path / "streamed", STREAMED), run(tmp_path / "fused", LocalExecutor(streaming="never"))
     assert streamed == fused
     assert len(fused["rows"]) > 3000
-    assert "/" in fused["rejects"][0]["_address"]
-    assert len(fused["groups"]) == len(fused["rejects"]) > 10
+    duplicates = [row["_address"] for row in fused["rejects"] if row["_reason"] == "exact duplicate"]
+    assert [row["address"] for row in fused["groups"]] == duplicates
+    assert all(re.search(r"\.jsonl:\d+/\d$", address) for address in duplicates)
 
 
 def types_change(row):
