@@ -218,7 +218,11 @@ def choose_budget(
     if streaming == "auto" and fused.workers >= fused.wanted_workers and not any(op.resources.gpus for op in heavy):
         return fused
     light = budget_for([step for step in steps if step not in heavy])
-    divided = replace(light, heavy_bytes=heavy_bytes, max_row_bytes=fused.max_row_bytes)
+    reasons = light.reasons | {
+        "max_row_bytes": fused.reasons["max_row_bytes"],
+        "queue": "rows between stages that run at the same time wait in packets, within the budget",
+    }
+    divided = replace(light, heavy_bytes=heavy_bytes, max_row_bytes=fused.max_row_bytes, reasons=reasons)
     try:
         for operators in _between_gathers(steps):
             runs = resource_runs(operators, heavy_bytes)

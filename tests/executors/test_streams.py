@@ -383,6 +383,8 @@ def test_a_model_that_fits_once_gets_a_worker_of_its_own(source, tmp_path):
     (stage,) = shown.as_dict()["stages"]
     assert [pool["most_workers"] for pool in stage["pools"]] == [2, 1, 2]
     assert "packet_rows > big_for_tests: up to 1 worker" in str(shown)
+    fused = pipeline.explain(memory="4GB", workers=2, executor=LocalExecutor(streaming="never"))
+    assert shown.as_dict()["reasons"]["max_row_bytes"] == fused.as_dict()["reasons"]["max_row_bytes"]
     assert not pipeline.explain(memory="20GB", workers=2).as_dict()["stages"][0]["pools"]
     assert not pipeline.explain(memory="2500MB", workers=2).as_dict()["stages"][0]["pools"]
 
