@@ -313,7 +313,7 @@ class StoreExchange:
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None, scratch: Path | None = None) -> None:
         self.url, self.storage_options, self._scratch = url.rstrip("/"), dict(storage_options or {}), scratch
-        self._fs, self._root = open_store(self.url, self.storage_options, SinkError)
+        self._fs, self._root = open_store(self.url.rstrip("/"), self.storage_options, SinkError)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (StoreExchange, (self.url, self.storage_options))  # the scratch folder is that of this process

@@ -32,9 +32,15 @@ class GuardedFileSystem:
 
 def open_store(url: str, options: Mapping[str, Any], kind: type[TamisError]) -> tuple[Any, str]:
     """(file system, path in it) of a URL; errors are raised as `kind`."""
-    import fsspec
+    from fsspec.core import url_to_fs  # slow to import, and local files do not need it
 
-    system, path = fsspec.core.url_to_fs(url.rstrip("/"), **options)
+    try:
+        system, path = url_to_fs(url, **options)
+    except (ValueError, ImportError) as error:
+        raise kind(
+            f"{url} cannot be opened: {error}",
+            hint=f"install the package for {url.partition('://')[0]}://; for S3, pip install 'tamis[s3]'",
+        ) from error
     return GuardedFileSystem(system, url, kind), path
 
 

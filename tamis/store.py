@@ -48,7 +48,7 @@ class Store:
         if self.local:
             self.path = Path(root.removeprefix("file://")).absolute()
         else:
-            self._fs, self._prefix = open_store(root, self.storage_options, SinkError)
+            self._fs, self._prefix = open_store(root.rstrip("/"), self.storage_options, SinkError)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Store, (self.root, self.storage_options, self._scratch))

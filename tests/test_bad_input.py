@@ -328,3 +328,16 @@ def test_an_output_that_is_a_file(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(SinkError, match="cannot write to"):
         Pipeline(JsonlReader(tmp_path / "in"), JsonlWriter(tmp_path / "out")).run()
+
+
+@pytest.mark.parametrize(
+    "options", [["--output", "nope://bucket/out"], ["--output", "out", "--exchange", "nope://bucket"]]
+)
+def test_a_store_that_cannot_be_opened_is_one_clear_error(tmp_path, options):
+    (tmp_path / "in.jsonl").write_text('{"text": "some words"}\n')
+    command = [sys.executable, "-m", "tamis", "run", "gopher", "--input", "in.jsonl", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nope://bucket" in done.stderr
+    assert "hint: install the package for nope://" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -18,9 +18,10 @@ from typing import Any
 
 from tamis.errors import WorkerError
 from tamis.events import Events, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
-from tamis.executors.balance import StageLoad, balance
+from tamis.executors.balance import balance
 from tamis.executors.crew import Crew, Worker
 from tamis.executors.executor import Done, Hooks
+from tamis.executors.figures import Queues, figures_of, stage_loads
 from tamis.executors.flows import Flow, Job, Pool, Unit
 from tamis.executors.packets import partition_of, remove
 from tamis.executors.schedule import (
@@ -42,8 +43,6 @@ from tamis.memory.monitor import private_bytes
 from tamis.parameters import format_bytes
 
 BALANCE_EVERY_S = 1.0
-MOST_SAMPLES = 240
-"""Queue lengths kept for the report; every other one is dropped when there are more."""
 
 
 class GroupRun:
@@ -83,9 +82,8 @@ class GroupRun:
             for pool in self.pools[1:]:
                 pool.target = 1
             self.max_flows = sum(pool.most for pool in self.pools) + 1
-        self._began = self._balanced = time.monotonic()
-        self._samples: list[dict[str, Any]] = []
-        self._sample_every_s = BALANCE_EVERY_S
+        self._balanced = time.monotonic()
+        self._queues = Queues()
 
     # ------------------------------------------------------------------------------------------------------ handing out
 
@@ -573,47 +571,12 @@ class GroupRun:
         if self.stream is None or now - self._balanced < BALANCE_EVERY_S:
             return
         self._balanced = now
-        loads = [self._load(number) for number in range(len(self.pools))]
+        loads = stage_loads(self.pools, self.flows, more_partitions=bool(self.todo))
         for pool, wanted in zip(self.pools, balance(loads, usable_cpus()), strict=True):
             pool.target = wanted
             for worker in pool.idle()[: max(0, len(pool.workers) - wanted)]:
                 self._stop(pool, worker)
-        if not self._samples or now - self._began - self._samples[-1]["seconds"] >= self._sample_every_s:
-            self._sample(now)
-
-    def _load(self, number: int) -> StageLoad:
-        pool = self.pools[number]
-        source = float(self.pools[0].bytes_done)
-        for each in self.pools[1 : number + 1]:
-            source *= each.bytes_done / each.bytes_in if each.bytes_in else 0.0
-        busy = pool.clock.busy_s
-        before = any(flow.units[stage] for flow in self.flows for stage in range(number))
-        waiting = len(pool.waiting)
-        more = bool(self.todo) or before
-        running = sum(worker.job is not None for worker in pool.workers)
-        return StageLoad(
-            workers=len(pool.workers),
-            most=min(pool.most, pool.governor.workers),
-            seconds_per_mb=busy * 1e6 / source if source and busy else None,
-            waiting=waiting,
-            running=running,
-            finished=not more and not waiting and not running,
-            more_to_come=more,
-            cpus=max([1.0, *(op.resources.cpus for op in pool.stage.operators)]),
-        )
-
-    def _sample(self, now: float) -> None:
-        self._samples.append(
-            {
-                "seconds": round(now - self._began, 2),
-                "waiting": [len(pool.waiting) for pool in self.pools],
-                "workers": [len(pool.workers) for pool in self.pools],
-                "packet_bytes": self.packet_bytes,
-            }
-        )
-        if len(self._samples) > MOST_SAMPLES:
-            self._samples = self._samples[::2]
-            self._sample_every_s *= 2
+        self._queues.sample(self.pools, self.packet_bytes)
 
     def close(self) -> None:
         """End the group: workers of its own exit, and packets that are left are removed."""
@@ -627,34 +590,7 @@ class GroupRun:
             pool.workers.clear()
         for flow in self.flows:
             flow.discard()
-        self.hooks.streams.append(self._figures())
-
-    def _figures(self) -> dict[str, Any]:
-        """How busy each stage was, for the report."""
-        assert self.stream is not None
-        stages: list[dict[str, Any]] = []
-        for pool in self.pools:
-            clock = pool.clock
-            span = (clock.last - clock.first) if clock.first is not None else 0.0
-            stages.append(
-                {
-                    "name": pool.stage.name,
-                    "most_workers": pool.most,
-                    "opening_s": round(clock.opening_s, 3),
-                    "busy_s": round(clock.busy_s, 3),
-                    "waiting_for_input_s": round(clock.input_s, 3),
-                    "waiting_for_output_s": round(clock.output_s, 3),
-                    "span_s": round(span, 3),
-                }
-            )
-        slowest = max(stages, key=lambda stage: stage["busy_s"] / stage["most_workers"])
-        return {
-            "group": self.group.index + 1,
-            "stages": stages,
-            "bottleneck": slowest["name"],
-            "edge_bytes": self.stream.edge_bytes,
-            "queue": self._samples,
-        }
+        self.hooks.streams.append(figures_of(self.group, self.pools, self.stream, self._queues))
 
 
 def _path_of(flow: Flow) -> str:

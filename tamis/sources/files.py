@@ -25,7 +25,7 @@ from typing import IO, Any, TypeAlias
 
 from tamis.errors import DamagedFile, SourceError, did_you_mean
 from tamis.formats import FORMATS, format_of
-from tamis.remote import GuardedFileSystem
+from tamis.remote import open_store
 from tamis.sources.listing import listed_once
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
@@ -345,17 +345,7 @@ def _remote_file(system: Any, info: Mapping[str, Any]) -> File:
 
 
 def _system(path: str, options: Options) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs  # slow to import, and local files do not need it
-
-    try:
-        system, name = url_to_fs(path, **dict(options or {}))
-        return GuardedFileSystem(system, path, SourceError), name
-    except (ValueError, ImportError) as error:
-        protocol = path.partition("://")[0]
-        raise SourceError(
-            f"{path} cannot be opened: {error}",
-            hint=f"install the package for {protocol}://; for S3, pip install 'tamis[s3]'",
-        ) from error
+    return open_store(path, dict(options or {}), SourceError)
 
 
 # --------------------------------------------------------------------------------------------- opening and fingerprints
