@@ -275,6 +275,11 @@ class Filter(Operator):
 
     score_only: bool = False
 
+    @property
+    def adds_scores(self) -> bool:
+        """Whether the scores of kept rows become columns. Classifiers add their labels and drop rows in one step."""
+        return self.score_only
+
     def measuring_identity(self) -> dict[str, Any]:
         known = self.identity()
         decides = [name for name in known["parameters"] if self.is_threshold(name)]
@@ -300,7 +305,7 @@ class Filter(Operator):
         return {name: prefix + name for name in self.declared_writes}
 
     def writes(self) -> tuple[str, ...]:
-        return tuple(self.score_columns().values()) if self.score_only else ()
+        return tuple(self.score_columns().values()) if self.adds_scores else ()
 
 
 class Expand(Operator):

@@ -496,7 +496,7 @@ def _reuse(
     if not one_to_one or shape.sink is None or getattr(shape.sink, "target_shard_size", None) is not None:
         return None
     steps = [[op.measuring_identity(), known[id(op)].get("run")] for op in shape.operators]
-    adds_columns = [op.score_only for op in filters]
+    adds_columns = [op.adds_scores for op in filters]
     return digest(
         [tamis.__version__, known[id(shape.source)], steps, adds_columns, known[id(shape.sink)], columns, rejects]
     )

@@ -95,7 +95,7 @@ class Chain:
                 return
             self._step = self._stage.first_operator + index
             self._marker(first, size, self._step)
-            if isinstance(op, Filter) and not op.score_only and op.batch_rows is None:
+            if isinstance(op, Filter) and not op.adds_scores and op.batch_rows is None:
                 batch, alive = self._filtered(op, self._runners[index], batch, alive)
                 continue
             pieces = regroup(self._made(op, index, _cut(batch, alive)), self._batch_bytes)

@@ -274,7 +274,7 @@ class EarlierRows:
     def _can_copy_rejected(self) -> bool:
         """Whether rejects have the same columns as before: those of the rows at each filter that drops any."""
         head = self._stage.operators
-        changing = any(isinstance(op, Map) or (isinstance(op, Filter) and op.score_only) for op in head)
+        changing = any(isinstance(op, Map) or (isinstance(op, Filter) and op.adds_scores) for op in head)
         return not changing or set(self.steps.tolist()) <= set(self._now.tolist())
 
     @property

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
-from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of, verdicts_of
+from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of, verdicts_of, with_scores
 from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
@@ -122,17 +122,16 @@ class ScoreKeeper:
         if not isinstance(op, Filter):
             return apply_step(op, batch, self._types.setdefault(number, {}), self._runners[number])
         scores = self._scores(number, op, batch)
+        made = with_scores(op, batch, scores)
         if op.score_only:
-            names = op.score_columns()
-            made = batch.with_columns({names.get(name, name): values for name, values in scores.items()})
             return Applied(self._with_scores(number, made, scores), batch)
         if self._stored is not None:
-            return dropped(batch, verdicts_of(op, scores, np.ones(len(batch), dtype=np.bool_)), scores)
+            return dropped(made, verdicts_of(op, scores, np.ones(len(batch), dtype=np.bool_)), scores, given=batch)
         gone = _mask(batch, DROPPED)
         verdicts = verdicts_of(op, scores, ~gone)
         for _, mask in verdicts:
             gone |= mask
-        marked = self._with_scores(number, batch, scores).with_columns({DROPPED: gone})
+        marked = self._with_scores(number, made, scores).with_columns({DROPPED: gone})
         return Applied(marked, batch, verdicts, scores=scores)
 
     def num_dropped(self, batch: Batch) -> int:

@@ -110,12 +110,22 @@ def rewritten(gather: Gather, batch: Batch, payload: pa.Array, runner: Any = Non
     return batch.with_columns(check_lengths(gather, made, len(batch)))
 
 
-def dropped(batch: Batch, verdicts: list[tuple[str, np.ndarray]], scores: dict[str, pa.Array] | None = None) -> Applied:
-    """`batch` without the rows in the masks of the verdicts, which are disjoint."""
+def dropped(
+    batch: Batch,
+    verdicts: list[tuple[str, np.ndarray]],
+    scores: dict[str, pa.Array] | None = None,
+    *,
+    given: Batch | None = None,
+) -> Applied:
+    """`batch` without the rows in the masks of the verdicts, which are disjoint.
+
+    `given` are the same rows as the step received them, if it added columns.
+    """
+    before = batch if given is None else given
     if not verdicts:
-        return Applied(batch, batch)
+        return Applied(batch, before)
     keep = ~np.logical_or.reduce([mask for _, mask in verdicts])
-    return Applied(batch.select(keep), batch, verdicts, scores=scores or {})
+    return Applied(batch.select(keep), before, verdicts, scores=scores or {})
 
 
 def check_lengths(op: Operator, found: Mapping[str, Any], rows: int) -> dict[str, pa.Array]:
@@ -151,13 +161,19 @@ def verdicts_of(op: Filter, scores: Mapping[str, pa.Array], alive: np.ndarray) -
     return verdicts
 
 
+def with_scores(op: Filter, batch: Batch, scores: Mapping[str, pa.Array]) -> Batch:
+    """The batch with the scores as columns, if the filter adds them."""
+    if not op.adds_scores:
+        return batch
+    names = op.score_columns()
+    return batch.with_columns({names.get(name, name): values for name, values in scores.items()})
+
+
 def _filter(op: Filter, batch: Batch, runner: Any) -> Applied:
-    if op.score_only:
-        scores = scores_of(op, batch, runner)
-        names = op.score_columns()
-        return Applied(batch.with_columns({names.get(name, name): values for name, values in scores.items()}), batch)
-    found = filter_rows(op, batch, np.ones(len(batch), dtype=np.bool_), runner)
-    return dropped(batch, found.verdicts, found.scores)
+    scores = scores_of(op, batch, runner)
+    alive = np.ones(len(batch), dtype=np.bool_)
+    verdicts = [] if op.score_only else verdicts_of(op, scores, alive)
+    return dropped(with_scores(op, batch, scores), verdicts, scores, given=batch)
 
 
 def _expand(op: Expand, batch: Batch, types: Types, runner: Any) -> Applied:
@@ -321,7 +337,7 @@ def schema_after(
     """The columns that rows have after the operators of a stage, found without rows."""
     batch = Batch(schema.empty_table())
     for index, (op, runner) in enumerate(zip(operators, runners, strict=True)):
-        if not isinstance(op, Filter) or op.score_only:
+        if not isinstance(op, Filter) or op.adds_scores:
             with suppress(Exception):  # not every operator accepts a batch without rows; its columns are then unknown
                 batch = apply_step(op, batch, types.get(index), runner).batch
     return visible(batch.table.schema)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis import JsonlReader, JsonlWriter, Pipeline
-from tamis.operators import Filter, Map, at_least, between, operator
+from tamis.operators import Filter, Map, at_least, between, one_of, operator
 from tamis.sampling import Sample
 from tests.test_pipeline import read_jsonl
 
@@ -192,3 +192,50 @@ def test_a_row_that_can_be_read_now_does_not_shift_the_scores_of_others(tmp_path
     found = run("out", 3, "4GB")
     assert found == run("fresh", 3, "4GB")
     assert len(found[0]) == 1 + sum(len(text) >= 3 for text in texts[1:])
+
+
+@operator(reads="text", writes="size", version=1)
+class SizeLabelForTests(Filter):
+    """Labels texts "short" or "long", and keeps those with one of the labels."""
+
+    filter_by: tuple[str, ...] = ()
+
+    verdict_parameters = frozenset({"filter_by"})
+
+    @property
+    def adds_scores(self):
+        return True
+
+    def score(self, batch):
+        CALLS.append(len(batch))
+        long = pa.compute.greater(pa.compute.utf8_length(batch["text"]), 40)
+        return {"size": pa.compute.if_else(long, "long", "short")}
+
+    def rules(self):
+        return [one_of("size", self.filter_by)] if self.filter_by else []
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_filter_that_adds_its_scores_labels_the_rows_it_keeps(source, tmp_path, executor):
+    def run(name, filter_by=(), **options):
+        steps = [SizeLabelForTests(filter_by=filter_by), SpacesForTests(min_share=0.1)]
+        pipeline = Pipeline(JsonlReader(source, blocksize="3kB"), *steps, JsonlWriter(tmp_path / name))
+        report = pipeline.run(executor=executor, on_error="isolate", rejects=True, **options)
+        assert report.balances
+        return report, read_jsonl(tmp_path / name)
+
+    everything, labelled = run("all")
+    assert {row["size"] for row in labelled} == {"long", "short"}
+    assert all(row["size"] == ("long" if len(row["text"]) > 40 else "short") for row in labelled)
+    report, expected = run("plain", ("long",))
+    assert expected == [row for row in labelled if row["size"] == "long"]
+    assert report.dropped["size not in long"] > 100
+
+    assert run("scored", ("short",), scores=True)[1] == [row for row in labelled if row["size"] == "short"]
+    CALLS.clear()
+    again, rows = run("scored", ("long",), scores=True)
+    assert rows == expected
+    assert again.dropped == report.dropped
+    assert rejects(tmp_path / "scored") == rejects(tmp_path / "plain")
+    assert sum(CALLS) == 0, "labels are stored, so another choice of labels needs no measuring"
+    assert everything.kept == len(labelled)
