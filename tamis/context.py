@@ -57,6 +57,8 @@ class Context:
     """The share of the GPU's memory; None if there is no GPU or no limit."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """A folder for temporary files. In a run, it is removed when the stage is closed."""
+    run: str = ""
+    """Names the output of the run; the same if the run is resumed."""
     _objects: _SharedObjects = field(default_factory=_SharedObjects, repr=False, compare=False)
 
     def shared(self, key: str, load: Callable[[], _T]) -> _T:

@@ -14,6 +14,7 @@ TamisError                 carries a hint on how to fix the problem
 ├── BudgetError            the job does not fit the memory or disk it was given
 ├── WorkerError            workers keep dying, and no single row is the cause
 ├── TooManyFailed          more rows or files failed than `max_failed` allows
+├── EndpointError          a service that a step uses refuses requests, or the budget for it is spent
 ├── MissingExtra           an optional package is not installed
 ├── UnknownName            a name of NeMo Curator that does not exist here
 └── Interrupted            the user stopped the run; it can be resumed
@@ -99,6 +100,10 @@ class WorkerError(TamisError):
 
 class TooManyFailed(TamisError):
     """More rows or files failed than `max_failed` allows; committed work stays committed."""
+
+
+class EndpointError(TamisError):
+    """A service that a step uses cannot be reached or refuses all requests, or its budget is spent; it ends the run."""
 
 
 class MissingExtra(TamisError):

@@ -50,6 +50,7 @@ OPERATOR_MODULES = (
     "tamis.text.classify",
     "tamis.text.decontaminate",
     "tamis.text.statistics",
+    "tamis.text.ask",
 )
 
 

@@ -46,6 +46,8 @@ class OperatorAccount:
     """Peak memory on top of what was allocated before; measured only when profiling."""
     setup_bytes: int = 0
     """Memory allocated before the first batch."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What the step itself counts, such as requests and tokens."""
 
     def add(self, other: OperatorAccount) -> None:
         for name in ("rows_in", "rows_out", "seconds", "num_bytes", "created", "failed"):
@@ -54,6 +56,11 @@ class OperatorAccount:
         self.setup_bytes = max(self.setup_bytes, other.setup_bytes)
         for reason, count in other.dropped.items():
             self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.count(other.counts)
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        for name, number in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
 
 
 @dataclass
@@ -291,6 +298,7 @@ class Report:
         lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.read)}")
         for error in self.errors:
             lines.append(f"  {error['rows']:>21,}{_percent(error['rows'], self.read)}  {error_text(error)}")
+        lines += [counts_text(op["name"], op["counts"]) for op in self.operators if op.get("counts")]
         lines += damaged_text(self.damaged_files)
         if self.sample is not None:
             lines.append(
@@ -306,6 +314,17 @@ class Report:
         part = f" for {plural(self.new_rows, 'row')} read in this run" if self.new_rows < self.read else ""
         memory = format_bytes(self.peak_memory_bytes)
         return f"took {self.seconds:.1f} s ({format_bytes(rate)}/s{part}), peak memory {memory}"
+
+
+def counts_text(name: str, counts: Mapping[str, float]) -> str:
+    """What a step counted, on one line.
+
+    >>> counts_text("ask", {"requests": 1200, "cost": 0.25, "input_tokens": 34567})
+    'ask: 1,200 requests, 0.2500 cost, 34,567 input tokens'
+    """
+    parts = [f"{number:,.4f}" if number % 1 else f"{number:,.0f}" for number in counts.values()]
+    names = [key.replace("_", " ") for key in counts]
+    return f"{name}: " + ", ".join(f"{number} {key}" for number, key in zip(parts, names, strict=True))
 
 
 def damaged_text(files: Mapping[str, str], most: int = SHOWN_FILES) -> list[str]:
@@ -344,6 +363,7 @@ def _operator_row(op: OperatorAccount, busy: float) -> dict[str, Any]:
         "num_bytes": op.num_bytes,
         "peak_bytes": op.peak_bytes,
         "setup_bytes": op.setup_bytes,
+        "counts": op.counts,
     }
 
 

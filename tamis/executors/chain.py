@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tamis.batch import Batch, Origin
-from tamis.errors import MissingExtra, OperatorError, TamisError, is_full_disk, is_shortage
+from tamis.errors import EndpointError, MissingExtra, OperatorError, TamisError, is_full_disk, is_shortage
 from tamis.executors.opening import OpenStage
 from tamis.executors.packets import PacketWriter
 from tamis.executors.reader import RowsRead
@@ -133,7 +133,7 @@ class Chain:
                 rows = min(rows, op.batch_rows)
             part = batch if rows >= len(batch) else batch.select(slice(0, rows))
             self._step = step
-            made = self._timed(op, part, apply)
+            made = self._timed(op, part, apply, self._runners[index])
             self._growth.note(step, part.num_bytes, sum(piece.num_bytes for piece in made))
             yield from made
             batch = batch.select(slice(len(part), None))
@@ -152,7 +152,7 @@ class Chain:
             self._marker(rows.first, rows.size, self._step)
             account = self._records.of(self._step)
             account.rows_in -= keeper.num_dropped(batch)
-            batch = joined(self._timed(op, batch, partial(keeper.apply, index)))
+            batch = joined(self._timed(op, batch, partial(keeper.apply, index), self._runners[index]))
             account.rows_out -= keeper.num_dropped(batch)
         return keeper.end(batch)
 
@@ -172,11 +172,13 @@ class Chain:
 
     # -------------------------------------------------------------------------------------------- one operator, one batch
 
-    def _timed(self, op: Operator, batch: Batch, apply: Callable[[Batch], Applied]) -> list[Batch]:
+    def _timed(
+        self, op: Operator, batch: Batch, apply: Callable[[Batch], Applied], runner: Any = None
+    ) -> list[Batch]:
         mine = self._records.of(self._step)
         if self._stage.profile and not mine.rows_in:
             apply(batch)  # kernels are loaded on first use, which is not to be measured
-        with self._records.measured(self._step):
+        with self._records.measured(self._step, runner):
             made = self._isolating(batch, apply)
         mine.rows_in += len(batch)
         mine.rows_out += sum(map(len, made))
@@ -198,7 +200,7 @@ class Chain:
         rows, num_bytes = int(np.count_nonzero(before)), bytes_read(op, batch, alive)
         if self._stage.profile and not mine.rows_in:
             filter_rows(op, batch, before, runner)  # kernels are loaded on first use, which is not what is measured
-        with self._records.measured(self._step):
+        with self._records.measured(self._step, runner):
             found = None
             with suppress(Exception):  # raised again below, where rows are isolated
                 found = filter_rows(op, batch, before, runner)
@@ -222,7 +224,7 @@ class Chain:
         """Apply a step; if that fails, apply it to each half, down to the single row that causes the error."""
         try:
             applied = apply(batch)
-        except (OperatorError, MissingExtra):
+        except (OperatorError, MissingExtra, EndpointError):
             raise  # not caused by a row
         except Exception as error:
             if self._stage.on_error == "raise" or is_full_disk(error):

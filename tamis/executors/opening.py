@@ -73,7 +73,8 @@ class OpenStage:
         self.stage = stage
         self.taken_bytes: list[int] = []
         """Memory that the source, each operator and the end took when they were opened."""
-        self._context = replace(given, scratch=stage.store.scratch() / f"open-{uuid.uuid4().hex}")
+        scratch = stage.store.scratch()
+        self._context = replace(given, scratch=scratch / f"open-{uuid.uuid4().hex}", run=str(scratch))
         self._share_bytes = given.memory_bytes
         self._stack = ExitStack()
         self._fates_of: Any = None

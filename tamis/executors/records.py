@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,8 +65,8 @@ class Records:
         return self.account.operators[step]
 
     @contextmanager
-    def measured(self, step: int) -> Iterator[None]:
-        """Add the time the block takes, and its peak memory when profiling, to the account of a step."""
+    def measured(self, step: int, runner: Any = None) -> Iterator[None]:
+        """Add the time the block takes, its peak memory when profiling, and what its runner counts to the account of a step."""
         account = self.of(step)
         before = process.reset_peak() if self._stage.profile else 0
         began = time.perf_counter()
@@ -73,6 +74,9 @@ class Records:
         account.seconds += time.perf_counter() - began
         if self._stage.profile:
             account.peak_bytes = max(account.peak_bytes, process.peak_bytes() - before)
+        take_counts = getattr(runner, "take_counts", None)
+        if take_counts is not None:
+            account.count(take_counts())
 
     def settle(self, step: int, applied: Applied) -> Batch:
         """Add what a step did to the account, and keep dropped rows if requested."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tamis.curator_names import unknown_name
 
 if TYPE_CHECKING:
+    from tamis.text.ask import Ask, AskRows, AskScore
     from tamis.text.blocklist import UrlBlocklist
     from tamis.text.classify import FastTextLabel, FastTextQuality, FastTextScore, LinearClassifier, Perplexity
     from tamis.text.clean import (
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality, MadladSentences
 
 _MODULES = {
+    "ask": ("Ask", "AskRows", "AskScore"),
     "blocklist": ("UrlBlocklist",),
     "classify": ("FastTextLabel", "FastTextQuality", "FastTextScore", "LinearClassifier", "Perplexity"),
     "clean": (
@@ -101,6 +103,9 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "AllDressedLines",
     "Alpha",
+    "Ask",
+    "AskRows",
+    "AskScore",
     "BadWords",
     "BoilerPlate",
     "BoilerplateRemoval",
