@@ -320,11 +320,13 @@ def counts_text(name: str, counts: Mapping[str, float]) -> str:
     """What a step counted, on one line.
 
     >>> counts_text("ask", {"requests": 1200, "cost": 0.25, "input_tokens": 34567})
-    'ask: 1,200 requests, 0.2500 cost, 34,567 input tokens'
+    'ask: requests 1,200, cost 0.2500, input tokens 34,567'
     """
-    parts = [f"{number:,.4f}" if number % 1 else f"{number:,.0f}" for number in counts.values()]
-    names = [key.replace("_", " ") for key in counts]
-    return f"{name}: " + ", ".join(f"{number} {key}" for number, key in zip(parts, names, strict=True))
+    parts = [
+        f"{key.replace('_', ' ')} {f'{number:,.4f}' if number % 1 else f'{number:,.0f}'}"
+        for key, number in counts.items()
+    ]
+    return f"{name}: " + ", ".join(parts)
 
 
 def damaged_text(files: Mapping[str, str], most: int = SHOWN_FILES) -> list[str]:

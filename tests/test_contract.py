@@ -24,6 +24,7 @@ from tamis.executors.opening import opened
 from tamis.executors.steps import Applied, apply_step, observed
 from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source
 from tamis.registry import build_operator, registered
+from tests.language_server import shared_server
 
 TEXTS = [
     "A short text.",
@@ -56,6 +57,9 @@ EXAMPLES = {
     "fast_text_label": {"model": "lid.176.ftz"},
     "linear_classifier": {"model": str(DATA / "tiny.model")},
     "perplexity": {"model": str(DATA / "language.arpa")},
+    "ask": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
+    "ask_score": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
+    "ask_rows": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
 }
 

@@ -172,9 +172,7 @@ class Chain:
 
     # -------------------------------------------------------------------------------------------- one operator, one batch
 
-    def _timed(
-        self, op: Operator, batch: Batch, apply: Callable[[Batch], Applied], runner: Any = None
-    ) -> list[Batch]:
+    def _timed(self, op: Operator, batch: Batch, apply: Callable[[Batch], Applied], runner: Any = None) -> list[Batch]:
         mine = self._records.of(self._step)
         if self._stage.profile and not mine.rows_in:
             apply(batch)  # kernels are loaded on first use, which is not to be measured

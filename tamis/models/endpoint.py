@@ -43,6 +43,7 @@ TOKENS_PER_MESSAGE = 64
 """An upper bound for the tokens that a chat template adds to a message."""
 _BILLION = 10**9
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_COUNTS = ("requests", "retries", "cached", "input_tokens", "output_tokens", "cost")
 Api = Literal["chat", "completions"]
 
 
@@ -90,7 +91,7 @@ class Question:
         )
 
 
-class _Retry(Exception):  # noqa: N818 - not an error that leaves this module
+class _Retry(Exception):
     """An attempt that may succeed if it is repeated."""
 
     def __init__(
@@ -150,9 +151,7 @@ class Endpoint:
 
     # ------------------------------------------------------------------------------------------------ for the operator
 
-    def answers(
-        self, questions: Sequence[Question], check: Callable[[Answer], object]
-    ) -> list[Answer | AnswerError]:
+    def answers(self, questions: Sequence[Question], check: Callable[[Answer], object]) -> list[Answer | AnswerError]:
         """One answer per question, or the reason why there is none. Equal questions are asked once.
 
         `check` raises an `AnswerError` for an answer that cannot be used; the question is then asked again.
@@ -167,7 +166,7 @@ class Endpoint:
     def take_counts(self) -> dict[str, float]:
         """What was requested and spent since the last call."""
         taken, self._counts = self._counts, {}
-        return taken
+        return {name: taken[name] for name in _COUNTS if taken.get(name)}
 
     def close(self) -> None:
         if self._thread is not None:
@@ -406,10 +405,13 @@ class Endpoint:
             raise _Retry(f"the reply has no text: {quoted(self._hidden(json.dumps(data)))}")
         text = self._hidden(text)
         usage = data.get("usage")
-        counted = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
+        counted = [
+            usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")
+        ]
         bounds = (question.most_input_tokens, min(question.most_output_tokens, len(text.encode("utf-8", "replace"))))
         tokens = [
-            value if isinstance(value, int) and value >= 0 else most for value, most in zip(counted, bounds, strict=True)
+            value if isinstance(value, int) and value >= 0 else most
+            for value, most in zip(counted, bounds, strict=True)
         ]
         return Answer(text, reason if isinstance(reason, str) else None, tokens[0], tokens[1])
 
@@ -437,7 +439,8 @@ class Endpoint:
         if len(names) != 1:
             listed = ", ".join(names[:10]) if names else "none"
             raise EndpointError(
-                f"{self.settings.url} does not serve exactly one model", hint=f"name one with `model`; it lists {listed}"
+                f"{self.settings.url} does not serve exactly one model",
+                hint=f"name one with `model`; it lists {listed}",
             )
         return names[0]
 
@@ -463,7 +466,9 @@ class Endpoint:
     def _spent(self, spent: Amount, most: Amount) -> EndpointError:
         limit = self.settings.limit
         if limit.tokens is not None and spent.tokens + most.tokens > limit.tokens:
-            what = f"{spent.tokens:,} of {limit.tokens:,} tokens are spent, and the next request may need {most.tokens:,}"
+            what = (
+                f"{spent.tokens:,} of {limit.tokens:,} tokens are spent, and the next request may need {most.tokens:,}"
+            )
             name = "max_total_tokens"
         else:
             assert limit.cost is not None

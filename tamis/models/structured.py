@@ -75,7 +75,9 @@ def _checked(given: object, where: str) -> dict[str, Any]:
         properties = given.get("properties")
         if not isinstance(properties, Mapping):
             raise ParameterError(f"{where} is an object without `properties`")
-        result["properties"] = {str(name): _checked(value, f"`{name}` of {where}") for name, value in properties.items()}
+        result["properties"] = {
+            str(name): _checked(value, f"`{name}` of {where}") for name, value in properties.items()
+        }
         missing = [name for name in given.get("required", ()) if name not in result["properties"]]
         if missing:
             raise ParameterError(f"{where} requires `{missing[0]}`, which it does not describe")

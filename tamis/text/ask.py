@@ -124,9 +124,7 @@ class _Asking(Operator):
 
     def _templates(self) -> list[Template]:
         texts = {"prompt": self.prompt, "system": self.system}
-        return [
-            Template.parse(text, f"`{name}` of `{self.name}`") for name, text in texts.items() if text is not None
-        ]
+        return [Template.parse(text, f"`{name}` of `{self.name}`") for name, text in texts.items() if text is not None]
 
     def answer_schema(self) -> dict[str, Any] | None:
         """The form of an answer; None for text."""
@@ -140,7 +138,13 @@ class _Asking(Operator):
             )
         self.answer_schema()
         check_url(self.endpoint, self.name)
-        least: dict[str, float] = {"concurrency": 1, "max_tokens": 1, "retries": 0, "timeout_s": 0.001, "retry_wait_s": 0}
+        least: dict[str, float] = {
+            "concurrency": 1,
+            "max_tokens": 1,
+            "retries": 0,
+            "timeout_s": 0.001,
+            "retry_wait_s": 0,
+        }
         for name in ("price_per_million_input", "price_per_million_output", "max_cost", "max_total_tokens"):
             least[name] = 0
         for name, bound in least.items():
@@ -151,7 +155,9 @@ class _Asking(Operator):
         if taken:
             raise ParameterError(f"`extra_body` of `{self.name}` cannot set `{taken[0]}`")
         if self.api == "completions" and self.system is not None:
-            raise ParameterError(f"`{self.name}` with api='completions' has no `system` message", hint="put it into `prompt`")
+            raise ParameterError(
+                f"`{self.name}` with api='completions' has no `system` message", hint="put it into `prompt`"
+            )
         if self.max_cost is not None and not (self.price_per_million_input or self.price_per_million_output):
             raise ParameterError(
                 f"`max_cost` of `{self.name}` needs prices",
@@ -255,10 +261,11 @@ class Ask(_Asking, Map):
 
         schema={"score": {"type": "integer", "minimum": 0, "maximum": 5}, "reason": {"type": "string"}}
 
-    `schema` uses the JSON Schema keywords type, enum, minimum, maximum, minLength, maxLength, pattern, items, minItems, maxItems
-    and properties. The server is requested to enforce it (`response_format`); if it cannot, the prompt alone describes it. An
-    answer that does not match is requested again; after `retries` attempts more the row fails. An answer that is cut off
-    at `max_tokens` also fails its row. A row in which a column of the prompt is null is not sent, and its answer is null.
+    `schema` uses the JSON Schema keywords type, enum, minimum, maximum, minLength, maxLength, pattern, items, minItems,
+    maxItems and properties. The server is requested to enforce it (`response_format`); if it cannot, the prompt alone
+    describes it. An answer that does not match is requested again, up to `retries` times; then the row fails. An answer that
+    is cut off at `max_tokens` also fails its row. A row in which a column of the prompt is null is not sent, and its answer
+    is null.
 
     `endpoint` is the address of an OpenAI-compatible server up to `/v1`; `api` is "chat" or, for base models, "completions".
     `model` is not needed if the server has only one. `api_key_env` names the environment variable of the key, which is not
@@ -360,9 +367,9 @@ class _ScoreAsker:
 class AskRows(_Asking, Expand):
     """Ask a language model for a list, and make a row of each entry, such as questions with answers about a text.
 
-    `schema` describes one entry: a column per property, as for `ask`; by default a question and an answer. There are at most `max_rows` entries; a row for which the
-    list is empty, or in which a column of the prompt is null, is dropped. Other columns are repeated from the original
-    row. All other parameters are those of `ask`.
+    `schema` describes one entry: a column per property, as for `ask`; by default a question and an answer. There are at most
+    `max_rows` entries; a row for which the list is empty, or in which a column of the prompt is null, is dropped. Other
+    columns are repeated from the original row. All other parameters are those of `ask`.
 
     >>> AskRows("Write up to ten questions with answers about this text: {text}").writes()
     ('question', 'answer')
@@ -380,7 +387,9 @@ class AskRows(_Asking, Expand):
         return object_schema(self.schema, self.name)
 
     def answer_schema(self) -> dict[str, Any] | None:
-        return object_schema({"rows": {"type": "array", "items": self.row_schema(), "maxItems": self.max_rows}}, self.name)
+        return object_schema(
+            {"rows": {"type": "array", "items": self.row_schema(), "maxItems": self.max_rows}}, self.name
+        )
 
     def writes(self) -> tuple[str, ...]:
         return tuple(self.row_schema()["properties"])
