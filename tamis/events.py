@@ -71,6 +71,16 @@ class PartitionCommitted(Event):
 
 
 @dataclass(frozen=True)
+class CallsFinished(Event):
+    """One phase of a Gather is done: its calls in the workers, without those of an earlier run."""
+
+    stage: int
+    name: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class KernelsCompiling(Event):
     """A worker compiles kernels that this machine has not compiled before."""
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 import tamis
 from tamis.errors import BudgetError, Interrupted, TooManyFailed
 from tamis.events import (
+    CallsFinished,
     Events,
     Note,
     PartitionCommitted,
@@ -452,7 +453,9 @@ class _GatherWork:
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
+            began = time.monotonic()
             self._session.map(Attempted(function), [items[number] for number in missing], done, new_workers=new_workers)
+            self._run.emit(CallsFinished(stage, name, len(missing), time.monotonic() - began))
         if self._run.stop.level:
             raise _Stopped
         return [ledger.steps[stage, key] for key in keys]

@@ -34,7 +34,7 @@ from tamis.report import Account, ErrorCount
 from tamis.store import TABLE
 
 TRIM_EVERY_S = 10.0
-"""How often free memory is returned to the system within a partition; it also is after each one."""
+"""How often free memory is returned to the system within a partition."""
 
 
 class Progress(Protocol):

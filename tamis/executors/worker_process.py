@@ -26,13 +26,17 @@ from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import CorruptFrames, Packet, RowOverflow
-from tamis.executors.worker import TRIM_EVERY_S, Progress, StageRunner
+from tamis.executors.worker import Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares
 from tamis.report import ErrorCount
 
 PROGRESS_EVERY_S = 0.25
+
+TRIM_AFTER_S = 2.0
+"""Free memory is returned to the system after a task if this long has passed since the last time. Doing so costs a twentieth
+of a second, mostly for pages that the next task needs again: a tenth of the time of a small partition."""
 
 MARK = struct.Struct("<qqq")
 """What a worker is doing: first row, number of rows (0 while it reads), step (-1 - the number of the piece while it reads
@@ -52,7 +56,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
     share, device = 0, "cpu"
-    trimmed = 0.0
+    trimmed = time.monotonic()
 
     def close_stage() -> None:
         nonlocal runner
@@ -137,18 +141,13 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 answer = ("error", _portable(error))
             error.__traceback__ = None  # its frames hold the memory
         compiling.release()
-        if kind == "task" and (overflow is not None or _should_trim(runner, trimmed)):
+        if kind == "task" and (overflow is not None or time.monotonic() - trimmed > TRIM_AFTER_S):
             process.trim()
             trimmed = time.monotonic()
         if overflow is not None:
             answer = ("overflow", (*overflow, usage.is_full()))
         report_gpus()
         send(*answer)
-
-
-def _should_trim(runner: StageRunner | None, trimmed: float) -> bool:
-    """Whether to return free memory after a task: not after each packet, which may take no longer than that."""
-    return runner is None or not runner.stage.hands_on or time.monotonic() - trimmed > TRIM_EVERY_S
 
 
 class _StreamOver:
