@@ -77,6 +77,8 @@ class Operator:
     """Parameters that name files. In a recipe they are relative to the recipe."""
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Parameters that do not affect the rows: locations of files, partitioning, credentials."""
+    tolerance: ClassVar[float] = 0.0
+    """How much numbers may differ with the rows that are processed together: networks round differently in other batches."""
     version: ClassVar[int | str | None] = None
     """If set, it identifies the class in place of its code: committed work is redone when the version changes."""
 

@@ -48,6 +48,8 @@ OPERATOR_MODULES = (
     "tamis.text.documents",
     "tamis.text.language",
     "tamis.text.classify",
+    "tamis.text.embed",
+    "tamis.text.neural",
     "tamis.text.decontaminate",
     "tamis.text.statistics",
     "tamis.text.ask",

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     )
     from tamis.text.decontaminate import Decontaminate
     from tamis.text.documents import DocumentJoin, DocumentSplit
+    from tamis.text.embed import Embed
     from tamis.text.language import Language
     from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
     from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
+    from tamis.text.neural import Classifier
     from tamis.text.pii import PersonalDataMask
     from tamis.text.quality import (
         BulletPoints,
@@ -81,9 +83,11 @@ _MODULES = {
     ),
     "decontaminate": ("Decontaminate",),
     "documents": ("DocumentJoin", "DocumentSplit"),
+    "embed": ("Embed",),
     "language": ("Language",),
     "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
     "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
+    "neural": ("Classifier",),
     "pii": ("PersonalDataMask",),
     "quality": (
         "BulletPoints", "CommonEnglishWords", "Ellipsis", "LongestWord", "MeanWordLength", "NonAlphaNumeric",
@@ -113,11 +117,13 @@ __all__ = [
     "C4Lines",
     "C4Paragraphs",
     "C4Quality",
+    "Classifier",
     "CommonEnglishWords",
     "Decontaminate",
     "DocumentJoin",
     "DocumentSplit",
     "Ellipsis",
+    "Embed",
     "FastTextLabel",
     "FastTextQuality",
     "FastTextScore",

@@ -1,0 +1,268 @@
+"""Networks behind one small interface: torch modules on a CPU or a GPU, and ONNX graphs.
+
+    start(ids, lengths) -> wait          begins a batch, on a GPU without waiting for it
+    wait() -> float32[rows, outputs]
+
+Weights are read from safetensors files that are mapped read-only: the workers of a machine share their pages, and they do not
+count against the memory cap of a worker. transformers builds the module and assigns these tensors without copying them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from tamis.errors import is_shortage, require
+from tamis.models.files import ModelError, weights_in
+
+Build: TypeAlias = Callable[[Path, dict[str, Any]], Any]
+"""A function from the folder and the configuration of a model to a torch module, whose `forward(input_ids, attention_mask)`
+returns float[rows, outputs]."""
+
+
+class Network(Protocol):
+    """A network that turns token ids into numbers."""
+
+    def start(self, ids: np.ndarray, lengths: np.ndarray) -> Callable[[], np.ndarray]:
+        """Begin a batch: int64[rows, width], and the number of tokens of each row. The result waits for the outputs."""
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------- weights
+
+_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+def map_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file as torch tensors over a read-only mapping; they must not be written to.
+
+    The library safetensors maps files privately and writable, which counts as memory of the process.
+    """
+    torch = require("torch", extra="models", purpose="loading a model")
+    refuse = lambda why: ModelError(f"{path} is not a safetensors file, or is damaged: {why}", hint="download it again")  # noqa: E731
+    size = path.stat().st_size
+    if size < 8:
+        raise refuse(f"it has {size} bytes")
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header_bytes = int.from_bytes(data[:8], "little")
+    if header_bytes > size - 8:
+        raise refuse("the header is longer than the file")
+    try:
+        header: Mapping[str, Mapping[str, Any]] = json.loads(data[8 : 8 + header_bytes])
+        header = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, AttributeError) as error:
+        raise refuse(str(error)) from error
+    begin = 8 + header_bytes
+    tensors = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that the buffer cannot be written to
+        for name, entry in header.items():
+            try:
+                kind = getattr(torch, _TYPES[entry["dtype"]])
+                shape = [int(length) for length in entry["shape"]]
+                first, last = (int(offset) for offset in entry["data_offsets"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise refuse(f"tensor {name}: {error!r}") from error
+            count = int(np.prod(shape, dtype=np.int64)) if shape else 1
+            if (
+                not 0 <= first <= last <= size - begin
+                or last - first != count * kind.itemsize
+                or min(shape, default=0) < 0
+            ):
+                raise refuse(f"tensor {name} is not within the file; it may be truncated")
+            if (begin + first) % kind.itemsize or not count:  # a copy, which is aligned
+                content = bytearray(data[begin + first : begin + last]) or bytearray(kind.itemsize)
+                flat = torch.frombuffer(content, dtype=kind)[:count]
+            else:
+                flat = torch.frombuffer(data, dtype=kind, count=count, offset=begin + first)
+            tensors[name] = flat.reshape(shape)
+    return tensors
+
+
+def load_weights(files: tuple[Path, ...]) -> dict[str, Any]:
+    """The tensors of the weight files of a model by name: safetensors, or PyTorch files that contain nothing but tensors."""
+    torch = require("torch", extra="models", purpose="loading a model")
+    tensors: dict[str, Any] = {}
+    for path in files:
+        if path.suffix == ".safetensors":
+            tensors |= map_safetensors(path)
+            continue
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # unpickling a damaged file can fail in any way
+            raise ModelError(
+                f"{path} cannot be loaded safely: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                hint="only tensors are loaded from PyTorch files, never code: use the model.safetensors of this model",
+            ) from error
+        if not isinstance(found, dict) or not all(torch.is_tensor(value) for value in found.values()):
+            raise ModelError(
+                f"{path} does not contain a table of tensors", hint="use the model.safetensors of this model"
+            )
+        tensors |= found
+    return tensors
+
+
+# ---------------------------------------------------------------------------------------------- modules of transformers
+
+
+def _transformers() -> Any:
+    found = require("transformers", extra="models", purpose="running a model")
+    found.utils.logging.disable_progress_bar()
+    return found
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration of a model, for an architecture that transformers has."""
+    transformers = _transformers()
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(
+            f"the configuration in {folder} cannot be used: {_first_line(error)}",
+            hint="the architecture must be one that the installed transformers has; code in model folders is never run",
+        ) from error
+
+
+def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path) -> Any:
+    """A module of transformers with these tensors as its weights. All weights must be there and have the right shape."""
+    torch = require("torch", extra="models", purpose="running a model")
+    transformers = _transformers()
+    level = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()  # what it would print is checked below
+    try:
+        module, info = kind.from_pretrained(
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=torch.float32
+        )
+    except Exception as error:
+        if is_shortage(error):
+            raise
+        raise ModelError(
+            f"the weights in {folder} do not fit {kind.__name__}: {_first_line(error)}",
+            hint="config.json and the weights must be of the same model",
+        ) from error
+    finally:
+        transformers.utils.logging.set_verbosity(level)
+    wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    wrong = [name for name in wrong if "pooler" not in name]  # many encoders are published without one
+    if wrong:
+        raise ModelError(
+            f"the weights in {folder} lack {wrong[0]}" + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""),
+            hint="config.json and the weights must be of the same model, and complete",
+        )
+    return module.eval()
+
+
+def transformers_module(folder: Path, table: str) -> Any:
+    """The module that transformers has for the configuration of a folder, in one of its tables, with its weights."""
+    transformers = _transformers()
+    settings = load_config(folder)
+    kinds = getattr(transformers, table)
+    if type(settings) not in kinds:
+        raise ModelError(f"transformers has no such network for model type {settings.model_type}, in {folder}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some architectures use parts of torch that are deprecated
+        return assemble(kinds[type(settings)], settings, load_weights(tuple(weights_in(folder))), folder)
+
+
+def sequence_classifier(folder: Path, config: dict[str, Any]) -> Any:
+    """The module of a sequence-classification folder; its outputs are the logits."""
+    torch = require("torch", extra="models", purpose="running a model")
+
+    class SequenceClassifier(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = transformers_module(folder, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING")
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask).logits
+
+    return SequenceClassifier()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# ------------------------------------------------------------------------------------------------------ running on torch
+
+
+class TorchNetwork:
+    """A torch module on a CPU in float32, or on a GPU with bfloat16 autocast."""
+
+    def __init__(self, module: Any, device: str = "cpu") -> None:
+        self._torch = require("torch", extra="models", purpose="running a model")
+        self.device = device
+        self.module = module.eval().to(device)
+        self.vocabulary = _vocabulary(self._torch, module)
+        self._copies = self._torch.cuda.Stream(device) if self.on_gpu else None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def start(self, ids: np.ndarray, lengths: np.ndarray) -> Callable[[], np.ndarray]:
+        """Begin a batch. On a GPU, inputs are copied beside the computation of the batch before."""
+        torch = self._torch
+        if not self.on_gpu:
+            with torch.inference_mode():
+                given = torch.from_numpy(ids)
+                mask = (torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]).long()
+                result = self.module(given, mask).float().numpy()
+            return lambda: result
+        with torch.inference_mode():
+            with torch.cuda.stream(self._copies):
+                given = torch.from_numpy(ids).pin_memory().to(self.device, non_blocking=True)
+                counts = torch.from_numpy(lengths).pin_memory().to(self.device, non_blocking=True)
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self._copies)
+            given.record_stream(current)
+            counts.record_stream(current)
+            mask = (torch.arange(ids.shape[1], device=self.device) < counts[:, None]).long()
+            with torch.autocast("cuda", torch.bfloat16):
+                outputs = self.module(given, mask)
+            host = torch.empty(outputs.shape, dtype=torch.float32, pin_memory=True)
+            host.copy_(outputs.float(), non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(current)
+
+        def wait() -> np.ndarray:
+            done.synchronize()
+            return host.numpy()
+
+        return wait
+
+    def bytes_per_token(self, width: int, rows: int) -> float:
+        """GPU memory that a batch of `rows` texts of `width` tokens takes for each token, as measured."""
+        torch = self._torch
+        torch.cuda.synchronize(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.start(np.zeros((rows, width), np.int64), np.full(rows, width, np.int64))()
+        return (torch.cuda.max_memory_allocated(self.device) - before) / (rows * width)
+
+    def free_bytes(self) -> int:
+        """GPU memory that this process could still allocate."""
+        torch = self._torch
+        free, _ = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(free + kept)
+
+    def close(self) -> None:
+        self.module = None
+
+
+def _vocabulary(torch: Any, module: Any) -> int | None:
+    """The number of tokens that a module has embeddings for: the largest table."""
+    sizes = [found.num_embeddings for found in module.modules() if isinstance(found, torch.nn.Embedding)]
+    return max(sizes, default=None)

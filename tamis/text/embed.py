@@ -1,0 +1,128 @@
+"""Embeddings of texts: one vector per document.
+
+transformers or sentence-transformers folder   a torch module, on a CPU or a GPU
+ONNX file                                      onnxruntime, on a CPU
+static vectors (WordLlama)                     the mean of the vectors of its tokens, without a network
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column
+from tamis.context import Context
+from tamis.errors import ParameterError
+from tamis.models.devices import Device, choose
+from tamis.models.encoders import encoder
+from tamis.models.files import ModelFiles, find, with_files
+from tamis.models.text_model import TextModel
+from tamis.models.tokens import LongTexts
+from tamis.operators import Map, Resources, operator
+from tamis.text.clean import strings
+from tamis.text.neural import check_lengths, network_resources, vectors
+
+
+@operator(reads="text", writes="embedding")
+class Embed(Map):
+    """Add a vector for each document, as a fixed-size list of float32 or float16.
+
+    `model` is one of the defaults below, a folder of transformers or sentence-transformers, an ONNX file, or a Hugging Face
+    name in the local cache.
+
+    minilm             all-MiniLM-L6-v2, English, 384 dimensions, at most 256 tokens; needs `tamis[models,embeddings]`
+    wordllama          mean of static vectors, English, 256 dimensions, very fast; needs `tamis[embeddings]`
+    use-multilingual   Universal Sentence Encoder, 16 languages, 512 dimensions; needs `tamis[onnx]` and its file
+
+    Vectors have length 1 unless `normalize` is False. A text that is longer than `max_tokens` is cut, or read with
+    `long_texts="head_tail"` or "windows", whose vectors are averaged. The vector of a null text is null. Vectors may differ by
+    1e-5 with the rows that are processed together, and by 0.02 on a GPU, which computes in bfloat16.
+
+        Embed("minilm", dtype="float16")
+    """
+
+    model: str | Path = "minilm"
+    column: str = "text"
+    output: str = "embedding"
+    dtype: Literal["float32", "float16"] = "float32"
+    normalize: bool = True
+    max_tokens: int | None = None
+    max_chars: int | None = None
+    long_texts: LongTexts = "truncate"
+    batch_size: int | None = None
+    device: Device = "auto"
+
+    cost = 1000.0
+    tolerance = 1e-5
+    incidental = frozenset({"batch_size", "device"})
+
+    def check(self) -> None:
+        check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars, batch_size=self.batch_size)
+        found = self._found()
+        if self.device == "gpu" and found.kind != "transformers":
+            raise ParameterError(f'`device="gpu"`: {self.model} runs on the CPU only', hint='use device="auto"')
+        choose(self.device)
+
+    def identity(self) -> dict[str, Any]:
+        return with_files(super().identity(), self._found())
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    @property
+    def resources(self) -> Resources:
+        found = self._found()
+        return network_resources(found, self.device, encoder)
+
+    def open(self, context: Context) -> Embedder:
+        return Embedder(self, open_vectors(self, self._found(), context))
+
+    def _found(self) -> ModelFiles:
+        return find(self.model)
+
+
+class VectorModel(Protocol):
+    """A model that returns a vector for each text."""
+
+    def predict(self, texts: Column) -> np.ndarray:
+        """float32[rows, dimensions]; a null is treated as an empty text."""
+
+    def close(self) -> None: ...
+
+
+def open_vectors(step: Embed, found: ModelFiles, context: Context) -> VectorModel:
+    """The model of a step, loaded once per worker."""
+    return TextModel.open(
+        found,
+        context,
+        build=encoder,
+        max_tokens=step.max_tokens,
+        max_chars=step.max_chars,
+        long_texts=step.long_texts,
+        batch_size=step.batch_size,
+    )
+
+
+class Embedder:
+    """Runs `Embed`; other steps use `vectors` to embed texts themselves."""
+
+    def __init__(self, step: Embed, model: VectorModel) -> None:
+        self._step, self._model = step, model
+
+    def vectors(self, texts: Column) -> np.ndarray:
+        """A vector for each text, float32[rows, dimensions], of length 1 if the step normalizes."""
+        found = self._model.predict(strings(texts))
+        if self._step.normalize:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found
+
+    def apply(self, batch: Batch) -> dict[str, Column]:
+        column = batch["text"]
+        empty = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False), np.bool_)
+        return {self._step.output: vectors(self.vectors(column), empty, self._step.dtype)}
+
+    def close(self) -> None:
+        self._model.close()

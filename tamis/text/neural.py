@@ -1,0 +1,237 @@
+"""Steps that run a neural network on texts, and the classifier for any sequence-classification folder.
+
+model folder --load once per worker--> TextModel --logits--> labels, scores --filter_by--> kept rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Batch, Column
+from tamis.context import Context
+from tamis.errors import ParameterError, did_you_mean
+from tamis.models import text_model
+from tamis.models.devices import Device, choose
+from tamis.models.files import ModelError, ModelFiles, find, labels_of, with_files
+from tamis.models.network import Build, sequence_classifier
+from tamis.models.text_model import TextModel
+from tamis.models.tokens import LongTexts
+from tamis.operators import Filter, Resources, Rule, Scores, between, one_of, operator
+from tamis.text.clean import strings
+
+ACTIVATION_BYTES = 64_000_000
+"""What a batch takes on a CPU: 2,048 tokens at about 30 kB."""
+
+Task = Literal["single", "multi", "regression"]
+
+
+def network_resources(found: ModelFiles, device: Device, build: Build) -> Resources:
+    """What a step needs that runs a network: a GPU if there is one, the weights, and the libraries."""
+    place = choose(device)
+    shared = {text_model.RUNTIME: text_model.runtime_bytes(place), text_model.key_of(found, build): found.num_bytes}
+    if place == "gpu":
+        return Resources(gpus=1, shared=shared)
+    return Resources(memory=ACTIVATION_BYTES, shared=shared)
+
+
+def check_lengths(step: str, **lengths: int | None) -> None:
+    """Raise if a limit is not positive."""
+    for name, value in lengths.items():
+        if value is not None and value < 1:
+            raise ParameterError(f"`{name}` of `{step}` must be at least 1, got {value}")
+
+
+@operator(reads="text", writes=("label", "score"))
+class Classifier(Filter):
+    """Add the label that a sequence-classification model gives each document, and keep only some labels if requested.
+
+    `model` is a folder with config.json, safetensors weights and a tokenizer, or a Hugging Face name in the local cache. Its
+    logits equal those of transformers. By the configuration of the model:
+
+    task           label_field                                     score_field
+    single label   the most probable label                         its probability (softmax)
+    several labels list of those with a probability of at least    the highest probability (sigmoid)
+                   0.5, in the order of the model
+    regression     none                                            the output of the model
+
+    `filter_by` keeps documents with one of these labels. `min_score` and `max_score` bound the score. `probabilities` names a
+    column for the probabilities of all labels, as a fixed-size list. A null text has no label, and a filter drops it.
+
+    The network reads the first `max_tokens` tokens; `long_texts="head_tail"` reads a quarter of them from the start and the
+    rest from the end, and "windows" reads the whole text in windows and averages the logits. Scores may differ by 1e-5 with
+    the rows that are processed together, and by 0.02 on a GPU, which computes in bfloat16. Needs `tamis[models]`.
+
+        Classifier("models/toxicity", filter_by=["neutral"])
+    """
+
+    model: str | Path
+    column: str = "text"
+    label_field: str = "label"
+    score_field: str = "score"
+    probabilities: str | None = None
+    filter_by: Sequence[str] = ()
+    min_score: float | None = None
+    max_score: float | None = None
+    max_tokens: int | None = None
+    max_chars: int | None = None
+    long_texts: LongTexts = "truncate"
+    model_inference_batch_size: int | None = None
+    device: Device = "auto"
+
+    cost = 1000.0
+    tolerance = 1e-5
+    measuring_parameters = frozenset({"max_tokens", "max_chars"})
+    verdict_parameters = frozenset({"filter_by"})
+    incidental = frozenset({"model_inference_batch_size", "device"})
+
+    @property
+    def adds_scores(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars,
+                      model_inference_batch_size=self.model_inference_batch_size)  # fmt: skip
+        choose(self.device)
+        found = self._found()
+        task, labels = task_of(found)
+        if self.filter_by and task == "regression":
+            raise ParameterError(
+                f"{self.model} has no labels to filter by: it is a regression", hint="use `min_score` and `max_score`"
+            )
+        for label in self.filter_by:
+            if label not in labels:
+                raise ParameterError(
+                    f"the model {self.model} has no label {label!r}",
+                    hint=did_you_mean(label, labels) or f"it has {', '.join(labels[:20])}",
+                )
+
+    def identity(self) -> dict[str, Any]:
+        return with_files(super().identity(), self._found())
+
+    @property
+    def resources(self) -> Resources:
+        return network_resources(self._found(), self.device, sequence_classifier)
+
+    def open(self, context: Context) -> _Labeler:
+        found = self._found()
+        model = TextModel.open(
+            found,
+            context,
+            max_tokens=self.max_tokens,
+            max_chars=self.max_chars,
+            long_texts=self.long_texts,
+            batch_size=self.model_inference_batch_size,
+        )
+        return _Labeler(self, model, *task_of(found))
+
+    def rules(self) -> list[Rule]:
+        rules = []
+        if self.filter_by:
+            several = task_of(self._found())[0] == "multi"
+            rules.append(_AnyOf("label", allowed=tuple(self.filter_by)) if several else one_of("label", self.filter_by))
+        if self.min_score is not None or self.max_score is not None:
+            rules.append(between("score", self.min_score, self.max_score))
+        return rules
+
+    def score_columns(self) -> dict[str, str]:
+        names = {"score": self.score_field}
+        if task_of(self._found())[0] != "regression":
+            names = {"label": self.label_field, **names}
+            if self.probabilities is not None:
+                names["probabilities"] = self.probabilities
+        return names
+
+    def _found(self) -> ModelFiles:
+        return find(self.model)
+
+
+@dataclass(frozen=True)
+class _AnyOf(Rule):
+    """Keeps a row if a list of labels has one of those allowed."""
+
+    def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
+        assert self.allowed is not None
+        missing = np.asarray(pc.is_null(values).to_numpy(zero_copy_only=False), np.bool_)
+        parents = pc.list_parent_indices(values).to_numpy()
+        wanted = pc.is_in(pc.list_flatten(values), value_set=pa.array(self.allowed)).to_numpy(zero_copy_only=False)
+        found = np.zeros(len(values), np.bool_)
+        found[parents[np.asarray(wanted, np.bool_)]] = True
+        result = [(f"{self.score} is missing", missing)] if missing.any() else []
+        return [*result, (f"{self.score} has none of {', '.join(self.allowed)}", ~found & ~missing)]
+
+
+def task_of(found: ModelFiles) -> tuple[Task, list[str]]:
+    """What a classifier predicts, and the names of its outputs."""
+    config = found.config
+    labels = labels_of(config) or [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    problem = config.get("problem_type")
+    if problem == "regression" or (problem is None and len(labels) == 1):
+        return "regression", labels
+    return ("multi" if problem == "multi_label_classification" else "single"), labels
+
+
+class _Labeler:
+    def __init__(self, step: Classifier, model: TextModel, task: Task, labels: list[str]) -> None:
+        self._step, self._model, self._task = step, model, task
+        self._labels = pa.array(labels, pa.string())
+
+    def score(self, batch: Batch) -> Scores:
+        texts = strings(batch["text"])
+        empty = np.asarray(pc.is_null(texts).to_numpy(zero_copy_only=False), np.bool_)
+        logits = self._model.predict(texts)
+        if self._task == "regression":
+            return {"score": pa.array(logits[:, 0], mask=empty)}
+        if logits.shape[1] != len(self._labels):
+            raise ModelError(
+                f"{self._step.model} has {logits.shape[1]} outputs but {len(self._labels)} names of labels",
+                hint="config.json and the weights must be of the same model",
+            )
+        if self._task == "multi":
+            probabilities = sigmoid(logits)
+            labels = _lists(probabilities >= 0.5, self._labels, empty)
+        else:
+            probabilities = softmax(logits)
+            labels = self._labels.take(pa.array(probabilities.argmax(axis=1), mask=empty))
+        found: dict[str, Column] = {"label": labels, "score": pa.array(probabilities.max(axis=1), mask=empty)}
+        if self._step.probabilities is not None:
+            found["probabilities"] = vectors(probabilities, empty)
+        return found
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities that add up to 1 in each row."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """A probability for each logit, without overflow."""
+    powers = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1 / (1 + powers), powers / (1 + powers)).astype(np.float32)
+
+
+def _lists(chosen: np.ndarray, labels: pa.Array, empty: np.ndarray) -> pa.Array:
+    """The labels chosen in each row."""
+    counts = np.where(empty, 0, chosen.sum(axis=1))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
+    values = labels.take(pa.array(np.nonzero(chosen & ~empty[:, None])[1]))
+    made = pa.ListArray.from_arrays(pa.array(offsets), values)
+    return pc.if_else(pa.array(empty), pa.scalar(None, made.type), made) if empty.any() else made
+
+
+def vectors(values: np.ndarray, empty: np.ndarray | None = None, dtype: str = "float32") -> pa.FixedSizeListArray:
+    """A matrix as a column of fixed-size lists, null where `empty`."""
+    flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
+    if empty is None or not empty.any():
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(empty))

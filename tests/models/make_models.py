@@ -1,0 +1,127 @@
+"""Write small models of real architectures with random weights to disk, as their libraries save them.
+
+python tests/models/make_models.py     writes the classifier in tests/text/data
+"""
+
+from __future__ import annotations
+
+import json
+import string
+import warnings
+from pathlib import Path
+from typing import Any
+
+WORDS = (
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "and",
+    "ran",
+    "to",
+    "old",
+    "mill",
+    "by",
+    "river",
+    "good",
+    "bad",
+    "one",
+    "two",
+    "three",
+)
+LABELS = ("low", "medium", "high")
+
+
+def write_tokenizer(folder: Path, *, special: tuple[str, str] = ("[CLS]", "[SEP]"), extra: int = 0) -> int:
+    """A word-piece tokenizer of letters and some words; returns its size."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = [
+        *string.ascii_lowercase,
+        *string.digits,
+        *(f"##{letter}" for letter in string.ascii_lowercase + string.digits),
+    ]
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        *special,
+        "[MASK]",
+        *string.punctuation,
+        *pieces,
+        *(word for word in WORDS if len(word) > 1),
+    ]
+    tokens += [f"[extra{number}]" for number in range(extra)]
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    begin, end = special
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}", special_tokens=[(begin, vocabulary[begin]), (end, vocabulary[end])]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return len(vocabulary)
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"pad_token_id": 0},
+    "xlm-roberta": {"pad_token_id": 0},
+    "distilbert": {"dim": 32, "hidden_dim": 64, "n_heads": 4, "n_layers": 2},
+    "deberta-v2": {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16, "position_biased_input": False,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "pooler_hidden_size": 32, "type_vocab_size": 0,
+    },
+}  # fmt: skip
+
+
+def write_classifier(
+    folder: Path, architecture: str = "bert", labels: tuple[str, ...] = LABELS, **settings: Any
+) -> Path:
+    """A sequence classifier of transformers with random weights."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
+
+    warnings.simplefilter("ignore")  # some architectures use deprecated parts of torch; pytest restores the filters
+
+    size = write_tokenizer(folder)
+    shape = {} if architecture == "distilbert" else {
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64,
+    }  # fmt: skip
+    names = dict(enumerate(labels))
+    config = CONFIG_MAPPING[architecture](
+        vocab_size=size,
+        max_position_embeddings=66,
+        id2label=names,
+        label2id={label: number for number, label in names.items()},
+        **{**shape, **SIZES[architecture], **settings},
+    )
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    for weights in model.parameters():  # the default is so small that all texts get the same label
+        torch.nn.init.normal_(weights, std=0.3) if weights.dim() > 1 else None
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+def write_encoder(folder: Path, architecture: str = "bert", **settings: Any) -> Path:
+    """An encoder of transformers with random weights."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    size = write_tokenizer(folder)
+    config = CONFIG_MAPPING[architecture](
+        vocab_size=size, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=64,
+        max_position_embeddings=66, **{**SIZES[architecture], **settings},
+    )  # fmt: skip
+    torch.manual_seed(2)
+    AutoModel.from_config(config).eval().save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    write_classifier(Path(__file__).parent.parent / "text" / "data" / "classifier", num_hidden_layers=1)
