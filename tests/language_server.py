@@ -20,6 +20,8 @@ import functools
 import hashlib
 import json
 import re
+import socket
+import struct
 import threading
 from collections import Counter
 from typing import Any
@@ -30,16 +32,30 @@ DIRECTIVE = re.compile(r"\[\[(\w+)(?::(\d+))?\]\]")
 class LanguageServer:
     """Runs in a thread; use as a context manager."""
 
-    def __init__(self, *, models: tuple[str, ...] = ("echo",), key: str | None = None, schemas: bool = True) -> None:
-        self.models, self.key, self.schemas = models, key, schemas
+    def __init__(
+        self,
+        *,
+        models: tuple[str, ...] = ("echo",),
+        key: str | None = None,
+        schemas: bool = True,
+        latency_s: float = 0,
+        hold_after: int | None = None,
+    ) -> None:
+        """Requests after the first `hold_after` are not answered until `released` is set."""
+        self.models, self.key, self.schemas, self.latency_s, self.hold_after = (
+            models,
+            key,
+            schemas,
+            latency_s,
+            hold_after,
+        )
+        self.held, self.released = threading.Event(), threading.Event()
         self.requests: list[dict[str, Any]] = []
         self.most_at_a_time = 0
         self.refuses_all: int | None = None
         self._at_a_time = 0
         self._seen: Counter[tuple[str, str]] = Counter()
         self._answers = 0
-        self.hold: threading.Event | None = None
-        """If set, requests are counted and then wait for it."""
 
     def __enter__(self) -> LanguageServer:
         self._loop = asyncio.new_event_loop()
@@ -125,8 +141,11 @@ class LanguageServer:
             return await self._send(writer, 404, {"error": {"message": "not found"}})
         request = json.loads(body)
         self.requests.append(request)
-        if self.hold is not None:
-            await asyncio.to_thread(self.hold.wait)
+        if self.hold_after is not None and len(self.requests) > self.hold_after and not self.released.is_set():
+            self.held.set()
+            await reader.read()  # until the client gives up
+            return False
+        await asyncio.sleep(self.latency_s)
         if request["model"] not in self.models:
             return await self._send(writer, 404, {"error": {"message": "no such model"}})
         if "response_format" in request and not self.schemas:
@@ -136,9 +155,10 @@ class LanguageServer:
         if kind.isdigit():
             headers = "Retry-After: 0.01\r\n" if kind == "429" else ""
             return await self._send(
-                writer, int(kind), {"error": {"message": f"told to fail; you sent {head}"}}, headers
+                writer, int(kind), {"error": {"message": f"requested failure; you sent {head}"}}, headers
             )
         if kind == "reset":
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
             return False
         if kind == "hang":
