@@ -40,6 +40,7 @@ class LanguageServer:
         schemas: bool = True,
         latency_s: float = 0,
         hold_after: int | None = None,
+        num_words: int = 2,
     ) -> None:
         """Requests after the first `hold_after` are not answered until `released` is set."""
         self.models, self.key, self.schemas, self.latency_s, self.hold_after = (
@@ -49,6 +50,7 @@ class LanguageServer:
             latency_s,
             hold_after,
         )
+        self.num_words = num_words
         self.held, self.released = threading.Event(), threading.Event()
         self.requests: list[dict[str, Any]] = []
         self.most_at_a_time = 0
@@ -204,7 +206,7 @@ class LanguageServer:
         self._answers += 1
         seed = prompt if not request.get("temperature") else f"{prompt} {self._answers}"
         question, _, schema = prompt.rpartition("and nothing else:\n")
-        text = json.dumps(instance(json.loads(schema), seed)) if question else answer_to(seed)
+        text = json.dumps(instance(json.loads(schema), seed)) if question else answer_to(seed, self.num_words)
         text = {"broken": text[: len(text) // 2], "wrong": '{"unexpected": true}'}.get(kind, text)
         reason = {"length": "length", "filter": "content_filter"}.get(kind, "stop")
         choice = {"index": 0, "finish_reason": reason}
@@ -221,9 +223,9 @@ def shared_server() -> LanguageServer:
     return server
 
 
-def answer_to(prompt: str) -> str:
+def answer_to(prompt: str, num_words: int = 2) -> str:
     """The answer to a prompt without a schema."""
-    return f"answer {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
+    return " ".join([*["answer"] * (num_words - 1), hashlib.sha256(prompt.encode()).hexdigest()[:8]])
 
 
 def instance(schema: dict[str, Any], seed: str) -> Any:

@@ -19,7 +19,7 @@ import pytest
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.errors import ColumnError, EndpointError, ParameterError
 from tamis.models.answers import AnswerStore
-from tamis.pipeline import Pipeline as AnyPipeline
+from tamis.recipes.load import load_recipe, shipped
 from tamis.report import Report
 from tamis.text import Ask, AskRows, AskScore
 from tests.language_server import LanguageServer, answer_to, instance
@@ -42,7 +42,7 @@ def cache(tmp_path: Path) -> str:
 
 def run(*steps: Any, **settings: Any) -> Report:
     """Run in this process, with failed rows in the report."""
-    report = AnyPipeline(*steps).run(executor="inline", on_error="isolate", **settings)
+    report = Pipeline(*steps).run(executor="inline", on_error="isolate", **settings)
     assert report.balances
     return report
 
@@ -115,7 +115,7 @@ def test_a_row_that_gets_no_answer_fails_alone(server, cache, tmp_path, kind, me
 def test_a_server_that_fails_every_request_ends_the_run_and_a_resumed_run_completes_it(server, cache, tmp_path):
     source = JsonlReader(str(write_inputs(tmp_path / "in", [f"text {n}" for n in range(20)], files=2)))
     step = Ask("Say {text}", endpoint=server.url, cache=cache, model="echo", retries=1, concurrency=4, **FAST)
-    pipeline = AnyPipeline(source, step, JsonlWriter(str(tmp_path / "out")))
+    pipeline = Pipeline(source, step, JsonlWriter(str(tmp_path / "out")))
     server.refuses_all = 500
     with pytest.raises(EndpointError, match=r"cannot be reached or fails: .* status 500") as raised:
         pipeline.run(executor="inline", on_error="isolate")
@@ -458,3 +458,40 @@ def test_a_folder_that_cannot_hold_answers_is_an_error(server, tmp_path):
     (tmp_path / "damaged" / "answers.sqlite").write_text("not a database" * 1000)
     with pytest.raises(EndpointError, match="cannot store answers in"):
         AnswerStore(tmp_path / "damaged")
+
+
+# ----------------------------------------------------------------------------------------------------------------- recipes
+
+RECIPES = {
+    "educational_value": ["text"],
+    "nemotron_rephrase": ["text", "rephrased"],
+    "nemotron_qa": ["text", "question", "answer"],
+    "nemotron_distill": ["text", "distilled"],
+    "nemotron_extract": ["text", "knowledge"],
+    "nemotron_list": ["text", "knowledge"],
+    "judge_pairs": ["question", "answer_a", "answer_b", "reason", "winner", "reason_swapped", "winner_swapped"],
+}
+
+
+def test_every_recipe_that_asks_a_model_is_listed_here():
+    asks = {name for name, recipe in shipped().items() if any(step.name.startswith("ask") for step in recipe.steps)}
+    assert asks == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_with_the_address_of_a_server(name, cache, tmp_path):
+    recipe = load_recipe(name)
+    columns = [column for column in RECIPES[name] if column in ("text", "question", "answer_a", "answer_b")]
+    columns = ["text"] if "text" in columns else columns
+    rows = [{column: f"A text of {column} number {n}. " * 10 for column in columns} for n in range(8)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    places = [place for place, step in enumerate(recipe.steps, 1) if step.name.startswith("ask")]
+    with LanguageServer(num_words=40) as server:
+        settings = [f"{place}.{key}" for place in places for key in (f"endpoint={server.url}", f"cache={cache}")]
+        recipe = recipe.with_overrides(settings)
+        recipe = recipe.with_paths(input=tmp_path / "in.jsonl", output=tmp_path / "out")
+        report = recipe.build().run(executor="inline")
+        assert len(server.requests) == 8 * len(places)
+    assert report.failed == 0
+    assert report.kept > 0
+    assert list(rows_of(tmp_path / "out")[0]) == RECIPES[name]
