@@ -16,7 +16,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -131,20 +131,49 @@ def with_files(identity: dict[str, Any], *found: ModelFiles) -> dict[str, Any]:
 
 def find(model: str | Path) -> ModelFiles:
     """The files of a model. Raises an error that names what is missing and where to put it."""
-    given = Path(model).expanduser()
-    if given.is_dir():
-        return _of_folder(str(model), given)
-    if given.is_file():
-        return _of_file(str(model), given)
     name = str(model)
-    if name in DEFAULTS:
+    if name in DEFAULTS and not Path(name).exists():
         return _default(name, DEFAULTS[name])
+    path = _locate(model, _complete)
+    return _of_folder(name, path) if path.is_dir() else _of_file(name, path)
+
+
+def find_folder(model: str | Path, wanted: Sequence[str]) -> Path:
+    """The folder of a model that has the files `wanted`, found like those of `find`; for models in a layout of their own."""
+
+    def check(folder: Path) -> None:
+        missing = [file for file in wanted if not (folder / file).is_file()]
+        if missing:
+            raise ModelError(
+                f"the model folder {folder} is incomplete: there is no {' and no '.join(missing)}",
+                hint=f"put {', '.join(missing)} into {folder}",
+            )
+
+    folder = _locate(model, check, wanted)
+    check(folder)
+    return folder
+
+
+def _complete(folder: Path) -> None:
+    _of_folder(str(folder), folder)
+
+
+def _locate(
+    model: str | Path,
+    check: Callable[[Path], object],
+    wanted: Sequence[str] = ("config.json", "model.safetensors", "tokenizer.json"),
+) -> Path:
+    """The folder or file of a model; one in the Hugging Face cache is checked, since it may have been downloaded in part."""
+    given = Path(model).expanduser()
+    if given.exists():
+        return given
+    name = str(model)
     placed = _placed(name)
     if placed is not None:
-        return _of_folder(name, placed) if placed.is_dir() else _of_file(name, placed)
+        return placed
     if isinstance(model, str) and _is_hub_name(name):
-        return _of_hub(name)
-    hint = did_you_mean(name, DEFAULTS) if name.count("/") == 0 else None
+        return _of_hub(name, check, wanted)
+    hint = did_you_mean(name, DEFAULTS) if "/" not in name else None
     raise ModelError(
         f"there is no model {name!r} on this machine",
         hint=hint or f"give a folder, a Hugging Face name such as org/name, or one of {', '.join(DEFAULTS)}",
@@ -293,25 +322,27 @@ def hub_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def _of_hub(name: str) -> ModelFiles:
+def _of_hub(name: str, check: Callable[[Path], object], wanted: Sequence[str]) -> Path:
     repository, _, revision = name.partition("@")
     root = hub_cache() / f"models--{repository.replace('/', '--')}"
     folder = _snapshot(root, revision or "main")
-    problem = f"no copy of it is in {root}"
+    problem = f"there is no copy of it in {root}"
     if folder is not None:
         try:
-            return _of_folder(name, folder)
+            check(folder)
         except ModelError as error:
             if not _may_download():
                 raise
             problem = error.message
+        else:
+            return folder
     if _may_download():
-        return _of_folder(name, _download(repository, revision or None))
+        return _download(repository, revision or None)
     places = " or ".join(str(path / name) for path in _own_folders())
     raise ModelError(
         f"the model {name} is not on this machine: {problem}",
-        hint=f"put its config.json, model.safetensors and tokenizer.json into {places}; "
-        f"or copy the Hugging Face cache of another machine; or set {DOWNLOAD}=1 to download it",
+        hint=f"put its {', '.join(wanted)} into {places}; or copy the Hugging Face cache of another machine; "
+        f"or set {DOWNLOAD}=1 to download it",
     )
 
 

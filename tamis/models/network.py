@@ -29,6 +29,9 @@ returns float[rows, outputs]."""
 class Network(Protocol):
     """A network that turns token ids into numbers."""
 
+    vocabulary: int | None
+    """The number of tokens that it knows; None if that cannot be seen."""
+
     def start(self, ids: np.ndarray, lengths: np.ndarray) -> Callable[[], np.ndarray]:
         """Begin a batch: int64[rows, width], and the number of tokens of each row. The result waits for the outputs."""
 

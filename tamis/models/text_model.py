@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from tamis.batch import Column
 from tamis.context import Context
@@ -26,6 +25,7 @@ from tamis.models.batching import SMALLEST_TOKENS, TokenBudget, pad, plan_batche
 from tamis.models.devices import open_torch, release_cached
 from tamis.models.files import ModelError, ModelFiles
 from tamis.models.network import Build, Network, TorchNetwork, sequence_classifier
+from tamis.models.onnx import OnnxNetwork
 from tamis.models.tokens import LongTexts, Pieces, TextTokenizer, load_tokenizer, longest_input
 
 RUNTIME = "torch and transformers"
@@ -72,13 +72,18 @@ class Loaded:
 
 def _load(found: ModelFiles, build: Build, context: Context) -> Loaded:
     tokenizer = load_tokenizer(found)
-    network = TorchNetwork(build(found.folder, found.config), context.device)
+    network: Network = TorchNetwork(build(found.folder, found.config), context.device)
     if network.vocabulary is not None and tokenizer.size > network.vocabulary:
         raise ModelError(
             f"the tokenizer of {found.name} has {tokenizer.size} tokens, but the network only {network.vocabulary}",
             hint="tokenizer.json and the weights must be of the same model",
         )
     return Loaded(network, tokenizer, longest_input(found) or DEFAULT_TOKENS)
+
+
+def load_onnx(found: ModelFiles, session: Any) -> Loaded:
+    """A graph over token ids, with the tokenizer beside it."""
+    return Loaded(OnnxNetwork(session, found.name), load_tokenizer(found), longest_input(found) or DEFAULT_TOKENS)
 
 
 def key_of(found: ModelFiles, build: Build) -> str:
@@ -253,9 +258,3 @@ def _put(out: np.ndarray | None, rows: np.ndarray, wait: Callable[[], np.ndarray
         out = np.empty((total, values.shape[1]), np.float32)
     out[rows] = values
     return out
-
-
-def column_of(values: np.ndarray, dtype: Any) -> pa.FixedSizeListArray:
-    """A matrix as a column of vectors."""
-    flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -57,7 +57,7 @@ class Pieces:
         """One row of values per text: the mean over its pieces, weighted by their number of tokens."""
         if len(values) == self.rows:
             return values
-        weights = self.lengths.astype(np.float64)
+        weights = np.maximum(self.lengths, 1).astype(np.float64)
         totals = np.zeros((self.rows, values.shape[1]), np.float64)
         np.add.at(totals, self.row, values * weights[:, None])
         return (totals / np.bincount(self.row, weights, self.rows)[:, None]).astype(np.float32)
@@ -78,22 +78,37 @@ class TextTokenizer:
         """The number of special tokens around a text."""
         return len(self.prefix) + len(self.suffix)
 
+    def without_special(self) -> TextTokenizer:
+        """This tokenizer, without special tokens around texts."""
+        self.prefix, self.suffix = [], []
+        return self
+
     def pieces(
-        self, texts: Column, max_tokens: int, long_texts: LongTexts = "truncate", max_chars: int | None = None
+        self,
+        texts: Column,
+        max_tokens: int,
+        long_texts: LongTexts = "truncate",
+        max_chars: int | None = None,
+        *,
+        pad_empty: bool = True,
     ) -> Pieces:
-        """The pieces of each text, each at most `max_tokens` tokens long. A null is an empty text; each text has a piece."""
+        """The pieces of each text, each at most `max_tokens` tokens long. A null is an empty text; each text has a piece.
+
+        With `pad_empty`, a piece without tokens gets the first token of the vocabulary, since networks need one.
+        """
+        least = int(pad_empty)
         space = max(1, max_tokens - self.special)
         if max_chars is not None:
             texts = pc.utf8_slice_codeunits(texts, 0, max_chars)
         if long_texts == "windows":
             found = self._whole(texts)
             row, start, count = _windows(found, space)
-            return self._assemble(found.buffer(), row, start, count, len(texts))
+            return self._assemble(found.buffer(), row, start, count, len(texts), least)
         found = self._edges(texts, space, from_end=False)
         if long_texts == "head_tail":
             self._add_tails(texts, found, space)
         count = np.minimum(found.count, space)
-        return self._assemble(found.buffer(), np.arange(len(texts)), found.start, count, len(texts))
+        return self._assemble(found.buffer(), np.arange(len(texts)), found.start, count, len(texts), least)
 
     def _whole(self, texts: Column) -> _Contents:
         """All tokens of each text. Long texts are encoded in parts that end at a space, if there is one."""
@@ -155,11 +170,12 @@ class TextTokenizer:
             counts[number] = len(encoding)
         return np.frombuffer(flat, np.int32) if len(flat) else np.empty(0, np.int32), counts
 
-    def _assemble(self, ids: np.ndarray, row: np.ndarray, start: np.ndarray, count: np.ndarray, rows: int) -> Pieces:
-        """Pieces of the given content between the special tokens. A piece without tokens gets the first of the vocabulary."""
+    def _assemble(
+        self, ids: np.ndarray, row: np.ndarray, start: np.ndarray, count: np.ndarray, rows: int, least: int
+    ) -> Pieces:
+        """Pieces of the given content between the special tokens, each of at least `least` tokens."""
         before, after = np.array(self.prefix, np.int32), np.array(self.suffix, np.int32)
-        lengths = count + self.special
-        lengths = np.maximum(lengths, 1)
+        lengths = np.maximum(count + self.special, least)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         out = np.zeros(int(offsets[-1]), np.int32)
         for number, token in enumerate(before):

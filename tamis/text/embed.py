@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError
+from tamis.models import onnx, static
 from tamis.models.devices import Device, choose
 from tamis.models.encoders import encoder
 from tamis.models.files import ModelFiles, find, with_files
-from tamis.models.text_model import TextModel
+from tamis.models.text_model import TextModel, load_onnx
 from tamis.models.tokens import LongTexts
 from tamis.operators import Map, Resources, operator
 from tamis.text.clean import strings
-from tamis.text.neural import check_lengths, network_resources, vectors
+from tamis.text.neural import ACTIVATION_BYTES, check_lengths, network_resources, vectors
 
 
 @operator(reads="text", writes="embedding")
@@ -75,6 +76,12 @@ class Embed(Map):
     @property
     def resources(self) -> Resources:
         found = self._found()
+        if found.kind == "static":
+            return Resources(shared={static.key_of(found): static.memory_bytes(found)})
+        if found.kind == "onnx":
+            return Resources(
+                memory=ACTIVATION_BYTES, shared={onnx.key_of(found): onnx.RUNTIME_BYTES + 2 * found.num_bytes}
+            )
         return network_resources(found, self.device, encoder)
 
     def open(self, context: Context) -> Embedder:
@@ -95,15 +102,20 @@ class VectorModel(Protocol):
 
 def open_vectors(step: Embed, found: ModelFiles, context: Context) -> VectorModel:
     """The model of a step, loaded once per worker."""
-    return TextModel.open(
-        found,
-        context,
-        build=encoder,
-        max_tokens=step.max_tokens,
-        max_chars=step.max_chars,
-        long_texts=step.long_texts,
-        batch_size=step.batch_size,
-    )
+    if found.kind == "static":
+        return static.StaticTexts.open(found, context, step.max_tokens, step.max_chars, step.long_texts)
+    settings: dict[str, Any] = {
+        "max_tokens": step.max_tokens,
+        "max_chars": step.max_chars,
+        "long_texts": step.long_texts,
+        "batch_size": step.batch_size,
+    }
+    if found.kind == "transformers":
+        return TextModel.open(found, context, build=encoder, **settings)
+    session = onnx.shared_session(found, context)
+    if onnx.takes_raw_texts(session):
+        return onnx.RawTexts(session, step.max_chars, step.long_texts)
+    return TextModel(load_onnx(found, session), context, **settings)
 
 
 class Embedder:
