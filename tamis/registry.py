@@ -41,6 +41,7 @@ OPERATOR_MODULES = (
     "tamis.sampling",
     "tamis.dedup.exact",
     "tamis.dedup.fuzzy",
+    "tamis.dedup.semantic",
     "tamis.fields",
     "tamis.text.clean",
     "tamis.text.lines",

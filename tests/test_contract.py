@@ -108,6 +108,9 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
     for real in step.real_names().values():
         if real == "url":
             columns[real] = pa.array([f"https://example.org/{number}" for number in range(len(texts))], pa.string())
+        elif real == "embedding":
+            lists = [None if text is None else [len(text), text.count("e"), 1.0] for text in texts]
+            columns[real] = pa.array(lists, pa.list_(pa.float32(), 3))
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))

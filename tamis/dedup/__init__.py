@@ -1,4 +1,4 @@
-"""Exact and fuzzy deduplication as steps of a pipeline."""
+"""Exact, fuzzy and semantic deduplication as steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ if TYPE_CHECKING:
     from tamis.dedup.fuzzy import FuzzyDedup
     from tamis.dedup.groups import Groups
     from tamis.dedup.index import Index
+    from tamis.dedup.semantic import SemanticDedup
 
-_MODULES = {"ExactDedup": "exact", "FuzzyDedup": "fuzzy", "Groups": "groups", "Index": "index"}
+_MODULES = {
+    "ExactDedup": "exact",
+    "FuzzyDedup": "fuzzy",
+    "Groups": "groups",
+    "Index": "index",
+    "SemanticDedup": "semantic",
+}
 
-__all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index"]
+__all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index", "SemanticDedup"]
 
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

@@ -56,6 +56,7 @@ PAIRS = pa.schema(
         "kept_unit": pa.int32(),
         "similarity": pa.float32(),
         "bands": pa.int16(),
+        "distance": pa.float32(),  # from the centre of its cluster, if rows are compared by embedding
         "short": pa.bool_(),
         "dropped": pa.bool_(),
     }
@@ -75,6 +76,7 @@ GROUP_SCHEMA = pa.schema(
         "kept_address": pa.string(),
         "similarity": pa.float32(),
         "bands": pa.int16(),
+        "distance": pa.float32(),
         "short": pa.bool_(),
         "unit": pa.int32(),
         "kept_unit": pa.int32(),
@@ -339,7 +341,7 @@ class GroupWriter:
         columns: dict[str, Any] = {
             **{
                 column: pairs.column(column)
-                for column in ("unit", "kept_unit", "similarity", "bands", "short", "dropped")
+                for column in ("unit", "kept_unit", "similarity", "bands", "distance", "short", "dropped")
             },
             "id": name,
             "kept_id": names.column("id"),

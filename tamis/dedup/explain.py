@@ -291,6 +291,8 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
 
 
 def _similarity(entry: Mapping[str, Any]) -> str:
+    if entry.get("distance") is not None:
+        return f"cosine similarity {entry['similarity']:.4f}"
     if entry.get("bands") is None:
         return "the same content"
     text = f"similarity {entry['similarity']:.3f}"

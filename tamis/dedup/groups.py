@@ -24,6 +24,7 @@ _PAIR = (
     "kept_address",
     "similarity",
     "bands",
+    "distance",
     "short",
     "index",
     "unit",

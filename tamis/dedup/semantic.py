@@ -1,0 +1,393 @@
+"""Semantic duplicates: rows whose embeddings are similar.
+
+observe   the embedding of each row
+resolve   cluster the embeddings, compare rows of the same and of neighbouring clusters, and choose which to keep (`similar`)
+apply     filter out the duplicates
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Column
+from tamis.dedup import candidates, similar
+from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
+from tamis.dedup.exact import index_identity, summary_of
+from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.keep import KeepPolicy
+from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
+from tamis.dedup.shuffle import (
+    RESOLVING_BYTES,
+    NumberedFiles,
+    bucket_count,
+    chunk_rows,
+    retry_with_less_memory,
+    run_in_workers,
+)
+from tamis.dedup.similar import Settings
+from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, vector_facts
+from tamis.errors import ParameterError
+from tamis.exchange import Blob, Exchange
+from tamis.kernels import clusters
+from tamis.mapped import SPILL
+from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+
+SemanticKeep: TypeAlias = Literal["hard", "easy", "random", "first", "newest", "best"]
+
+MAX_AUTO_CLUSTERS = 2**14
+
+
+@operator(reads="embedding")
+class SemanticDedup(Gather):
+    """Keep one row of each group of rows with similar embeddings.
+
+    Rows are visited in the order of the keep policy. A row is dropped if the cosine similarity of its embedding to that of a
+    row already kept is at least `threshold` (or 1 - `eps`, as other tools call it). `keep` chooses the order: `"hard"` visits
+    rows far from the centre of their cluster first, `"easy"` those near to it, `"random"` any order, by `seed`; `"first"`
+    follows the source order, `"newest"` and `"best"` the column `by`. `prefer`, `prefer_column`, `across_sources`, `against`,
+    `update` and `storage_options` are as in `ExactDedup`.
+
+    Not all rows are compared: embeddings are divided into `num_clusters` clusters (by default the square root of the number of
+    rows), and a row is compared with rows of its own cluster and of up to `neighbours` others, those that may have a similar
+    row and are nearest. With `neighbours=None` it is compared with all that may, and no pair is missed. With the default of 16,
+    at least 99 % of the rows that have a similar row are found (benchmarks/semantic.md).
+
+    `column` has lists of numbers, all of one length; `tamis.text.Embed` adds one. A row without an embedding, or with one of
+    length 0, is kept. A row with a value that is not finite fails, as does a row with another length than `dimension` if that
+    is given; otherwise the length that most rows have is compared, and rows with another one are kept.
+
+    Clusters are found by k-means with cosine similarity on a sample of 64 rows per cluster, initialised by k-means||
+    (Bahmani et al. 2012; Abbas et al. 2023, SemDeDup). The result does not depend on the number of workers, on the size of
+    partitions or on memory. Similarities are compared in float64 with a tolerance of 1e-6, where rounding matters.
+
+    Costs disk space of three times the embeddings during the run, and memory within the budget.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"embedding": [1.0, 0.0]}, {"embedding": [0.99, 0.05]}, {"embedding": [0.0, 1.0]}]
+    >>> Pipeline(Rows(rows), SemanticDedup(threshold=0.9)).run().dropped
+    {'similar embedding': 1}
+    """
+
+    column: str = "embedding"
+    threshold: float | None = None
+    eps: float | None = None
+    dimension: int | None = None
+    num_clusters: int | Literal["auto"] = "auto"
+    neighbours: int | None = 16
+    keep: SemanticKeep = "hard"
+    by: str | None = None
+    prefer: Sequence[str] | None = None
+    prefer_column: str | None = None
+    across_sources: bool = False
+    max_iterations: int = 20
+    tolerance: float = 1e-4
+    oversampling: float = 2.0
+    against: str | None = None
+    update: bool = False
+    storage_options: Mapping[str, Any] | None = None
+    seed: int = 42
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+
+    version = 1
+    incidental = frozenset({"device", "storage_options"})
+    path_parameters = frozenset({"against"})
+
+    def check(self) -> None:
+        self._policy.check()
+        if self.threshold is not None and self.eps is not None:
+            raise ParameterError("give `threshold` or `eps`, not both", hint="eps is 1 - threshold")
+        if not 0 < self.least_similarity <= 1:
+            raise ParameterError(
+                f"`threshold` must be above 0 and at most 1, got {self.least_similarity:g}"
+                if self.eps is None
+                else f"`eps` must be at least 0 and below 1, got {self.eps:g}"
+            )
+        for name, least in (("dimension", 1), ("neighbours", 0), ("max_iterations", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ParameterError(f"`{name}` must be at least {least}, got {value}")
+        if self.num_clusters != "auto" and not 1 <= self.num_clusters <= 2**16:
+            raise ParameterError(f"`num_clusters` must be from 1 to {2**16}, got {self.num_clusters}")
+        if self.oversampling <= 0:
+            raise ParameterError(f"`oversampling` must be above 0, got {self.oversampling}")
+        if self.update and self.against is None:
+            raise ParameterError("`update` needs an index", hint='against="index/"')
+        self._index(check_only=True)
+
+    # ---------------------------------------------------------------------------------------------------------- parameters
+
+    @property
+    def least_similarity(self) -> float:
+        """The similarity from which rows are duplicates."""
+        if self.eps is not None:
+            return 1 - self.eps
+        return 0.9 if self.threshold is None else self.threshold
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(memory=RESOLVING_BYTES)
+
+    @property
+    def _policy(self) -> KeepPolicy:
+        # The order of the others is known only when the embeddings are clustered.
+        keep: Any = self.keep if self.keep in ("newest", "best") else "first"
+        return KeepPolicy(keep, self.by, self.prefer, self.prefer_column, self.across_sources)
+
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(["embedding", *self._policy.columns()]))
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | index_identity(self.against, self.update, self.storage_options)
+
+    def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
+        """Disk space that a run takes: the embeddings three times, and edges."""
+        return 3 * num_bytes + 200 * num_rows
+
+    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
+        if self.against is None:
+            return None
+        settings = {"column": self.column}
+        return Index.open(
+            self.against, "semantic", settings, self.storage_options, own=own, create=self.update, check_only=check_only
+        )
+
+    # ------------------------------------------------------------------------------------------------------------- observe
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
+        facts |= vector_facts(batch["embedding"], self.column, self.dimension)
+        return facts | self._policy.facts(batch, np.zeros(len(batch), np.int64))
+
+    # ------------------------------------------------------------------------------------------------------------- resolve
+
+    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
+        rows = RowNumbers(observed)
+        own = own_generation(work) if self.update else ""
+        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
+
+    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
+        index = self._index(own)
+        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
+        blocks = Blocks.of(rows, index, call_bytes)
+        counts = run_in_workers(work, "vectors", count_vectors, [(rows, part) for part in range(rows.num_partitions)])
+        kind, count, others = most_frequent(counts)
+        summary: dict[str, Any] = {"vectors": count, "other_dimensions": others}
+        if kind is None:
+            pairs = NumberedFiles(work.exchange.sub("pairs"), "none-", 0)
+            found: list[Mapping[str, Any]] = []
+        else:
+            settings = Settings(kind, self.keep, self.seed, self.least_similarity, self.neighbours, self.across_sources)
+            summary["dimension"] = kind.dimension
+            pairs, found = self._pairs(rows, blocks, count, settings, work, summary, call_bytes)
+        index_parts = index_parts_of(self.update, work, blocks)
+        decisions = Decisions(
+            blocks,
+            decide,
+            pairs,
+            work.exchange,
+            reason="similar embedding",
+            index_reason=f"in the index {self.against}",
+            index_parts=index_parts,
+            write_entries=write_vector_part,
+        )
+        decided = decisions.run(work, pairs.stem)
+        summary = summary_of(self.name, rows, found, decided) | summary
+        publish(work, summary | {"threshold": self.least_similarity, "keep": self.keep}, {})
+        if index_parts is not None and self.against is not None:
+            add_generation(self.against, own, index_parts, self.storage_options)
+
+    def _pairs(
+        self,
+        rows: RowNumbers,
+        blocks: Blocks,
+        count: int,
+        settings: Settings,
+        work: Work,
+        summary: dict[str, Any],
+        call_bytes: int,
+    ) -> tuple[NumberedFiles, list[Mapping[str, Any]]]:
+        """(files of dropped rows with their survivors, sizes of groups)"""
+        index, exchange = blocks.index, work.exchange
+        known = count + (index.total if index is not None else 0)
+        check_disk(work, known * (2 * settings.kind.stored.byte_width + 100), "semantic deduplication")
+        centres, num_clusters = self._centres(rows, known, count, settings, work, summary, call_bytes)
+        num_buckets = min(num_clusters, bucket_count(known * settings.row_bytes, call_bytes))
+        members = self._members(rows, index, centres, num_clusters, num_buckets, settings, work, call_bytes)
+        summary |= {"clusters": num_clusters, "neighbours": self.neighbours, "compared": 0}
+        states: Blob | None = None
+        all_pairs = NumberedFiles(exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", 0)
+        first_edges: NumberedFiles | None = None
+        for number in range(rows.total + 1):
+            name = f"{num_buckets}, round {number}"
+            edges = NumberedFiles(exchange.sub("edges"), f"{name}-", num_buckets)
+            better = run_in_workers(
+                work,
+                f"similar rows, {name}",
+                similar.find_better,
+                [
+                    (members, bucket, num_clusters, centres, settings, states, blob, call_bytes)
+                    for bucket, blob in enumerate(edges)
+                ],
+            )
+            first_edges = edges if first_edges is None else first_edges
+            summary["compared"] += sum(part["compared"] for part in better)
+            if number == 0:
+                summary["limited"] = sum(part["limited"] for part in better)
+            components = Blob(exchange, f"components-{name}.bin")
+            total = rows.total + (index.total if index is not None else 0)
+            run_in_workers(
+                work,
+                f"components, {name}",
+                candidates.join_components,
+                [(total, edges, components, call_bytes)],
+            )
+            linked = NumberedFiles(exchange.sub("linked"), f"{name}-", num_buckets)
+            run_in_workers(
+                work,
+                f"by component, {name}",
+                similar.by_component,
+                [(each, components, num_buckets, blob) for each, blob in zip(edges, linked, strict=True)],
+            )
+            before, all_pairs = len(all_pairs), replace(all_pairs, count=len(all_pairs) + num_buckets)
+            run_in_workers(
+                work,
+                f"choices, {name}, {blocks.division}",
+                similar.choose,
+                [(blocks, linked, bucket, num_buckets, all_pairs[before + bucket]) for bucket in range(num_buckets)],
+            )
+            states = Blob(exchange, f"states-{name}, {blocks.division}.bin")
+            (fates,) = run_in_workers(
+                work,
+                f"states, {name}, {blocks.division}",
+                similar.collect_states,
+                [(rows.total, all_pairs, num_buckets, states)],
+            )
+            if not fates["unknown"]:
+                break
+        assert first_edges is not None
+        summary["rounds"] = number + 1
+        near = NumberedFiles(exchange.sub("pairs"), f"near, {num_buckets}, {blocks.division}-", num_buckets)
+        run_in_workers(
+            work,
+            f"near misses, {name}, {blocks.division}",
+            similar.keep_near_misses,
+            [(blocks, edges, states, blob) for edges, blob in zip(first_edges, near, strict=True)],
+        )
+        return replace(all_pairs, more=tuple(blob.name for blob in near)), [fates]
+
+    def _centres(
+        self,
+        rows: RowNumbers,
+        known: int,
+        count: int,
+        settings: Settings,
+        work: Work,
+        summary: dict[str, Any],
+        call_bytes: int,
+    ) -> tuple[Blob, int]:
+        """(the centres of clusters, how many there are)"""
+        exchange, dimension = work.exchange.sub("centres"), settings.kind.dimension
+        wanted = (
+            min(MAX_AUTO_CLUSTERS, math.ceil(math.sqrt(known))) if self.num_clusters == "auto" else self.num_clusters
+        )
+        share = max(similar.MIN_SAMPLE, similar.SAMPLE_PER_CENTRE * wanted) / count
+        parts = NumberedFiles(exchange, "sample-", rows.num_partitions)
+        chunk = chunk_rows(settings.row_bytes, call_bytes)
+        taken = sum(
+            run_in_workers(
+                work,
+                "sample",
+                similar.take_sample,
+                [(rows, part, share, settings, blob, chunk) for part, blob in enumerate(parts)],
+            )
+        )
+        sample, centres = Blob(exchange, "sample.bin"), Blob(exchange, "centres-0.bin")
+        (num_clusters,) = run_in_workers(
+            work,
+            "first centres",
+            similar.start_centres,
+            [(parts, wanted, settings, self.oversampling, sample, centres)],
+        )
+        num_chunks, before, number = -(-taken // similar.CHUNK_ROWS), math.inf, 0
+        for number in range(1, self.max_iterations + 1):
+            sums = NumberedFiles(exchange, f"sums-{number}-", num_chunks)
+            distances = run_in_workers(
+                work,
+                f"centres, {number}",
+                similar.improve_centres,
+                [(sample, part, centres, dimension, blob) for part, blob in enumerate(sums)],
+            )
+            following = Blob(exchange, f"centres-{number}.bin")
+            if not exchange.has(following.name):
+                total = np.sum([np.fromfile(blob.file(), np.int64) for blob in sums], axis=0).reshape(-1, dimension)
+                moved = clusters.moved_centres(similar.map_vectors(centres, dimension), total)
+                similar.write_matrix(following, moved)
+            centres = following
+            distance = sum(distances)
+            if before - distance <= self.tolerance * distance:
+                break
+            before = distance
+        for each in exchange.names():
+            if each.startswith("sums-") and each.endswith(SPILL):
+                exchange.delete(each)
+        summary |= {"sample": taken, "iterations": number}
+        return centres, num_clusters
+
+    def _members(
+        self,
+        rows: RowNumbers,
+        index: Index | None,
+        centres: Blob,
+        num_clusters: int,
+        num_buckets: int,
+        settings: Settings,
+        work: Work,
+        call_bytes: int,
+    ) -> NumberedFiles:
+        """Files of the rows and index entries by cluster, in the order of the keep policy."""
+        part_of = work.exchange.sub(f"clusters-{num_buckets}")
+        shuffled = NumberedFiles(part_of, "part-", rows.num_partitions)
+        chunk = chunk_rows(settings.row_bytes, call_bytes)
+        run_in_workers(
+            work,
+            f"clusters, {num_buckets}",
+            similar.assign,
+            [(rows, part, centres, num_buckets, settings, blob, chunk) for part, blob in enumerate(shuffled)],
+        )
+        if index is not None:
+            from_index = Blob(part_of, f"part-index{SPILL}")
+            item = (index, rows.total, centres, num_buckets, settings, from_index, chunk)
+            run_in_workers(work, f"clusters of the index, {num_buckets}", similar.assign_index, [item])
+            shuffled = replace(shuffled, more=(from_index.name,))
+        members = NumberedFiles(work.exchange.sub("members"), f"{num_buckets}-", num_buckets)
+        run_in_workers(
+            work,
+            f"members, {num_buckets}",
+            similar.sort_members,
+            [(shuffled, bucket, num_buckets, blob, call_bytes) for bucket, blob in enumerate(members)],
+        )
+        for blob in shuffled:
+            blob.delete()
+        return members
+
+
+def write_vector_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
+    """Write the kept rows of a block that have a vector to a part of an index."""
+    names = vector_columns(facts.column_names)
+    known = np.zeros(facts.num_rows, np.bool_)
+    for name in names:
+        known |= facts.column(name).is_valid().to_numpy()
+    local = local[known[local]]
+    if len(local):
+        chosen = facts.select(names).take(pa.array(local))
+        entries = pa.table({**address_facts_of(facts, local), **{name: chosen.column(name) for name in names}})
+        write_part(parts, block, entries, np.empty(0, np.uint64), {})
