@@ -86,7 +86,7 @@ class SemanticDedup(Gather):
     prefer_column: str | None = None
     across_sources: bool = False
     max_iterations: int = 20
-    tolerance: float = 1e-4
+    min_improvement: float = 1e-4
     oversampling: float = 2.0
     against: str | None = None
     update: bool = False
@@ -333,7 +333,7 @@ class SemanticDedup(Gather):
                 similar.write_matrix(following, moved)
             centres = following
             distance = sum(distances)
-            if before - distance <= self.tolerance * distance:
+            if before - distance <= self.min_improvement * distance:
                 break
             before = distance
         for each in exchange.names():
