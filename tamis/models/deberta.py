@@ -118,7 +118,7 @@ def _attend(query: Any, key: Any, value: Any, to_position: Any, from_position: A
     _kernel()[grid](
         query, key, value, to_position, from_position, table, mask, out,
         rows, length, heads, to_position.shape[2], scale,
-        SIZE=size, QUERIES=_BLOCK, KEYS=_BLOCK, num_warps=4, num_stages=2,
+        size=size, queries=_BLOCK, keys=_BLOCK, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from tamis.errors import is_shortage, require
+from tamis.models.deberta import fuse
 from tamis.models.files import ModelError, weights_in
 
 Build: TypeAlias = Callable[[Path, dict[str, Any]], Any]
@@ -207,6 +208,8 @@ class TorchNetwork:
         self._torch = require("torch", extra="models", purpose="running a model")
         self.device = device
         self.module = module.eval().to(device)
+        if self.on_gpu:
+            fuse(module)
         self.vocabulary = _vocabulary(self._torch, module)
         self._copies = self._torch.cuda.Stream(device) if self.on_gpu else None
 
