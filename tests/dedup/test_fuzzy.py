@@ -19,7 +19,7 @@ from tamis.dedup import FuzzyDedup, Groups
 from tamis.dedup.fuzzy import best_split
 from tamis.dedup.shuffle import column_to_matrix
 from tamis.errors import BudgetError, OperatorError, ParameterError
-from tamis.events import WorkerDied
+from tamis.events import CallsFinished, WorkerDied
 from tamis.executors import driver
 from tamis.kernels import groups as groups_kernel
 
@@ -468,3 +468,23 @@ def test_packed_sets_of_equal_texts_reach_a_threshold_of_one():
     text = " ".join(document(random.Random(3), 3000))
     rows = [{"id": str(n), "text": text} for n in range(3)]
     assert fates(rows, FuzzyDedup(verify="signature", threshold=1.0))[0] == ["0"]
+
+
+def test_a_run_reports_the_phases_of_a_deduplication():
+    rng = random.Random(5)
+    rows = [{"text": " ".join(document(rng))} for _ in range(20)]
+    phases = []
+    Pipeline(Rows(rows), FuzzyDedup()).run(
+        executor="inline", on_event=lambda event: phases.append(event) if isinstance(event, CallsFinished) else None
+    )
+    names = [event.name.split(",")[0] for event in phases]
+    assert names == [
+        "bands by range",
+        "candidate pairs",
+        "components",
+        "candidates",
+        "comparisons",
+        "survivors",
+        "decisions",
+    ]
+    assert all(event.calls >= 1 and event.seconds >= 0 and event.stage == 0 for event in phases)
