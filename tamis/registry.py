@@ -54,6 +54,7 @@ OPERATOR_MODULES = (
     "tamis.text.decontaminate",
     "tamis.text.statistics",
     "tamis.text.ask",
+    "tamis.text.generate",
 )
 
 

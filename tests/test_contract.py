@@ -57,6 +57,8 @@ EXAMPLES = {
     "fast_text_label": {"model": "lid.176.ftz"},
     "classifier": {"model": str(DATA / "classifier")},
     "embed": {"model": str(DATA / "classifier")},
+    "generate": {"model": str(DATA / "causal"), "prompt": "{text} and", "max_new_tokens": 5},
+    "neural_perplexity": {"model": str(DATA / "causal")},
     "linear_classifier": {"model": str(DATA / "tiny.model")},
     "perplexity": {"model": str(DATA / "language.arpa")},
     "ask": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},

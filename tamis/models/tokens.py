@@ -110,6 +110,15 @@ class TextTokenizer:
         count = np.minimum(found.count, space)
         return self._assemble(found.buffer(), np.arange(len(texts)), found.start, count, len(texts), least)
 
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text for a model to continue: with the special tokens before a text, without those after it."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[*self.prefix, *encoding.ids] for encoding in found]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
     def _whole(self, texts: Column) -> _Contents:
         """All tokens of each text. Long texts are encoded in parts that end at a space, if there is one."""
         found = _Contents(len(texts))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tamis.text.decontaminate import Decontaminate
     from tamis.text.documents import DocumentJoin, DocumentSplit
     from tamis.text.embed import Embed
+    from tamis.text.generate import Generate, NeuralPerplexity
     from tamis.text.language import Language
     from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
     from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
@@ -84,6 +85,7 @@ _MODULES = {
     "decontaminate": ("Decontaminate",),
     "documents": ("DocumentJoin", "DocumentSplit"),
     "embed": ("Embed",),
+    "generate": ("Generate", "NeuralPerplexity"),
     "language": ("Language",),
     "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
     "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
@@ -129,6 +131,7 @@ __all__ = [
     "FastTextScore",
     "FineWebQuality",
     "GeneralCommentToCode",
+    "Generate",
     "GopherQuality",
     "GopherRepetition",
     "Histogram",
@@ -141,6 +144,7 @@ __all__ = [
     "MarkdownRemoval",
     "MeanWordLength",
     "Newlines",
+    "NeuralPerplexity",
     "NonAlphaNumeric",
     "NumberOfLinesOfCode",
     "Numbers",

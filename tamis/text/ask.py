@@ -84,6 +84,19 @@ def as_prompt_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+def filled_prompts(batch: Batch, templates: Sequence[Template]) -> list[tuple[str, ...] | None]:
+    """By row, the text of each template; None if a column that they name is null."""
+    names = list(dict.fromkeys(column for template in templates for column in template.columns))
+    result: list[tuple[str, ...] | None] = []
+    for values in zip(*(batch[name].to_pylist() for name in names), strict=True):
+        if any(value is None for value in values):
+            result.append(None)
+            continue
+        row = {name: as_prompt_text(value) for name, value in zip(names, values, strict=True)}
+        result.append(tuple(template.filled(row) for template in templates))
+    return result
+
+
 # ------------------------------------------------------------------------------------------------- what all steps share
 
 
@@ -191,7 +204,7 @@ class _Asker:
     def __init__(self, step: _Asking, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.schema = step.answer_schema()
-        self._templates, self._columns = step._templates(), step.reads()
+        self._templates = step._templates()
         self._step = step
         self._known: dict[tuple[str, ...], Answer | AnswerError] = {}
         self.take_counts, self.close = endpoint.take_counts, endpoint.close
@@ -202,24 +215,12 @@ class _Asker:
         Raises the error of the first row without an answer. The engine then calls again with halves of the batch until
         that row is alone, so results are kept until other rows come.
         """
-        texts = self._texts(batch)
+        texts = filled_prompts(batch, self._templates)
         new = [text for text in dict.fromkeys(texts) if text is not None]
         if any(text not in self._known for text in new):
             found = self.endpoint.answers([self._question(text) for text in new], self._value)
             self._known = dict(zip(new, found, strict=True))
         return [None if text is None else self._value(self._known[text]) for text in texts]
-
-    def _texts(self, batch: Batch) -> list[tuple[str, ...] | None]:
-        """By row, the prompt and the system message."""
-        columns = [batch[name].to_pylist() for name in self._columns]
-        result: list[tuple[str, ...] | None] = []
-        for values in zip(*columns, strict=True):
-            if any(value is None for value in values):
-                result.append(None)
-                continue
-            row = {name: as_prompt_text(value) for name, value in zip(self._columns, values, strict=True)}
-            result.append(tuple(template.filled(row) for template in self._templates))
-        return result
 
     def _question(self, texts: tuple[str, ...]) -> Question:
         step, (prompt, *system) = self._step, texts

@@ -123,5 +123,35 @@ def write_encoder(folder: Path, architecture: str = "bert", **settings: Any) -> 
     return folder
 
 
+def write_language_model(folder: Path, architecture: str = "llama", **settings: Any) -> Path:
+    """A causal language model of transformers with random weights."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    size = write_tokenizer(folder)
+    shape = (
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256}
+        if architecture == "gpt2"
+        else {
+            "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+            "intermediate_size": 64, "max_position_embeddings": 256,
+        }
+    )  # fmt: skip
+    special = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    config = CONFIG_MAPPING[architecture](vocab_size=size, **special, **{**shape, **settings})
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config)
+    for weights in model.parameters():  # the default is so small that all tokens are almost equally probable
+        torch.nn.init.normal_(weights, std=0.3) if weights.dim() > 1 else None
+    model.eval().save_pretrained(folder)
+    most = getattr(config, "max_position_embeddings", 256)
+    limits = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": most}
+    (folder / "tokenizer_config.json").write_text(json.dumps(limits))
+    return folder
+
+
 if __name__ == "__main__":
     write_classifier(Path(__file__).parent.parent / "text" / "data" / "classifier", num_hidden_layers=1)
+    small = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
+    data = Path(__file__).parent.parent / "text" / "data" / "causal"
+    write_language_model(data, num_hidden_layers=1, max_position_embeddings=8192, **small)
