@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     from tamis.sources.memory import Rows
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
     from tamis.verification import Verification, verify
-    from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
+    from tamis.workflows import (
+        ExactDeduplicationWorkflow,
+        FuzzyDeduplicationWorkflow,
+        SemanticDeduplicationWorkflow,
+        TextSemanticDeduplicationWorkflow,
+    )
 
 _HOMES = {
     **dict.fromkeys(["Batch", "Column"], "batch"),
@@ -63,7 +68,15 @@ _HOMES = {
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "Rows": "sources.memory",
     **dict.fromkeys(["Verification", "verify"], "verification"),
-    **dict.fromkeys(["ExactDeduplicationWorkflow", "FuzzyDeduplicationWorkflow"], "workflows"),
+    **dict.fromkeys(
+        [
+            "ExactDeduplicationWorkflow",
+            "FuzzyDeduplicationWorkflow",
+            "SemanticDeduplicationWorkflow",
+            "TextSemanticDeduplicationWorkflow",
+        ],
+        "workflows",
+    ),
     **dict.fromkeys(["ArrowReader", "CsvReader", "JsonlReader", "ParquetReader", "TextReader"], "sources.tables"),
 }
 
@@ -97,11 +110,13 @@ __all__ = [
     "Rows",
     "Rule",
     "Scores",
+    "SemanticDeduplicationWorkflow",
     "Sequential",
     "Sink",
     "Source",
     "TamisError",
     "TextReader",
+    "TextSemanticDeduplicationWorkflow",
     "Verification",
     "Work",
     "at_least",

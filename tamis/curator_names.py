@@ -21,7 +21,6 @@ _NO_WRAPPER = (
     "remove the wrapper: filters and modifiers are steps of a pipeline; `score_only=True` adds scores as columns"
 )
 _NO_MODEL = "neural classifiers are not available; use tamis.text.LinearClassifier or tamis.text.FastTextQuality"
-_NO_SEMANTIC = "semantic deduplication is not available; use tamis.dedup.FuzzyDedup"
 _NO_TASKS = "remove it: operators receive a `tamis.Batch`, and sources read files themselves"
 _NO_GPU_MEMORY = "remove it: deduplication runs within the `memory` of Pipeline.run"
 
@@ -37,9 +36,9 @@ NAMES = {
     **dict.fromkeys(("ExactDuplicates", "ExactDuplicateIdentification"), "use tamis.ExactDeduplicationWorkflow"),
     **dict.fromkeys(("FuzzyDuplicates", "FuzzyDuplicatesConfig"), "use tamis.FuzzyDeduplicationWorkflow"),
     "TextDuplicatesRemovalWorkflow": "remove it: deduplication workflows remove duplicates themselves",
-    **dict.fromkeys(
-        ("SemDedup", "SemDedupConfig", "SemanticDeduplicationWorkflow", "TextSemanticDeduplicationWorkflow"), _NO_SEMANTIC
-    ),
+    **dict.fromkeys(("SemDedup", "SemDedupConfig"), "use tamis.SemanticDeduplicationWorkflow"),
+    **dict.fromkeys(("KMeansStage", "PairwiseStage", "IdentifyDuplicatesStage"), "use tamis.dedup.SemanticDedup"),
+    "RankingStrategy": 'use `which_to_keep="best"` and `by`, the column to rank by',
     **dict.fromkeys(
         (
             "QualityClassifier", "DomainClassifier", "MultilingualDomainClassifier", "ContentTypeClassifier",
@@ -113,6 +112,11 @@ PARAMETERS = {
     ),
     **dict.fromkeys(
         ("model_inference_batch_size", "batch_size"), "remove it: batches are sized by the `memory` of Pipeline.run"
+    ),
+    "ranking_strategy": 'use `which_to_keep="best"` and `by`, the column to rank by',
+    **dict.fromkeys(
+        ("max_samples_per_batch", "pairwise_batch_size", "fit_data_fraction", "n_init", "clear_output"),
+        "remove it: blocks are sized by the `memory` of Pipeline.run, and centres come from a sample",
     ),
     "false_positive_check": 'use `verify`: "jaccard" checks every pair',
     **dict.fromkeys(("jaccard_threshold", "similarity_threshold"), "use `threshold`"),

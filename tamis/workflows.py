@@ -18,9 +18,10 @@ from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.keep import Keep
+from tamis.dedup.semantic import SemanticDedup, SemanticKeep
 from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.formats import FORMATS
-from tamis.operators import Gather, Sink, Source
+from tamis.operators import Gather, Operator, Sink, Source
 from tamis.parameters import plural
 from tamis.pipeline import Pipeline
 from tamis.registry import find_operator
@@ -84,6 +85,10 @@ class _Deduplication:
     def step(self) -> Gather:
         raise NotImplementedError
 
+    def steps(self) -> list[Operator]:
+        """The steps between the reader and the writer."""
+        return [self.step()]
+
     def pipeline(self) -> Pipeline:
         """The pipeline that `run` runs: a reader, the deduplication, and a writer of the same format."""
         reader, writer = reader_and_writer(
@@ -93,7 +98,7 @@ class _Deduplication:
             output_filetype=self.output_filetype,
             blocksize=self.input_blocksize,
         )
-        return Pipeline(reader, self.step(), writer if self.perform_removal else GroupsOnly(str(self.output_path)))
+        return Pipeline(reader, *self.steps(), writer if self.perform_removal else GroupsOnly(str(self.output_path)))
 
     def run(self, **options: Any) -> Report:
         """Deduplicate; takes the options of `Pipeline.run`.
@@ -188,6 +193,92 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
         The result is the same as that of a run with this threshold. The input is read again, but not hashed.
         """
         return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)
+
+
+@explain_keywords
+@dataclass
+class SemanticDeduplicationWorkflow(_Deduplication):
+    """Remove rows with similar embeddings from a folder of files, which have the embeddings in a column.
+
+    `embedding_field`, `n_clusters`, `which_to_keep`, `eps`, `random_state`, `max_iter`, `tol`, `init` and `oversampling_factor`
+    are NeMo Curator's names. `eps` is 1 - `threshold`; without either, the threshold is 0.9. Embeddings are scaled to length 1,
+    so both values of `distance_metric` give the same order. Unlike NeMo Curator, rows of neighbouring clusters are compared
+    too.
+
+    >>> SemanticDeduplicationWorkflow(input_path="in/", output_path="out/", n_clusters=100, eps=0.05).step().num_clusters
+    100
+    """
+
+    embedding_field: str = "embedding"
+    n_clusters: int | Literal["auto"] = "auto"
+    which_to_keep: SemanticKeep = "hard"
+    threshold: float | None = None
+    eps: float | None = None
+    distance_metric: Literal["cosine", "l2"] = "cosine"
+    random_state: int = 42
+    max_iter: int = 300
+    tol: float = 1e-4
+    init: Literal["k-means||"] = "k-means||"
+    oversampling_factor: float = 2.0
+    neighbours: int | None = 16
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+
+    def step(self) -> SemanticDedup:
+        if self.keep != "first":
+            raise ParameterError(
+                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the rows that are kept'
+            )
+        return SemanticDedup(
+            column=self.embedding_field,
+            threshold=self.threshold,
+            eps=self.eps,
+            num_clusters=self.n_clusters,
+            neighbours=self.neighbours,
+            keep=self.which_to_keep,
+            by=self.by,
+            prefer=self.prefer,
+            prefer_column=self.prefer_column,
+            across_sources=self.across_sources,
+            max_iterations=self.max_iter,
+            min_improvement=self.tol,
+            oversampling=self.oversampling_factor,
+            against=self.against,
+            update=self.update,
+            seed=self.random_state,
+            device=self.device,
+        )
+
+
+@explain_keywords
+@dataclass
+class TextSemanticDeduplicationWorkflow(SemanticDeduplicationWorkflow):
+    """Embed the texts of a folder of files, and remove those with similar embeddings.
+
+    `model_identifier` is a model of `tamis.text.Embed`. The embeddings are written with the rows if `keep_embeddings` is set.
+
+    >>> TextSemanticDeduplicationWorkflow(input_path="in/", output_path="out/", eps=0.01).step().least_similarity
+    0.99
+    """
+
+    model_identifier: str = "minilm"
+    embedding_max_seq_length: int | None = None
+    embedding_max_chars: int | None = None
+    keep_embeddings: bool = False
+
+    def steps(self) -> list[Operator]:
+        from tamis.fields import DropFields
+        from tamis.text.embed import Embed
+
+        embed = Embed(
+            self.model_identifier,
+            column=self.text_field,
+            output=self.embedding_field,
+            max_tokens=self.embedding_max_seq_length,
+            max_chars=self.embedding_max_chars,
+            device=self.device,
+        )
+        found: list[Operator] = [embed, self.step()]
+        return found if self.keep_embeddings else [*found, DropFields([self.embedding_field])]
 
 
 def describe(

@@ -19,7 +19,7 @@ from tamis.text import WordCount
         ("from tamis.text import UnicodeReformatter", "use tamis.text.UnicodeRepair"),
         ("from tamis.text import WordCountFilter", "use tamis.text.WordCount"),
         ("from tamis.dedup import FuzzyDuplicates", "use tamis.FuzzyDeduplicationWorkflow"),
-        ("from tamis.workflows import SemanticDeduplicationWorkflow", "semantic deduplication is not available"),
+        ("from tamis.workflows import SemDedup", "use tamis.SemanticDeduplicationWorkflow"),
     ],
 )
 def test_an_import_says_what_to_use(statement, hint):

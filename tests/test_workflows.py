@@ -1,17 +1,23 @@
 """Workflows in Python and the commands that run them."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tamis import JsonlWriter, ParquetWriter, Pipeline, Rows
-from tamis.dedup import Groups
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
+from tamis.dedup import Groups, SemanticDedup
 from tamis.dedup.commands import app
-from tamis.errors import SourceError
-from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
+from tamis.errors import ParameterError, SourceError
+from tamis.workflows import (
+    ExactDeduplicationWorkflow,
+    FuzzyDeduplicationWorkflow,
+    SemanticDeduplicationWorkflow,
+    TextSemanticDeduplicationWorkflow,
+)
 
 TEXT = "a tale of twenty words that two pages tell in very nearly the same way and so only one of them stays"
 ROWS = [
@@ -140,3 +146,78 @@ def test_two_deduplications_in_one_pipeline_keep_both_their_groups(folder):
     assert [summary["step"] for summary in groups.summaries.values()] == ["exact_dedup", "fuzzy_dedup"]
     assert [groups.explain(name)[0]["kept_id"] for name in ("b", "c")] == ["a", "a"]
     assert pq.read_table(folder / "out" / ".tamis" / "groups").num_rows == 2
+
+
+VECTORS = {"a": [1.0, 0.0, 0.0], "b": [0.99, 0.02, 0.0], "c": [0.0, 1.0, 0.0], "d": [0.0, 0.99, 0.1]}
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    rows = [{"id": name, "emb": vector, "score": place} for place, (name, vector) in enumerate(VECTORS.items())]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_semantic_workflow_takes_the_parameters_of_nemo_curator(vectors):
+    workflow = SemanticDeduplicationWorkflow(
+        input_path=str(vectors / "in"),
+        output_path=str(vectors / "out"),
+        embedding_field="emb",
+        n_clusters=2,
+        which_to_keep="easy",
+        distance_metric="cosine",
+        eps=0.05,
+        random_state=7,
+        max_iter=100,
+        tol=1e-3,
+        init="k-means||",
+        oversampling_factor=2.0,
+    )
+    assert workflow.step().least_similarity == 0.95
+    assert workflow.run(executor="inline").dropped == {"similar embedding": 2}
+    best = SemanticDeduplicationWorkflow(
+        str(vectors / "in"), str(vectors / "best"), embedding_field="emb", which_to_keep="best", by="score"
+    )
+    best.run(executor="inline")
+    assert ids(vectors / "best") == ["b", "d"]
+    with pytest.raises(ParameterError, match="`keep` has no effect"):
+        SemanticDeduplicationWorkflow("in", "out", keep="longest").step()
+
+
+def test_the_command_for_semantic_duplicates(vectors):
+    arguments = ["semantic", str(vectors / "in"), str(vectors / "out"), "--column", "emb", "--executor", "inline"]
+    done = CliRunner().invoke(app, [*arguments, "--keep", "first", "--threshold", "0.95", "--neighbours", "-1"])
+    assert done.exit_code == 0, done.output
+    assert ids(vectors / "out") == ["a", "c"]
+    shown = CliRunner().invoke(app, ["explain", str(vectors / "out")])
+    assert "rows with an embedding" in shown.output
+
+
+def test_texts_are_embedded_and_deduplicated(tmp_path):
+    pytest.importorskip("transformers")
+    texts = [
+        "The cat sat on the mat and watched the birds.",
+        "The committee approved the annual budget on Tuesday.",
+        "The cat sat on a mat and watched the birds!",
+    ]
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
+    )
+    workflow = TextSemanticDeduplicationWorkflow(
+        str(tmp_path / "in.jsonl"),
+        str(tmp_path / "out"),
+        model_identifier="minilm",
+        which_to_keep="first",
+        threshold=0.85,
+    )
+    assert workflow.run(executor="inline").kept == 2
+    rows = [json.loads(line) for line in next((tmp_path / "out").glob("*.jsonl")).read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["0", "1"]
+    assert all("embedding" not in row for row in rows)
+    assert len(replace(workflow, keep_embeddings=True).steps()) == 2
+    step = SemanticDedup(model="minilm", keep="first", threshold=0.85)
+    report = Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), step, JsonlWriter(str(tmp_path / "step"))).run(
+        executor="inline"
+    )
+    assert report.kept == 2

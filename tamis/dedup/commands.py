@@ -1,4 +1,4 @@
-"""`tamis dedup exact IN OUT`, `tamis dedup fuzzy IN OUT`, `tamis dedup explain OUT ID`."""
+"""`tamis dedup exact IN OUT`, `tamis dedup fuzzy IN OUT`, `tamis dedup semantic IN OUT`, `tamis dedup explain OUT ID`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from tamis.errors import Interrupted, ParameterError
 from tamis.executors.forkserver import launched
 
 if TYPE_CHECKING:
-    from tamis.workflows import ExactDeduplicationWorkflow, FuzzyDeduplicationWorkflow
+    from tamis.workflows import (
+        ExactDeduplicationWorkflow,
+        FuzzyDeduplicationWorkflow,
+        SemanticDeduplicationWorkflow,
+    )
 
 app: typer.Typer = typer.Typer(
     name="dedup",
-    help="Remove exact or near duplicates, and explain why each row was dropped.",
+    help="Remove exact, near or semantic duplicates, and explain why each row was dropped.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -72,6 +76,21 @@ class Verify(StrEnum):
     jaccard = "jaccard"
     signature = "signature"
     none = "none"
+
+
+class SemanticKeep(StrEnum):
+    hard = "hard"
+    easy = "easy"
+    random = "random"
+    first = "first"
+    newest = "newest"
+    best = "best"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
 
 
 class Format(StrEnum):
@@ -144,7 +163,9 @@ class Shared:
     as_json: JsonOption = False
     quiet: QuietOption = False
 
-    def run(self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow) -> None:
+    def run(
+        self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow | SemanticDeduplicationWorkflow
+    ) -> None:
         """Run a workflow with these options."""
         from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
@@ -195,9 +216,11 @@ class Shared:
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `Shared` to a command, which receives them as `shared`."""
+    """Add the options of `Shared` to a command, which receives them as `shared`; the command may have its own instead."""
     own = [each for name, each in inspect.signature(command, eval_str=True).parameters.items() if name != "shared"]
-    more = inspect.signature(Shared, eval_str=True).parameters
+    names = {each.name for each in own}
+    found = inspect.signature(Shared, eval_str=True).parameters
+    more = {name: each for name, each in found.items() if name not in names}
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
@@ -294,6 +317,59 @@ def fuzzy(
 
 @app.command()
 @explains_errors
+@with_shared
+def semantic(
+    input_path: Input,
+    output_path: Output,
+    column: Annotated[str, typer.Option("--column", help="The column with the embeddings.")] = "embedding",
+    threshold: Annotated[
+        float | None, typer.Option(help="Drop rows of at least this cosine similarity to one kept. [default: 0.9]")
+    ] = None,
+    eps: Annotated[float | None, typer.Option(help="1 - threshold.")] = None,
+    keep: Annotated[
+        SemanticKeep,
+        typer.Option(
+            "--keep", help="Which row to keep: far from the centre of its cluster (hard), near to it (easy), ..."
+        ),
+    ] = SemanticKeep.hard,
+    clusters: Annotated[
+        int | None, typer.Option(help="Number of clusters. [default: the square root of the number of rows]")
+    ] = None,
+    neighbours: Annotated[
+        int, typer.Option(min=-1, help="Neighbouring clusters that a row is compared with; -1 for all within reach.")
+    ] = 16,
+    model: Annotated[
+        str | None, typer.Option(help="Embed the text first, with this model: minilm, wordllama, a folder, ...")
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="With --model: the column to embed.")] = "text",
+    seed: Annotated[int, typer.Option(help="Seed of clusters and of --keep random.")] = 42,
+    device: Annotated[Device, typer.Option(help="Where to compare embeddings.")] = Device.auto,
+    *,
+    shared: Shared,
+) -> None:
+    """Remove rows whose embedding is similar to that of one already kept."""
+    with launched(shared.executor == "local"):
+        from tamis.workflows import SemanticDeduplicationWorkflow, TextSemanticDeduplicationWorkflow
+
+        options: dict[str, Any] = {
+            "embedding_field": column,
+            "threshold": threshold,
+            "eps": eps,
+            "which_to_keep": keep.value,
+            "n_clusters": clusters if clusters is not None else "auto",
+            "neighbours": neighbours if neighbours >= 0 else None,
+            "random_state": seed,
+            "device": device.value,
+        }
+        if model is None:
+            shared.run(SemanticDeduplicationWorkflow(input_path, output_path, **options))
+        else:
+            options |= {"model_identifier": model, "text_field": text_column}
+            shared.run(TextSemanticDeduplicationWorkflow(input_path, output_path, **options))
+
+
+@app.command()
+@explains_errors
 def explain(
     output_path: Output,
     name: Annotated[
@@ -344,6 +420,10 @@ _SHOWN = {
     "cut_bytes": "bytes cut",
     "rewritten": "rows with cuts",
     "candidates": "rows compared",
+    "vectors": "rows with an embedding",
+    "other_dimensions": "rows with an embedding of another length",
+    "clusters": "clusters",
+    "limited": "rows with more neighbouring clusters",
     "largest_component": "rows in the largest set of linked rows",
 }
 """What the overview shows of a summary, with its label."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.dedup import candidates, similar
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
@@ -38,6 +39,9 @@ from tamis.kernels import clusters
 from tamis.mapped import SPILL
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
+if TYPE_CHECKING:
+    from tamis.text.embed import Embed, Embedder
+
 SemanticKeep: TypeAlias = Literal["hard", "easy", "random", "first", "newest", "best"]
 
 MAX_AUTO_CLUSTERS = 2**14
@@ -58,7 +62,8 @@ class SemanticDedup(Gather):
     row and are nearest. With `neighbours=None` it is compared with all that may, and no pair is missed. With the default of 16,
     at least 99 % of the rows that have a similar row are found (benchmarks/semantic.md).
 
-    `column` has lists of numbers, all of one length; `tamis.text.Embed` adds one. A row without an embedding, or with one of
+    `column` has lists of numbers, all of one length; `tamis.text.Embed` adds one. With `model`, a model of `Embed`, the step
+    embeds `text_column` itself, and the rows are written without embeddings. A row without an embedding, or with one of
     length 0, is kept. A row with a value that is not finite fails, as does a row with another length than `dimension` if that
     is given; otherwise the length that most rows have is compared, and rows with another one are kept.
 
@@ -75,6 +80,8 @@ class SemanticDedup(Gather):
     """
 
     column: str = "embedding"
+    model: str | None = None
+    text_column: str = "text"
     threshold: float | None = None
     eps: float | None = None
     dimension: int | None = None
@@ -96,10 +103,12 @@ class SemanticDedup(Gather):
 
     version = 1
     incidental = frozenset({"device", "storage_options"})
-    path_parameters = frozenset({"against"})
+    path_parameters = frozenset({"against", "model"})
 
     def check(self) -> None:
         self._policy.check()
+        if self._embed is not None:
+            self._embed.check()
         if self.threshold is not None and self.eps is not None:
             raise ParameterError("give `threshold` or `eps`, not both", hint="eps is 1 - threshold")
         if not 0 < self.least_similarity <= 1:
@@ -130,8 +139,17 @@ class SemanticDedup(Gather):
         return 0.9 if self.threshold is None else self.threshold
 
     @property
+    def _embed(self) -> Embed | None:
+        if self.model is None:
+            return None
+        from tamis.text.embed import Embed
+
+        return Embed(self.model, column=self.text_column, device=self.device)
+
+    @property
     def resources(self) -> Resources:
-        return Resources(memory=RESOLVING_BYTES)
+        needed = self._embed.resources if self._embed is not None else Resources()
+        return replace(needed, memory=needed.own_bytes + RESOLVING_BYTES)
 
     @property
     def _policy(self) -> KeepPolicy:
@@ -140,13 +158,22 @@ class SemanticDedup(Gather):
         return KeepPolicy(keep, self.by, self.prefer, self.prefer_column, self.across_sources)
 
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(["embedding", *self._policy.columns()]))
+        return tuple(dict.fromkeys([self._read, *self._policy.columns()]))
+
+    @property
+    def _read(self) -> str:
+        return "embedding" if self.model is None else "text"
+
+    def real_names(self) -> dict[str, str]:
+        real = self.column if self.model is None else self.text_column
+        return {name: name for name in self.reads()} | {self._read: real}
 
     def optional_reads(self) -> tuple[str, ...]:
         return ("id",)
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update, self.storage_options)
+        known = super().identity() | index_identity(self.against, self.update, self.storage_options)
+        return known | ({"embed": self._embed.identity()} if self._embed is not None else {})
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk space that a run takes: the embeddings three times, and edges."""
@@ -155,16 +182,20 @@ class SemanticDedup(Gather):
     def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
         if self.against is None:
             return None
-        settings = {"column": self.column}
+        settings = {"column": self.column, "model": self.model}
         return Index.open(
             self.against, "semantic", settings, self.storage_options, own=own, create=self.update, check_only=check_only
         )
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
-    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+    def open(self, context: Context) -> VectorObserver:
+        return VectorObserver(self, self._embed.open(context) if self._embed is not None else None)
+
+    def facts(self, batch: Batch, vectors: Column) -> dict[str, Column | np.ndarray]:
+        """Facts about rows with these vectors."""
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
-        facts |= vector_facts(batch["embedding"], self.column, self.dimension)
+        facts |= vector_facts(vectors, self.column, self.dimension)
         return facts | self._policy.facts(batch, np.zeros(len(batch), np.int64))
 
     # ------------------------------------------------------------------------------------------------------------- resolve
@@ -378,6 +409,22 @@ class SemanticDedup(Gather):
         for blob in shuffled:
             blob.delete()
         return members
+
+
+class VectorObserver:
+    """Observes the rows of a `SemanticDedup`, and embeds them if it has a model."""
+
+    def __init__(self, step: SemanticDedup, embedder: Embedder | None) -> None:
+        self._step, self._embedder = step, embedder
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        if self._embedder is None:
+            return self._step.facts(batch, batch["embedding"])
+        return self._step.facts(batch, self._embedder.apply(batch)["embedding"])
+
+    def close(self) -> None:
+        if self._embedder is not None:
+            self._embedder.close()
 
 
 def write_vector_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
