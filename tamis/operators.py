@@ -94,6 +94,11 @@ class Operator:
         """What a worker needs to run this step. Override it if that depends on parameters, such as the size of a model."""
         return self.declared_resources
 
+    @property
+    def batch_bytes(self) -> int | None:
+        """How many bytes of rows to process at a time if this step has workers of its own; None for the usual size."""
+        return None
+
     def reads(self) -> tuple[str, ...]:
         """The columns this step receives, under the names it uses for them."""
         return self.declared_reads
@@ -568,6 +573,8 @@ class Sink(Operator):
     suffix: ClassVar[str] = ""
     can_copy_rows: ClassVar[bool] = False
     """Whether rows can be copied from its files: `stored_rows`, and `as_stored` and `append` of its writers."""
+    needs_rows: ClassVar[bool] = True
+    """Whether it looks at the rows. If not, rows that no other step needs are counted without being read."""
 
     @property
     def file_suffix(self) -> str:

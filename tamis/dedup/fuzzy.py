@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.dedup import candidates
 from tamis.dedup.candidates import Comparison, Verify
 from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_parts_of, publish
@@ -40,11 +41,23 @@ from tamis.errors import ParameterError
 from tamis.exchange import Blob, Exchange
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
+from tamis.kernels.minhash_gpu import Signed
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.mapped import SPILL
+from tamis.models.devices import choose, open_cupy
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 CANDIDATES = "candidates"
+
+GPU_BATCH_BYTES = 64_000_000
+"""Texts that are sent to a GPU at a time."""
+WORKERS_PER_GPU = 4
+GPU_WORKER_BYTES = 700_000_000
+"""Memory that a process takes to open a GPU, and for the arrays that it sends and receives."""
+GPU_FIXED_BYTES = 500_000_000
+"""Memory on the GPU that does not depend on the batch."""
+WORTH_OPENING_BYTES = 2_000_000
+"""Opening a GPU takes a second or two, in which a core hashes hundreds of megabytes; inputs of a few batches do not need it."""
 
 SETTINGS: dict[str, tuple[str, int, int, int, bool]] = {
     "fineweb": ("word", 5, 14, 8, True),  # Penedo et al. 2024, section 3.4
@@ -80,8 +93,8 @@ class FuzzyDedup(Gather):
     `ExactDedup`. `reuse` names the output of an earlier run over the same input, whose hashes are reused; only `threshold`
     may differ.
 
-    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for character n-grams, which are the
-    most expensive.
+    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU if there is one. A few workers then hash what all others
+    read.
 
     Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
     candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
@@ -138,8 +151,7 @@ class FuzzyDedup(Gather):
             )
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
-        if self.device == "gpu":
-            minhash_gpu.demand()
+        choose(self.device, "cupy")
         self._index(check_only=True)
         if self.reuse is not None:
             if self.update:
@@ -177,14 +189,22 @@ class FuzzyDedup(Gather):
 
     @property
     def resources(self) -> Resources:
-        return Resources(memory=RESOLVING_BYTES + (minhash_gpu.OPENING_BYTES if self.device == "gpu" else 0))
+        batch_bytes = self.batch_bytes
+        if batch_bytes is None:
+            return Resources(memory=RESOLVING_BYTES)
+        # While one process reads packets and writes facts, another one can use the GPU.
+        return Resources(
+            memory=RESOLVING_BYTES + GPU_WORKER_BYTES,
+            gpus=1 / WORKERS_PER_GPU,
+            gpu_memory=GPU_FIXED_BYTES + batch_bytes * (160 if self._unit == "character" else 40),
+        )
 
     @property
-    def _on_gpu(self) -> bool:
-        """Only character n-grams are worth it: words are hashed as fast as they are read."""
-        return self.device == "gpu" or (
-            self.device == "auto" and self._unit == "character" and minhash_gpu.fits_in_memory()
-        )
+    def batch_bytes(self) -> int | None:
+        """Large batches, if they are hashed on a GPU."""
+        if self.reuse is not None or choose(self.device, "cupy") == "cpu":
+            return None
+        return GPU_BATCH_BYTES
 
     @property
     def _policy(self) -> KeepPolicy:
@@ -251,37 +271,59 @@ class FuzzyDedup(Gather):
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
-    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
-        data, offsets = text_buffers(batch["text"], self.column)
-        content = np.empty((len(batch), 2), np.uint64)
-        digest_spans(data, offsets[:-1], offsets[1:], 0, content)
-        facts["content"] = content[:, 0]
-        if self.reuse is not None:
-            return facts
-        return facts | self._signatures(data, offsets) | self._policy.facts(batch, np.diff(offsets))
+    def open(self, context: Context) -> Any:
+        return self if context.device == "cpu" or self.reuse is not None else _OnGpu(self, context)
 
-    def _signatures(self, data: np.ndarray, offsets: np.ndarray) -> dict[str, Column | np.ndarray]:
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return self.facts(batch, on_gpu=False)
+
+    def facts(self, batch: Batch, *, on_gpu: bool) -> Mapping[str, Column | np.ndarray]:
+        """See `observe`."""
+        data, offsets = text_buffers(batch["text"], self.column)
+        signed = self.signed(data, offsets, on_gpu=on_gpu) if self.reuse is None else None
+        content = signed.content if signed is not None else digests_of(data, offsets)
+        facts: dict[str, Column | np.ndarray] = {**address_facts(batch), "content": content}
+        if signed is None:
+            return facts
+        rows, spans = len(batch), signed.spans
+        facts |= {"count": signed.counts, "keys": matrix_to_column(signed.keys)}
+        if self.verify == "jaccard":
+            facts["shingles"] = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(signed.compared))
+        else:
+            buffers = [None, pa.py_buffer(spans), pa.py_buffer(signed.compared)]
+            facts["signature"] = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
+        return facts | self._policy.facts(batch, np.diff(offsets))
+
+    def signed(self, data: np.ndarray, offsets: np.ndarray, *, on_gpu: bool = False) -> Signed:
+        """Digests, band keys and n-grams of texts; the same on both devices."""
         bands, hashes = self.bands
-        rows = len(offsets) - 1
-        characters = self._unit == "character"
+        rows, characters, packed = len(offsets) - 1, self._unit == "character", self.verify != "jaccard"
+        factors = minhash.multipliers(bands * hashes, self.seed)
+        if on_gpu:
+            signed = minhash_gpu.sign(
+                data,
+                offsets,
+                by_characters=characters,
+                n=self._ngram,
+                options=self._options,
+                factors=factors,
+                num_bands=bands,
+                packed=packed,
+            )
+            if signed is not None:
+                return signed
         counts, keys = np.zeros(rows, np.int64), np.empty((rows, bands), np.uint64)
-        kernels = minhash_gpu if self._on_gpu else minhash
         arguments = (
             data, offsets, characters, self._ngram, self._options, *minhash.folding_tables(self._options), POINTS, KINDS,
-            minhash.multipliers(bands * hashes, self.seed), bands, counts, keys,
+            factors, bands, counts, keys,
         )  # fmt: skip
-        compared: Column
-        if self.verify == "jaccard":
-            shingles, spans = minhash.ngram_buffers(offsets, characters)
-            kernels.sign(*arguments, shingles, spans)
-            compared = pa.LargeListArray.from_arrays(pa.array(spans), pa.array(shingles[: spans[-1]]))
+        if packed:
+            compared, spans = minhash.sign_packed(*arguments)
         else:
-            packed, spans = kernels.sign_packed(*arguments)
-            buffers = [None, pa.py_buffer(spans), pa.py_buffer(packed)]
-            compared = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
-        column = "shingles" if self.verify == "jaccard" else "signature"
-        return {"count": counts, "keys": matrix_to_column(keys), column: compared}
+            compared, spans = minhash.ngram_buffers(offsets, characters)
+            minhash.sign(*arguments, compared, spans)
+            compared = compared[: spans[-1]]
+        return Signed(digests_of(data, offsets), counts, keys, compared, spans)
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
@@ -431,6 +473,31 @@ class FuzzyDedup(Gather):
         found = work.exchange.reachable(folder / CANDIDATES, CANDIDATES)
         files = tuple(name for name in found.names() if name.endswith(SPILL))
         return index, NumberedFiles(found, "part-", 0, files), int(earlier["buckets"])
+
+
+class _OnGpu:
+    """Observes rows on a GPU, which is opened for the first batch that is worth it."""
+
+    def __init__(self, step: FuzzyDedup, context: Context) -> None:
+        self._step, self._context = step, context
+        self._opened = False
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        if not self._opened and batch.num_bytes >= WORTH_OPENING_BYTES:
+            open_cupy(self._context)
+            self._opened = True
+        return self._step.facts(batch, on_gpu=self._opened)
+
+    def close(self) -> None:
+        if self._opened:
+            minhash_gpu.release()
+
+
+def digests_of(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """uint64[rows]: half a digest of each text."""
+    content = np.empty((len(offsets) - 1, 2), np.uint64)
+    digest_spans(data, offsets[:-1], offsets[1:], 0, content)
+    return content[:, 0]
 
 
 def write_signature_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:

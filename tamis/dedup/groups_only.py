@@ -18,6 +18,8 @@ class GroupsOnly(Sink):
     fields: tuple[str, ...] = ()
     mode: str = "resume"
 
+    needs_rows = False
+
     @property
     def folder(self) -> str:
         return self.path

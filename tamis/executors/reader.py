@@ -198,6 +198,28 @@ class Reader:
         mine.seconds += time.perf_counter() - began
         return batch, numbers
 
+    def count_decided(self) -> bool:
+        """Count the rows of a whole partition by the decisions about them, without reading them; False if they must be read."""
+        if not self._task.is_whole or self._task.poison:
+            return False
+        assert self._stage.fates is not None
+        began = time.perf_counter()
+        drop, reasons, payload = spill.read_fates(self._stage.fates, self._task.partition.index)
+        if payload is not None:
+            return False
+        gone = reasons.cast(pa.string()).filter(pa.array(drop))
+        rows, kept, account = len(drop), len(drop) - len(gone), self._records.account
+        account.read += rows
+        account.kept += kept
+        for number, step in enumerate(account.operators):
+            step.rows_in += rows if number < 2 else kept
+            step.rows_out += kept if number else rows
+        mine = self._records.of(1)
+        for found in pc.value_counts(gone):
+            mine.dropped[str(found["values"].as_py())] = found["counts"].as_py()
+        mine.seconds += time.perf_counter() - began
+        return True
+
     def _known_to_have_failed(self, batch: Batch) -> np.ndarray | None:
         if not self._task.gone:
             return None

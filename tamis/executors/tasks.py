@@ -70,6 +70,12 @@ class Stage:
         return isinstance(self.end, Gather)
 
     @property
+    def only_counts(self) -> bool:
+        """Whether the decisions of the Gather before are all that the stage needs: no step looks at the rows."""
+        needs_rows = isinstance(self.end, Gather) or (isinstance(self.end, Sink) and self.end.needs_rows)
+        return self.fates_of is not None and not (self.operators or needs_rows or self.rejects or self.hands_on)
+
+    @property
     def steps(self) -> tuple[Operator, ...]:
         """The steps in the order of their accounts: source, the Gather whose decisions are applied, operators, end."""
         fates_of = () if self.fates_of is None else (self.fates_of,)

@@ -133,6 +133,9 @@ class _TaskRun:
     def all(self) -> Segment:
         self.began = trimmed = time.perf_counter()
         self.before = process.reset_peak()
+        if self.stage.only_counts and self.reader.count_decided():
+            self._report()
+            return self._finish()
         for rows in self.reader:
             self.chain.run(rows)
             self._report()

@@ -1,72 +1,50 @@
-"""`sign` and `sign_packed` of `minhash.py` on a GPU: same arguments, bit-identical results (CUDA C++ through CuPy).
+"""N-grams, band keys and digests of texts on a GPU, bit-identical to `minhash.py` and `digests.py` (CUDA C++ through CuPy).
 
-Batches with a word of more than 4000 bytes, and batches that do not fit in GPU memory, are processed on the CPU.
+texts --pinned--> GPU: digest; hashes of words -> n-grams -> minima -> band keys; sorted and packed n-grams --pinned--> facts
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import resource
-from collections.abc import Callable
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tamis.errors import MissingExtra, ParameterError, require
+from tamis.errors import require
 from tamis.kernels import minhash, sets
 from tamis.kernels.unicode_tables import ALPHANUMERIC, CONTROL, DIGIT, PUNCTUATION, SPACE, SYMBOL, UNSPACED
+from tamis.models.devices import choose
 
-R = TypeVar("R")
-
-_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _THREADS = 128
+CHUNK_BYTES = 256
+"""Bytes of a text that one thread reads, as in minhash.cu."""
+SMALL_BYTES = 65_536
+"""Pinned memory is not worth it for arrays below this size."""
 MAX_HASHES = 10_000
 """The minima of a text must fit in the shared memory of a block: 40 kB of 48."""
-
-
-OPENING_BYTES = 1_500_000_000
-"""Memory that a process maps when it initialises a GPU: 1.4 GB with CuPy 14 and CUDA 13, of which 0.25 GB is used."""
-
-
-@functools.cache
-def fits_in_memory() -> bool:
-    """Whether there is a GPU, and initialising it leaves this process at least as much memory as it takes."""
-    return _free_bytes() >= 2 * OPENING_BYTES and available()
-
-
-def _free_bytes() -> float:
-    """Memory that the limit of this process allows beyond what it has allocated."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if limit == resource.RLIM_INFINITY:
-        return math.inf
-    return limit - int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 @functools.cache
 def available() -> bool:
     """Whether this machine has a usable GPU. Imports CuPy only if there is one."""
-    if not any(path.exists() for path in _DEVICES):
+    if choose("auto", "cupy") == "cpu":
         return False
     try:
-        cupy = _cupy()
-        return cupy.cuda.runtime.getDeviceCount() > 0
-    except MissingExtra:
-        return False
+        return int(_cupy().cuda.runtime.getDeviceCount()) > 0
     except RuntimeError:  # no driver, or one that is too old
         return False
 
 
-def demand() -> None:
-    """Raise if there is no usable GPU."""
-    if not any(path.exists() for path in _DEVICES):
-        raise ParameterError("this machine has no GPU", hint='device="auto" uses a GPU if there is one')
-    _cupy()
-    if not available():
-        raise ParameterError("the GPU of this machine cannot be used", hint="check the output of nvidia-smi")
+def release() -> None:
+    """Return the memory that CuPy has freed but kept, on the GPU and pinned."""
+    cupy = _cupy()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 def _cupy() -> ModuleType:
@@ -87,30 +65,43 @@ def _tables(options: int) -> tuple[Any, ...]:
     return tuple(cupy.asarray(np.array(table)) for table in (*minhash.folding_tables(options), POINTS, KINDS))
 
 
-def sign(*arguments: Any) -> None:
-    """See `minhash.sign`."""
-    shingles, spans = arguments[-2:]
-    signed = _if_it_fits(_sign, *arguments[:-2])
-    if signed is None:
-        minhash.sign(*arguments)
-    else:
-        joined, spans[:] = signed
-        shingles[: spans[-1]] = joined.get()
+@dataclass(frozen=True)
+class Signed:
+    """What is known about the texts of a batch; see `minhash.sign`."""
+
+    content: np.ndarray
+    """uint64[rows], the first half of the digest of each text"""
+    counts: np.ndarray
+    keys: np.ndarray
+    compared: np.ndarray
+    """The n-grams of all rows (uint32), or the packed n-grams (uint8)."""
+    spans: np.ndarray
+    """Offsets of the rows in `compared`."""
 
 
-def sign_packed(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-    """See `minhash.sign_packed`."""
-    signed = _if_it_fits(_sign, *arguments)
-    packed = _if_it_fits(_pack, *signed) if signed is not None else None
-    return packed or minhash.sign_packed(*arguments)
+def sign(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    *,
+    by_characters: bool,
+    n: int,
+    options: int,
+    factors: np.ndarray,
+    num_bands: int,
+    packed: bool,
+) -> Signed | None:
+    """The n-grams, whole or packed, the band keys and the digests of texts; None if they must be computed on the CPU.
 
-
-def _if_it_fits(function: Callable[..., R | None], *arguments: Any) -> R | None:
-    """The result of a function, or None if the GPU does not have enough memory for it."""
+    That is the case if a word is longer than 4000 bytes, or if the GPU does not have enough memory.
+    """
     cupy = _cupy()
-    with contextlib.suppress(cupy.cuda.memory.OutOfMemoryError):
-        return function(cupy, *arguments)
-    cupy.get_default_memory_pool().free_all_blocks()  # after the block: the error keeps its allocations alive
+    if not len(offsets) - 1 or len(factors) > MAX_HASHES:
+        return None
+    try:
+        return _sign(cupy, data, offsets, by_characters, n, options, factors, num_bands, packed)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what was allocated
+    cupy.get_default_memory_pool().free_all_blocks()
     return None
 
 
@@ -121,64 +112,99 @@ def _sign(
     by_characters: bool,
     n: int,
     options: int,
-    ascii_table: np.ndarray,
-    folds: np.ndarray,
-    points: np.ndarray,
-    kinds: np.ndarray,
     factors: np.ndarray,
     num_bands: int,
-    counts: np.ndarray,
-    keys: np.ndarray,
-) -> tuple[Any, np.ndarray] | None:
-    """(n-grams of all rows, on the GPU; offsets of the rows in them), or None if a text has a word longer than the buffer.
-
-    The tables among the arguments are not used, because the GPU has its own copies.
-    """
-    rows, first, last = len(counts), int(offsets[0]), int(offsets[-1])
-    if not rows or len(factors) > MAX_HASHES:
-        return None
-    text = cupy.asarray(data[first:last]) if last > first else cupy.zeros(1, np.uint8)
+    packed: bool,
+) -> Signed | None:
+    rows, first, size = len(offsets) - 1, int(offsets[0]), int(offsets[-1] - offsets[0])
+    kernels, i32, i64, u32 = _kernels(), np.int32, np.int64, np.uint32
+    text = _send(cupy, data[first : first + size]) if size else cupy.zeros(1, np.uint8)
     ends = cupy.asarray(offsets - first)
-    sizes = ends[1:] - ends[:-1]
-    places = cupy.zeros(rows + 1, np.int64)  # a word takes at least a byte and a separator, or three bytes
-    cupy.cumsum(sizes + 1 if by_characters else (sizes + 1) // 2 + 1, out=places[1:])
-    found = cupy.empty(int(places[-1]), np.uint32)
-    num, marked = cupy.empty(rows, np.int64), cupy.zeros(1, np.int32)
-    order = cupy.argsort(-sizes)  # neighbouring threads get texts of similar length
-    kernels, u32 = _kernels(), np.uint32
-    kernels.get_function("shingle")(
-        (-(-rows // _THREADS),), (_THREADS,),
-        (
-            text, ends, order, np.int64(rows), np.int32(by_characters), np.int32(n), np.int32(options), *_tables(options),
-            u32(SPACE | CONTROL), u32(PUNCTUATION | SYMBOL), u32(DIGIT), u32(ALPHANUMERIC), u32(UNSPACED),
-            places, found, num, marked,
-        ),
-    )  # fmt: skip
-    if int(marked[0]):
+    content = cupy.empty(rows, np.uint64)
+    kernels.get_function("digest")((rows,), (32,), (text, ends, i64(rows), np.uint64(0), content))
+    # A text is read by many threads, each from white space to white space.
+    first_chunks = np.zeros(rows + 1, i64)
+    np.cumsum(-(-np.diff(offsets) // CHUNK_BYTES), out=first_chunks[1:])
+    chunks = int(first_chunks[-1])
+    units = cupy.empty((size if by_characters else size // 2) + rows + 2, np.uint64)
+    places, found, marked = cupy.empty(chunks, i64), cupy.empty(chunks, i64), cupy.zeros(1, i64)
+    unit_ends = cupy.zeros(chunks + 1, i64)
+    first_chunks = cupy.asarray(first_chunks)
+    if chunks:
+        kernels.get_function("read_units")(
+            (-(-chunks // _THREADS),), (_THREADS,),
+            (
+                text, ends, first_chunks, i64(rows), i64(chunks), i32(by_characters), i32(options), *_tables(options),
+                u32(SPACE | CONTROL), u32(PUNCTUATION | SYMBOL), u32(DIGIT), u32(ALPHANUMERIC), u32(UNSPACED),
+                units, places, found, marked,
+            ),
+        )  # fmt: skip
+        cupy.cumsum(found, out=unit_ends[1:])
+    begins = unit_ends[first_chunks]
+    have = begins[1:] - begins[:-1]
+    counts = cupy.where(have >= n, have - (n - 1), -(have > 0).astype(i64))
+    spans = cupy.zeros(rows + 1, i64)
+    cupy.cumsum(cupy.abs(counts), out=spans[1:])
+    too_long, num_units, num_ngrams = cupy.concatenate([marked, begins[-1:], spans[-1:]]).get().tolist()
+    if too_long:
         return None
+    joined = cupy.empty(num_units, np.uint64)
+    if num_units:
+        kernels.get_function("compact")(
+            (-(-chunks // 4),), (32, 4), (units, places, unit_ends[1:], i64(chunks), joined)
+        )
+    del units, places, unit_ends, text
+    shingles = cupy.empty(num_ngrams, np.uint32)
+    kernels.get_function("make_ngrams")((rows,), (_THREADS,), (joined, begins, spans, i64(rows), i32(n), shingles))
+    del joined
     perms = len(factors)
-    made = cupy.empty(keys.shape, np.uint64)
+    keys = cupy.empty((rows, num_bands), np.uint64)
     kernels.get_function("minimise")(
         (rows,), (_THREADS,),
-        (found, places, num, cupy.asarray(factors), np.int32(perms), np.int32(num_bands), made),
+        (shingles, spans, i64(rows), cupy.asarray(factors), i32(perms), i32(num_bands), keys),
         shared_mem=4 * perms,
     )  # fmt: skip
-    num.get(out=counts)
-    made.get(out=keys)
-    spans = np.zeros(rows + 1, np.int64)
-    np.cumsum(np.abs(counts), out=spans[1:])
-    joined = cupy.empty(int(spans[-1]), np.uint32)
-    if len(joined):
-        kernels.get_function("gather")((rows,), (_THREADS,), (found, places, cupy.asarray(spans), joined))
-    return joined, spans
+    compared, compared_spans = _pack(cupy, shingles, spans) if packed else (shingles, spans)
+    return Signed(*(_fetch(cupy, array) for array in (content, counts, keys, compared, compared_spans)))
 
 
-def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _send(cupy: Any, array: np.ndarray) -> Any:
+    """A copy of an array on the GPU, by way of pinned memory, which the GPU reads several times as fast."""
+    staged = _pinned(cupy, array.shape, array.dtype)
+    staged[...] = array
+    result = cupy.empty(array.shape, array.dtype)
+    result.set(staged)
+    cupy.cuda.get_current_stream().synchronize()  # before `staged` is used again
+    return result
+
+
+def _fetch(cupy: Any, array: Any) -> np.ndarray:
+    if array.nbytes < SMALL_BYTES:
+        return np.asarray(array.get())
+    result = _pinned(cupy, array.shape, array.dtype)
+    array.get(out=result)
+    return result
+
+
+def _pinned(cupy: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array in pinned memory; in ordinary memory if there is none.
+
+    CuPy keeps freed blocks by size, so the sizes are powers of two.
+    """
+    count, itemsize = math.prod(shape), np.dtype(dtype).itemsize
+    try:
+        memory = cupy.cuda.alloc_pinned_memory(1 << max(16, (count * itemsize - 1).bit_length()))
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, memory)
+
+
+def _pack(cupy: Any, values: Any, spans: Any) -> tuple[Any, Any]:
     """`sets.pack_sets` for all rows at once: after one sort, the position of each n-gram is known."""
     rows, size = len(spans) - 1, len(values)
     if not size:
-        return np.empty(0, np.uint8), np.zeros(rows + 1, np.int64)
-    starts = cupy.bincount(cupy.asarray(spans[1:-1]), minlength=size + 1)[:size]  # rows that begin at each value
+        return cupy.empty(0, np.uint8), cupy.zeros(rows + 1, np.int64)
+    starts = cupy.bincount(spans[1:-1], minlength=size + 1)[:size]  # rows that begin at each value
     ordered = (cupy.cumsum(starts).astype(np.uint64) << 32) | cupy.maximum(values, 1)
     del starts
     ordered.sort()
@@ -198,4 +224,4 @@ def _pack(cupy: Any, values: Any, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     cupy.cumsum(gaps // sets.ESCAPE + 1, out=stops[1:])
     packed = cupy.full(int(stops[-1]), sets.ESCAPE, np.uint8)
     packed[stops[1:] - 1] = (gaps % sets.ESCAPE).astype(np.uint8)
-    return packed.get(), np.concatenate([np.zeros(1, np.int64), stops[ends].get()])
+    return packed, cupy.concatenate([cupy.zeros(1, np.int64), stops[ends]])

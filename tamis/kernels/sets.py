@@ -47,8 +47,8 @@ def bits_of(size):
 
 
 @kernel
-def sort_unique(values, ends, out):
-    """Write the distinct values (0 counts as 1) in ascending order to `out`; returns their number.
+def sort_unique(values, least, ends, out):
+    """Write the distinct values (one below `least` counts as `least`) in ascending order to `out`; returns their number.
 
     The values are hashes, so a bin sort by their upper bits, with about one value per bin, almost sorts them.
 
@@ -61,11 +61,11 @@ def sort_unique(values, ends, out):
     for number in range((1 << bits) + 1):
         ends[number] = 0
     for value in values:
-        ends[np.int64(max(value, np.uint32(1)) >> shift) + 1] += 1
+        ends[np.int64(max(value, least) >> shift) + 1] += 1
     for number in range(1 << bits):
         ends[number + 1] += ends[number]
     for value in values:
-        value = max(value, np.uint32(1))
+        value = max(value, least)
         place = np.int64(value >> shift)
         out[ends[place]] = value
         ends[place] += 1
@@ -99,7 +99,7 @@ def pack_sets(values, offsets, out, spans):
     for row in range(len(offsets) - 1):
         spans[row] = size
         found = values[offsets[row] : offsets[row + 1]]
-        count = sort_unique(found, ends, ordered)
+        count = sort_unique(found, np.uint32(1), ends, ordered)
         shift = np.uint32(FULL_BITS - bits_of(count))
         before = np.uint32(0)
         for index in range(count):
@@ -143,14 +143,14 @@ def unpack_sets(packed, offsets, spans, places, bits):
 @kernel
 def sort_sets(values, offsets, out, spans):
     """Sort the values of each row and remove repeats; out is as long as values, spans int64[rows + 1] are its offsets."""
+    largest = np.int64(0)
+    for row in range(len(offsets) - 1):
+        largest = max(largest, offsets[row + 1] - offsets[row])
+    ends = np.empty(2 * largest + 2, np.int32)
     size = np.int64(0)
     for row in range(len(offsets) - 1):
         spans[row] = size
-        ordered = np.sort(values[offsets[row] : offsets[row + 1]])
-        for index in range(len(ordered)):
-            if index == 0 or ordered[index] != ordered[index - 1]:
-                out[size] = ordered[index]
-                size += 1
+        size += sort_unique(values[offsets[row] : offsets[row + 1]], np.uint32(0), ends, out[size:])
     spans[len(offsets) - 1] = size
 
 

@@ -366,7 +366,7 @@ def test_reused_hashes_with_another_threshold_give_the_result_of_a_new_run(tmp_p
     for threshold, folder in ((0.7, out[0]), (0.9, out[1])):
         step = FuzzyDedup(threshold=threshold, verify=verify)
         Pipeline(JsonlReader(source), step, JsonlWriter(folder)).run(executor="inline")
-    monkeypatch.setattr(FuzzyDedup, "_signatures", None)  # nothing is hashed again
+    monkeypatch.setattr(FuzzyDedup, "signed", None)  # nothing is hashed again
     step = FuzzyDedup(threshold=0.9, verify=verify, reuse=out[0])
     Pipeline(JsonlReader(source, blocksize="20kB"), step, JsonlWriter(out[2])).run(executor="inline")
     assert output_of(tmp_path / "reused") == output_of(tmp_path / "strict")

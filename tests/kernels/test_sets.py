@@ -1,5 +1,6 @@
 """Sets of n-grams, whole and packed, against Python's own."""
 
+import itertools
 import math
 import random
 
@@ -115,3 +116,13 @@ def test_equal_and_disjoint_sets():
     same = unpacked([left, left, right])
     assert sets.jaccard_similarity(0, 1, *same, 0.8) == 1.0
     assert sets.jaccard_similarity(0, 2, *same, 0.0) < 0.02
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1)), max_size=80), max_size=6))
+@settings(deadline=None)
+def test_sets_are_sorted_without_repeats(rows):
+    values = np.array([value for row in rows for value in row], np.uint32)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    out, spans = np.empty(len(values), np.uint32), np.empty(len(offsets), np.int64)
+    sets.sort_sets(values, offsets, out, spans)
+    assert [out[a:b].tolist() for a, b in itertools.pairwise(spans)] == [sorted(set(row)) for row in rows]
