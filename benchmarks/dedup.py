@@ -126,7 +126,7 @@ def sign(source: Path, work: Path, step: FuzzyDedup) -> None:
     for partition in layout.partitions:
         writer = None
         for batch in reader.read(partition, reading):
-            facts = pa.table(dict(step.observe(batch)))
+            facts = pa.table(dict(step.facts(batch)))
             writer = writer or pa.ipc.new_file(work / f"{partition.index}.arrow", facts.schema)
             writer.write_table(facts)
         if writer is not None:

@@ -272,13 +272,10 @@ class FuzzyDedup(Gather):
     # ------------------------------------------------------------------------------------------------------------- observe
 
     def open(self, context: Context) -> Any:
-        return self if context.device == "cpu" or self.reuse is not None else _OnGpu(self, context)
+        return _Observer(self, context)
 
-    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        return self.facts(batch, on_gpu=False)
-
-    def facts(self, batch: Batch, *, on_gpu: bool) -> Mapping[str, Column | np.ndarray]:
-        """See `observe`."""
+    def facts(self, batch: Batch, *, on_gpu: bool = False) -> Mapping[str, Column | np.ndarray]:
+        """What `resolve` needs to know about each row."""
         data, offsets = text_buffers(batch["text"], self.column)
         signed = self.signed(data, offsets, on_gpu=on_gpu) if self.reuse is None else None
         content = signed.content if signed is not None else digests_of(data, offsets)
@@ -475,21 +472,22 @@ class FuzzyDedup(Gather):
         return index, NumberedFiles(found, "part-", 0, files), int(earlier["buckets"])
 
 
-class _OnGpu:
-    """Observes rows on a GPU, which is opened for the first batch that is worth it."""
+class _Observer:
+    """Observes rows; on a GPU, if it has one, which is opened for the first batch that is worth it."""
 
     def __init__(self, step: FuzzyDedup, context: Context) -> None:
         self._step, self._context = step, context
-        self._opened = False
+        self._may_open = context.device != "cpu" and step.batch_bytes is not None
+        self._on_gpu = False
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        if not self._opened and batch.num_bytes >= WORTH_OPENING_BYTES:
+        if self._may_open and not self._on_gpu and batch.num_bytes >= WORTH_OPENING_BYTES:
             open_cupy(self._context)
-            self._opened = True
-        return self._step.facts(batch, on_gpu=self._opened)
+            self._on_gpu = True
+        return self._step.facts(batch, on_gpu=self._on_gpu)
 
     def close(self) -> None:
-        if self._opened:
+        if self._on_gpu:
             minhash_gpu.release()
 
 

@@ -75,7 +75,7 @@ def fates(rows, step, per_partition=50, **options):
 
 def naive(rows, step):
     """Greedy in source order within each component of rows that share band keys; the keys are the step's own."""
-    facts = step.observe(Batch.from_rows(rows))
+    facts = step.facts(Batch.from_rows(rows))
     keys = column_to_matrix(facts["keys"], np.uint64)
     sets = [set(each) for each in facts["shingles"].to_pylist()]
     component = list(range(len(rows)))
