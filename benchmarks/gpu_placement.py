@@ -9,6 +9,7 @@ before the libraries were imported with which the same work succeeds, of the siz
 from __future__ import annotations
 
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,10 +26,14 @@ def status() -> dict[str, int]:
 
 
 def device_bytes() -> int:
-    """Memory in use on all GPUs, from a process that does not open them."""
+    """Memory in use on all GPUs, as another process sees it; without nvidia-smi, with the context of that process."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    unit = 2**20
+    if shutil.which("nvidia-smi") is None:
+        code = "import torch; free, total = torch.cuda.mem_get_info(); print(total - free)"
+        command, unit = [sys.executable, "-c", code], 1
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return sum(int(line) for line in done.stdout.split() if line.isdigit()) * 2**20
+    return sum(int(line) for line in done.stdout.split() if line.isdigit()) * unit
 
 
 def steps_of(mode: str) -> list[tuple[str, Callable[[], object]]]:

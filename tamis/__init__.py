@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tamis.backends import ToBackend
     from tamis.batch import Batch, Column
     from tamis.context import Context
     from tamis.errors import TamisError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "ToBackend": "backends",
     **dict.fromkeys(["Batch", "Column"], "batch"),
     "Context": "context",
     "TamisError": "errors",
@@ -117,6 +119,7 @@ __all__ = [
     "TamisError",
     "TextReader",
     "TextSemanticDeduplicationWorkflow",
+    "ToBackend",
     "Verification",
     "Work",
     "at_least",

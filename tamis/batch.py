@@ -116,7 +116,7 @@ class Origin:
 class Batch:
     """Rows that pass through a stage. Immutable: each change returns a new batch that shares columns with the old one."""
 
-    __slots__ = ("_names", "access", "memo", "needed", "origin", "table")
+    __slots__ = ("_names", "access", "handed_on", "memo", "needed", "origin", "table")
 
     def __init__(
         self,
@@ -125,6 +125,7 @@ class Batch:
         *,
         memo: dict[tuple[str, str], Facts] | None = None,
         needed: dict[tuple[str, str], object] | None = None,
+        handed_on: dict[tuple[str, str], Facts] | None = None,
         names: Mapping[str, str] | None = None,
         access: MediaAccess | None = None,
     ) -> None:
@@ -132,6 +133,7 @@ class Batch:
         self.origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
         self.memo = memo if memo is not None else {}
         self.needed = needed if needed is not None else {}
+        self.handed_on = handed_on if handed_on is not None else {}
         self._names = names or {}  # name seen by the operator -> name in the memo
         self.access = access  # what references in media columns may reach; None for the folders of the source files
         assert len(self.origin) == table.num_rows, "one origin per row"
@@ -189,6 +191,14 @@ class Batch:
                 self.memo[key] = compute(self[column], self.needed[needed])
         return self.memo[key]
 
+    def hand_on(self, column: str, compute: Callable[..., Any], facts: dict[str, Any]) -> None:
+        """Let later steps have `facts` about a column that this step is about to write, instead of computing them.
+
+        For results on a GPU: the next step calls `facts(column, compute)` and gets the arrays that this step left there.
+        `column` is its name in the data.
+        """
+        self.handed_on[column, self._key(column, compute)[1]] = facts
+
     def facts_with_origin(self, column: str, compute: Callable[[Column, Origin, MediaAccess | None], Facts]) -> Facts:
         """Like `facts`, for a result that also depends on where the rows came from and what they may refer to."""
         key = self._key(column, compute)
@@ -204,7 +214,15 @@ class Batch:
         table = pa.table({seen: self.table.column(real) for seen, real in names.items()})
         if not names:  # a table without columns has no rows: a placeholder column keeps their number
             table = pa.table({"": pa.nulls(len(self))})
-        return Batch(table, self.origin, memo=self.memo, needed=self.needed, names=dict(names), access=self.access)
+        return Batch(
+            table,
+            self.origin,
+            memo=self.memo,
+            needed=self.needed,
+            handed_on=self.handed_on,
+            names=dict(names),
+            access=self.access,
+        )
 
     def select(self, index: np.ndarray | slice) -> Batch:
         """The rows of a boolean mask, of row numbers, or of a slice, with their facts."""
@@ -229,6 +247,7 @@ class Batch:
         schema = pa.schema(fields.values(), metadata=self.table.schema.metadata)
         table = pa.Table.from_arrays(list(arrays.values()), schema=schema) if arrays else self.table
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
+        memo |= {key: facts for key, facts in self.handed_on.items() if key[0] in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
         return Batch(table, self.origin, memo=memo, needed=needed, access=self.access)
 
@@ -239,7 +258,7 @@ class Batch:
         table = self.table.drop_columns(list(columns))
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
-        return Batch(table, self.origin, memo=memo, needed=needed, access=self.access)
+        return Batch(table, self.origin, memo=memo, needed=needed, handed_on=self.handed_on, access=self.access)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts. Slow: meant for user functions, messages and tests."""

@@ -223,6 +223,11 @@ OutputOption: TypeAlias = Annotated[
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Memory budget of all processes together, e.g. 8GB.")
 ]
+GpuMemoryOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--gpu-memory", metavar="SIZE", help="Memory budget on each GPU, e.g. 20GB; most of it by default."),
+]
+DeviceOption: TypeAlias = Annotated[Device, typer.Option(help="Run models and kernels on a CPU or a GPU.")]
 WorkersOption: TypeAlias = Annotated[
     str | None, typer.Option("--workers", metavar="N", help="Number of worker processes, or auto.")
 ]
@@ -276,13 +281,19 @@ def prepare(name: str, inputs: list[str] | None, output: str | None, overrides: 
     return recipe
 
 
-def resources_of(recipe: Recipe, memory: str | None, workers: str | None) -> dict[str, Any]:
+def resources_of(
+    recipe: Recipe, memory: str | None, workers: str | None, gpu_memory: str | None = None
+) -> dict[str, Any]:
     """Memory and workers from the command line, else from the recipe, else chosen by the engine."""
     from tamis.parameters import parse_bytes
 
-    chosen: dict[str, Any] = {"memory": memory if memory is not None else recipe.settings.memory}
-    if chosen["memory"] is not None:
-        parse_bytes(chosen["memory"])
+    chosen: dict[str, Any] = {
+        "memory": memory if memory is not None else recipe.settings.memory,
+        "gpu_memory": gpu_memory if gpu_memory is not None else recipe.settings.gpu_memory,
+    }
+    for size in chosen.values():
+        if size is not None:
+            parse_bytes(size)
     wanted = workers if workers is not None else recipe.settings.workers
     if isinstance(wanted, str) and wanted != "auto":
         if not wanted.isdecimal() or int(wanted) < 1:
@@ -335,7 +346,8 @@ def run(
     memory: MemoryOption = None,
     workers: WorkersOption = None,
     executor: Annotated[str, typer.Option(metavar="NAME", help="local, or inline for debugging.")] = "local",
-    device: Annotated[Device, typer.Option(help="Run models and kernels on a CPU or a GPU.")] = Device.auto,
+    device: DeviceOption = Device.auto,
+    gpu_memory: GpuMemoryOption = None,
     overrides: SetOption = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Keep dropped rows with their reasons.")] = False,
     scores: Annotated[
@@ -375,7 +387,7 @@ def run(
         from tamis.console import failures_text, summary_text
         from tamis.progress import Progress
 
-        settings = resources_of(chosen, memory, workers)
+        settings = resources_of(chosen, memory, workers, gpu_memory)
         settings["max_failed"] = choose_max_failed(max_failed, strict, chosen.settings.max_failed)
         pipeline = chosen.build()
         # No bars inline: they would overwrite the prompt of a debugger.
@@ -435,15 +447,18 @@ def explain(
     output: OutputOption = None,
     memory: MemoryOption = None,
     workers: WorkersOption = None,
+    device: DeviceOption = Device.auto,
+    gpu_memory: GpuMemoryOption = None,
     overrides: SetOption = None,
+    scratch: ScratchOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a run would do: stages, partitions, memory and columns."""
+    """Show what a run would do: stages, partitions, memory, devices and columns."""
     from tamis.console import wrapped
 
     chosen = prepare(recipe, inputs, output, overrides)
-    settings = resources_of(chosen, memory, workers)
-    explanation = chosen.build().explain(**settings)
+    settings = resources_of(chosen, memory, workers, gpu_memory)
+    explanation = chosen.build().explain(**settings, device=device.value, scratch=scratch)
     if as_json:
         print_json(explanation.as_dict())
     else:
@@ -519,12 +534,17 @@ def profile(
     output: OutputOption = None,
     rows: Annotated[int, typer.Option(help="Number of rows to run.")] = 20_000,
     memory: MemoryOption = None,
+    device: DeviceOption = Device.auto,
+    gpu_memory: GpuMemoryOption = None,
     overrides: SetOption = None,
+    scratch: ScratchOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a recipe on its first rows, measure the memory and time of each step, and recommend settings."""
     chosen = prepare(recipe, inputs, output if output is not None else "profiled-output", overrides)
-    found = chosen.build().profile(rows=rows, memory=memory if memory is not None else chosen.settings.memory)
+    settings = resources_of(chosen, memory, None, gpu_memory)
+    del settings["workers"]  # always one
+    found = chosen.build().profile(rows=rows, **settings, device=device.value, scratch=scratch)
     if as_json:
         print_json(found.as_dict())
     else:

@@ -27,7 +27,6 @@ _NO_GPU_MEMORY = "remove it: deduplication runs within the `memory` of Pipeline.
 NAMES = {
     **dict.fromkeys(("get_client", "get_num_workers", "RayClient", "SlurmRayClient"), _NO_CLUSTER),
     **dict.fromkeys(("XennaExecutor", "RayDataExecutor", "RayActorPoolExecutor"), _NO_EXECUTOR),
-    "ToBackend": 'remove it: operators choose their device; see Pipeline.run(device="gpu")',
     **dict.fromkeys(("Score", "ScoreFilter", "FilterDataset", "Modify", "ParallelScoreFilter"), _NO_WRAPPER),
     **dict.fromkeys(("DocumentDataset", "read_json", "read_parquet"), "use tamis.JsonlReader, ParquetReader or Rows"),
     **dict.fromkeys(("DocumentBatch", "Task", "FilePartitioningStage", "FileGroupTask"), _NO_TASKS),

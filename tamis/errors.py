@@ -148,6 +148,10 @@ SHORTAGES = (
     "DefaultCPUAllocator: can't allocate memory",  # torch
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
     "Failed to allocate memory for requested buffer",  # ONNX Runtime
     "std::bad_alloc",
     "error return without exception set",  # CPython, from an extension whose allocation failed

@@ -96,12 +96,27 @@ class WorkerDied(Event):
 
 
 @dataclass(frozen=True)
+class GpuSampled:
+    """The current memory of one GPU."""
+
+    index: int
+    used_bytes: int
+    """By all processes."""
+    total_bytes: int
+    own_bytes: int
+    """By the processes of the run."""
+    owners: dict[str, int]
+    """The same by purpose: weights, activations, buffers, kernels."""
+
+
+@dataclass(frozen=True)
 class MemorySampled(Event):
     """The current memory of the process tree."""
 
     num_bytes: int
     peak_bytes: int
     budget_bytes: int
+    gpus: tuple[GpuSampled, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ class Resources:
     cpus: float = 1.0
     memory: int | str | None = None
     gpus: float = 0.0
+    """GPUs for a worker of its own; with a fraction such as 0.5, two workers share one."""
     gpu_memory: int | str | None = None
+    """Memory on the GPU. Without `gpus`, as many workers share a GPU as fit into its memory."""
     shared: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Bytes of the objects that `open` takes from `Context.shared`, by key: steps with the same key need them once."""
 
@@ -59,6 +61,15 @@ class Resources:
     def own_bytes(self) -> int:
         """The memory that no other step shares."""
         return parse_bytes(self.memory) if self.memory is not None else 0
+
+    @property
+    def uses_gpu(self) -> bool:
+        return self.gpus > 0 or self.gpu_memory is not None
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        """Memory on the GPU; None if it is not declared."""
+        return parse_bytes(self.gpu_memory) if self.gpu_memory is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,11 +413,18 @@ class Work(Protocol):
     """The memory that each call in a worker may use."""
 
     def map(
-        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
+        self,
+        name: str,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        *,
+        new_workers: bool = False,
+        on_gpu: bool = False,
     ) -> list[Any]:
         """`[function(*item) for item in items]` in the workers, with results in order.
 
-        With `new_workers`, the calls run in newly started workers, whose heap is empty.
+        With `new_workers`, the calls run in newly started workers, whose heap is empty. With `on_gpu`, they run in workers that
+        have a GPU each, if the run may use GPUs; `tamis.models.devices.assigned()` says which.
 
         Each result must be JSON-serializable (write large results to files). It is recorded when it arrives, so a resumed run
         computes only what is missing. What `function` writes to the exchange can be read when all calls are done. It must

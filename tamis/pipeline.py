@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,6 +30,7 @@ from tamis.executors.local import LocalExecutor
 from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
 from tamis.executors.watch import Watch
+from tamis.explanation import Explanation
 from tamis.functions import as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
@@ -38,8 +39,10 @@ from tamis.memory.budget import Budget
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
+from tamis.models.devices import Device
 from tamis.operators import Operator, Sink, digest
-from tamis.plan import Explanation, Plan, choose_budget, lines_pass_through, make_plan, shape_of
+from tamis.placement import choose_budget, placed_on
+from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.remote import is_remote
 from tamis.report import Report
@@ -52,18 +55,15 @@ Step: TypeAlias = Operator | Callable[..., Any]
 class Pipeline:
     """A source, the operators that process its rows, and a sink.
 
-    Without a sink, `run` only counts rows, and `collect` returns them.
+    Steps may be given in lists, and in other pipelines. Without a sink, `run` only counts rows, and `collect` returns them.
 
     >>> from tamis import Rows
     >>> Pipeline(Rows([{"n": 1}, {"n": 2}]), lambda row: row["n"] > 1).collect().to_pylist()
     [{'n': 2}]
     """
 
-    def __init__(self, *steps: Step | Sequence[Step]) -> None:
-        given: Sequence[Any] = steps
-        if len(steps) == 1 and isinstance(steps[0], Sequence):
-            given = steps[0]
-        self.steps: tuple[Operator, ...] = tuple(as_operator(step) for step in given)
+    def __init__(self, *steps: Step | Pipeline | Sequence[Step | Pipeline]) -> None:
+        self.steps: tuple[Operator, ...] = tuple(as_operator(step) for step in _flat(steps))
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(step.name for step in self.steps)})"
@@ -82,17 +82,21 @@ class Pipeline:
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
         executor: Literal["local", "inline"] | Executor = "local",
+        device: Device = "auto",
+        gpu_memory: int | str | None = None,
+        scratch: str | Path | None = None,
     ) -> Explanation:
-        """Describe what a run would do: stages, partitions, memory, the columns it reads, and why."""
+        """Describe what a run would do: stages, partitions, memory, devices, the columns it reads, and why."""
         where = executor_of(executor)
         if workers == "auto":
             workers = where.workers
+        placed = Pipeline(*placed_on(self.steps, device))
         with ExitStack() as stack:
-            store = self._store(stack)
+            store = placed._store(stack, scratch)
             learned = learned_from(store)
             with one_listing():
-                budget = self._budget(memory, workers, learned, where.streaming)
-                return Explanation(make_plan(self.steps, budget, store), learned)
+                budget = placed._budget(memory, workers, learned, where.streaming, device, gpu_memory)
+                return Explanation(make_plan(placed.steps, budget, store), learned)
 
     def run(
         self,
@@ -100,7 +104,8 @@ class Pipeline:
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
         executor: Literal["local", "inline"] | Executor = "local",
-        device: Literal["auto", "cpu", "gpu"] = "auto",
+        device: Device = "auto",
+        gpu_memory: int | str | None = None,
         rejects: bool = False,
         scores: bool = False,
         fresh: bool = False,
@@ -120,6 +125,9 @@ class Pipeline:
         """Run the pipeline and account for every row.
 
         Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` discards it.
+
+        `device` applies to all steps whose own `device` is "auto": "gpu" raises an error if there is no GPU, and "cpu" hides
+        GPUs from the workers. `gpu_memory` is what the workers on one GPU may hold together; by default most of what is free.
 
         If a row raises an error in a step, the row is written to `.tamis/failed/` and the run continues. The inline executor
         raises the error instead; `on_error` overrides either. The report counts the errors. If more rows or files fail than
@@ -157,7 +165,7 @@ class Pipeline:
         check_license(license)
         if card and self.sink is None:
             raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
-        placed = Pipeline(*_placed(self.steps, device))
+        placed = Pipeline(*placed_on(self.steps, device))
         if progress is None and inline:
             progress = False  # bars would overwrite the prompt of a debugger
         shown = Progress(shows=shown_in_python(progress, sys.stderr), after_s=0.0 if progress else SHOW_AFTER_S)
@@ -166,7 +174,7 @@ class Pipeline:
         if workers == "auto":
             workers = where.workers
         streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
-        budget = placed._budget(memory, workers, placed._learned(), streaming)
+        budget = placed._budget(memory, workers, placed._learned(), streaming, device, gpu_memory)
         errors = on_error or ("raise" if inline else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -201,19 +209,29 @@ class Pipeline:
                         self._store(stack).write(f"{INTERNAL}/report.json", report.as_text())
                 return report
 
-    def profile(self, *, rows: int = 20_000, memory: int | str | None = None) -> Profile:
+    def profile(
+        self,
+        *,
+        rows: int = 20_000,
+        memory: int | str | None = None,
+        device: Device = "auto",
+        gpu_memory: int | str | None = None,
+        scratch: str | Path | None = None,
+    ) -> Profile:
         """Run the first rows with one worker, and measure the memory and time of each step.
 
         Discards the output. Recommends memory, workers and block size for the whole input.
         """
-        source = self.steps[0].changed(limit=rows) if hasattr(self.steps[0], "limit") else self.steps[0]
-        steps = [source, *shape_of(self.steps).operators]
-        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+        placed = placed_on(self.steps, device)
+        source = placed[0].changed(limit=rows) if hasattr(placed[0], "limit") else placed[0]
+        steps = [source, *shape_of(placed).operators]
+        parent = make_scratch(scratch) if scratch is not None else None
+        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
             if self.sink is not None:
                 elsewhere = {"path": folder, "mode": "overwrite", "storage_options": None}
                 known = {spec.name for spec in dataclasses.fields(self.sink)}
                 steps.append(self.sink.changed(**{k: v for k, v in elsewhere.items() if k in known}))
-            budget = self._budget(memory, 1)
+            budget = Pipeline(*steps)._budget(memory, 1, device=device, gpu_memory=gpu_memory)
             report = Pipeline(*steps)._run(
                 stack,
                 budget,
@@ -345,12 +363,21 @@ class Pipeline:
         workers: int | Literal["auto"],
         learned: Learned | None = None,
         streaming: Streaming = "never",
+        device: Device = "auto",
+        gpu_memory: int | str | None = None,
     ) -> Budget:
         release_pages(code=True)  # otherwise resident memory depends on the page cache when libraries were loaded
         # Not PSS: the share of pages that other processes map changes when they start and end.
         caller_bytes = psutil.Process().memory_info().rss
         return choose_budget(
-            self.steps, learned or Learned(), streaming, memory=memory, workers=workers, caller_bytes=caller_bytes
+            self.steps,
+            learned or Learned(),
+            streaming,
+            memory=memory,
+            workers=workers,
+            caller_bytes=caller_bytes,
+            device=device,
+            gpu_memory=gpu_memory,
         )
 
 
@@ -364,12 +391,15 @@ def executor_of(given: str | Executor) -> Executor:
     return known[given]
 
 
-def _placed(steps: Sequence[Operator], device: str) -> Sequence[Operator]:
-    """The steps, with `device` set in those that can run on either a CPU or a GPU."""
-    able = [step for step in steps if getattr(step, "device", None) == "auto"]
-    if device == "gpu" and not able:
-        raise ParameterError("none of these steps can run on a GPU", hint="leave --device at auto")
-    return [step.changed(device=device) if step in able else step for step in steps]
+def _flat(steps: Sequence[Any]) -> Iterator[Any]:
+    """The steps, those in lists and in other pipelines one by one."""
+    for step in steps:
+        if isinstance(step, Pipeline):
+            yield from step.steps
+        elif isinstance(step, Sequence) and not isinstance(step, str):
+            yield from _flat(step)
+        else:
+            yield step
 
 
 def learned_from(store: Store) -> Learned:

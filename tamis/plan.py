@@ -12,15 +12,14 @@ import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 import tamis
-from tamis.errors import BudgetError, ColumnError, ParameterError, SinkError, TamisError
+from tamis.backends import ToBackend
+from tamis.errors import ColumnError, ParameterError, SinkError
 from tamis.exchange import Exchange, FolderExchange
-from tamis.executors.estimate import estimate
-from tamis.executors.executor import Streaming
 from tamis.executors.packets import PacketRows
 from tamis.executors.scores import measured_operators, measuring_identity
 from tamis.executors.tasks import Group, Stage
@@ -32,21 +31,14 @@ from tamis.memory.budget import (
     SMALLEST_DEFAULT_BLOCKSIZE,
     WANTED_PARTITIONS,
     Budget,
-    StreamBudget,
     default_blocksize,
-    make_budget,
-    stream_budget,
     usable_cpus,
-    usable_gpus,
 )
-from tamis.memory.governor import Learned, pool_needs
 from tamis.memory.spill import SpilledRows
 from tamis.operators import ALL, Filter, Gather, Layout, Map, Operator, Sink, Source, digest
-from tamis.parameters import as_text, format_bytes, parse_bytes, plural
+from tamis.parameters import format_bytes, parse_bytes
+from tamis.placement import naming, resource_runs
 from tamis.store import Store
-
-HEAVY_BYTES = 200_000_000
-"""Operators that declare at least this much memory get workers of their own if there is not enough for one in each worker."""
 
 
 @dataclass(frozen=True)
@@ -187,65 +179,6 @@ def columns_to_read(shape: Shape, *, everything: bool, nothing: bool = False) ->
 # --------------------------------------------------------------------------------------------------------------- stages
 
 
-def choose_budget(
-    steps: Sequence[Operator],
-    learned: Learned,
-    streaming: Streaming,
-    *,
-    memory: int | str | None,
-    workers: int | Literal["auto"],
-    caller_bytes: int,
-) -> Budget:
-    """Derive the budget, and decide whether operators that need much memory or a GPU get workers of their own.
-
-    They do if there is not enough memory to load them in every worker.
-    """
-
-    def budget_for(chosen: Sequence[Operator]) -> Budget:
-        return make_budget(
-            memory=memory,
-            workers=workers,
-            operator_bytes=Learned().setup_bytes(chosen),
-            learned_bytes=learned.setup_bytes(chosen),
-            caller_bytes=caller_bytes,
-        )
-
-    fused = budget_for(steps)
-    heavy_bytes = HEAVY_BYTES if streaming == "auto" else 1
-    heavy = [step for step in steps if not isinstance(step, (Source, Gather, Sink)) and is_heavy(step, heavy_bytes)]
-    if streaming == "never" or not heavy:
-        return fused
-    if streaming == "auto" and fused.workers >= fused.wanted_workers and not any(op.resources.gpus for op in heavy):
-        return fused
-    light = budget_for([step for step in steps if step not in heavy])
-    reasons = light.reasons | {
-        "max_row_bytes": fused.reasons["max_row_bytes"],
-        "queue": "rows between stages that run at the same time wait in packets, within the budget",
-    }
-    divided = replace(light, heavy_bytes=heavy_bytes, max_row_bytes=fused.max_row_bytes, reasons=reasons)
-    try:
-        for operators in _between_gathers(steps):
-            runs = resource_runs(operators, heavy_bytes)
-            if len(runs) > 1:
-                stream_budget(divided, pool_needs(runs, learned))
-    except BudgetError:
-        if streaming == "always":
-            raise
-        return fused
-    return divided
-
-
-def _between_gathers(steps: Sequence[Operator]) -> Iterator[list[Operator]]:
-    found: list[Operator] = []
-    for step in steps:
-        if isinstance(step, Gather):
-            yield found
-            found = []
-        elif not isinstance(step, (Source, Sink)):
-            found.append(step)
-    yield found
-
-
 def make_plan(
     steps: Sequence[Operator],
     budget: Budget,
@@ -266,12 +199,9 @@ def make_plan(
     exchange = exchange or FolderExchange(store.work())
     shape = shape_of(steps)
     for number, step in enumerate(steps, start=1):
-        try:
+        with naming(number, step):
             step.check()
             check_resources(step)
-        except TamisError as error:
-            error.message = f"step {number}, `{step.name}`: {error.message}"
-            raise
     if shape.sink is not None:
         how = shape.source.touches(store.root, f"part-000000{shape.sink.file_suffix}")
         if how:
@@ -351,11 +281,9 @@ def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any
 
 
 def check_resources(step: Operator) -> None:
-    """Raise if a step needs more cores or GPUs than this machine has. The budget checks memory."""
+    """Raise if a step needs more cores than this machine has. The budget checks memory and GPUs."""
     if step.resources.cpus > usable_cpus():
         raise ParameterError(f"it needs {step.resources.cpus:g} cores, and there are {usable_cpus()}")
-    if step.resources.gpus > (gpus := len(usable_gpus()) if step.resources.gpus else 0):
-        raise ParameterError(f"it needs {step.resources.gpus:g} GPUs, and there are {gpus or 'none'} here")
 
 
 def _cut(
@@ -386,7 +314,8 @@ def _cut(
         assert end is None or isinstance(end, (Sink, Gather))
         # Rows that no step has changed are read from the source again instead of being copied to disk.
         untouched = isinstance(source, type(shape.source)) and not operators and index == 0
-        parts = [fingerprint, [known[id(op)] for op in operators], known[id(end)] if end else None]
+        decisive = [known[id(op)] for op in operators if not isinstance(op, ToBackend)]
+        parts = [fingerprint, decisive, known[id(end)] if end else None]
         fingerprint = digest(parts)
         stages.append(
             Stage(
@@ -426,7 +355,7 @@ def _cut(
 
 def _group(stage: Stage, heavy_bytes: int | None) -> Group:
     """A stage, cut where operators need other resources than their neighbours."""
-    runs = resource_runs(stage.operators, heavy_bytes) if heavy_bytes is not None else []
+    runs = resource_runs(stage.operators, heavy_bytes, stage.end) if heavy_bytes is not None else []
     if len(runs) < 2:
         return Group(stage, (stage,))
     stages: list[Stage] = []
@@ -455,26 +384,6 @@ def _group(stage: Stage, heavy_bytes: int | None) -> Group:
         )
         before = (*before, *run)
     return Group(stage, tuple(stages))
-
-
-def resource_runs(operators: Sequence[Operator], heavy_bytes: int) -> list[tuple[Operator, ...]]:
-    """Neighbours that can share a worker: the first and the last run are light, and may be empty.
-
-    Consecutive operators that need a GPU, or much memory, share a worker.
-    """
-    runs: list[list[Operator]] = [[]]
-    for op in operators:
-        if is_heavy(op, heavy_bytes) != (len(runs) % 2 == 0):
-            runs.append([])
-        runs[-1].append(op)
-    if len(runs) % 2 == 0:
-        runs.append([])
-    return [tuple(run) for run in runs]
-
-
-def is_heavy(op: Operator, heavy_bytes: int) -> bool:
-    """Whether an operator needs a GPU, or so much memory that it should have workers of its own."""
-    return op.resources.gpus > 0 or op.resources.memory_bytes >= heavy_bytes
 
 
 def _measuring(source: Source, operators: Sequence[Operator], known: Mapping[int, Mapping[str, Any]]) -> str | None:
@@ -529,126 +438,3 @@ def order_hints(operators: Sequence[Operator]) -> list[str]:
         if free and not isinstance(costly, (Function, Gather)) and costly.cost >= 10 * cheap.cost:
             hints.append(f"move `{cheap.name}`, which is cheap, before `{costly.name}`, to process fewer rows there")
     return hints
-
-
-# -------------------------------------------------------------------------------------------------------------- explain
-
-
-class Explanation:
-    """A plan as text and as data: stages, partitions, memory, and columns to read."""
-
-    def __init__(self, plan: Plan, learned: Learned | None = None) -> None:
-        self._plan = plan
-        self._learned = learned or Learned()
-        self.estimate = estimate(plan.groups, plan.layout, plan.budget, learned)
-        self.notes = plan.notes
-
-    def as_dict(self) -> dict[str, Any]:
-        plan = self._plan
-        return {
-            "stages": [
-                {
-                    "stage": stage.index + 1,
-                    "source": stage.source.name,
-                    "operators": [op.name for op in stage.operators],
-                    "end": stage.end.name if stage.end else None,
-                    "applies": stage.fates_of.name if stage.fates_of else None,
-                    "spills_rows": stage.spills_rows,
-                    "pools": self._pools(group),
-                }
-                for group in plan.groups
-                for stage in (group.whole,)
-            ],
-            "partitions": len(plan.layout.partitions),
-            "files": plan.layout.num_files,
-            "bytes": plan.layout.num_bytes,
-            "columns": list(plan.stages[0].columns) if plan.stages[0].columns is not None else None,
-            "schema": {
-                name: str(kind) for name, kind in zip(plan.layout.schema.names, plan.layout.schema.types, strict=True)
-            },
-            "memory_bytes": plan.budget.total_bytes,
-            "workers": plan.budget.workers,
-            "batch_bytes": plan.budget.batch_bytes,
-            "blocksize": plan.blocksize,
-            "output": plan.store.root if plan.sink else None,
-            "estimate": self.estimate.as_dict(),
-            "reasons": dict(plan.reasons),
-            "hints": list(plan.hints),
-            "notes": list(plan.notes),
-        }
-
-    def __str__(self) -> str:
-        plan = self._plan
-        lines = [
-            f"reads    {plural(plan.layout.num_files, 'file')}, {format_bytes(plan.layout.num_bytes)}, "
-            f"in {plural(len(plan.layout.partitions), 'partition')}"
-        ]
-        if plan.layout.schema.names:
-            lines.append(f"columns  {_shorten(plan.layout.schema.names)}")
-        for group in plan.groups:
-            stage = group.whole
-            lines.append(f"stage {stage.index + 1}")
-            lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
-            if stage.fates_of is not None:
-                lines.append(f"  apply    {stage.fates_of.name}")
-            lines += [f"  {op.kind:<8} {op.name} {_parameters(op)}".rstrip() for op in stage.operators]
-            if stage.end is not None:
-                verb = "observe" if isinstance(stage.end, Gather) else "write"
-                lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
-            if group.streams:
-                lines += self._pool_lines(group)
-        lines.append(str(self.estimate))
-        lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
-        lines += [f"note: {note}" for note in plan.notes]
-        lines += [f"hint: {hint}" for hint in plan.hints]
-        return "\n".join(lines)
-
-    def _stream(self, group: Group) -> StreamBudget:
-        needs = pool_needs([stage.operators for stage in group.stages], self._learned)
-        return stream_budget(self._plan.budget, needs)
-
-    def _pools(self, group: Group) -> list[dict[str, Any]]:
-        """Stages that run at the same time, each with workers of its own."""
-        if not group.streams:
-            return []
-        found = self._stream(group)
-        last = len(group.stages) - 1
-        return [
-            {
-                "steps": [step.name for step in stage.steps],
-                "most_workers": share.most,
-                "worker_bytes": share.worker_bytes,
-                "hands_on": None if number == last else "disk" if number == last - 1 else "shared memory",
-                "packet_bytes": None
-                if number == last
-                else found.packet_bytes
-                if number < last - 1
-                else found.batch_bytes,
-            }
-            for number, (stage, share) in enumerate(zip(group.stages, found.pools, strict=True))
-        ]
-
-    def _pool_lines(self, group: Group) -> Iterator[str]:
-        yield (
-            f"  at the same time, with at most {format_bytes(self._stream(group).edge_bytes)} of rows in shared memory "
-            "between them:"
-        )
-        for pool in self._pools(group):
-            line = f"    {' > '.join(pool['steps'])}: up to {plural(pool['most_workers'], 'worker')} "
-            line += f"of {format_bytes(pool['worker_bytes'])}"
-            if pool["hands_on"]:
-                line += f", packets of {format_bytes(pool['packet_bytes'])} through {pool['hands_on']}"
-            yield line
-
-
-def _parameters(op: Operator) -> str:
-    parameters: Mapping[str, Any] = op.parameters() if not isinstance(op, Function) else {}
-    return ", ".join(f"{name}={as_text(value)!r}" for name, value in parameters.items())
-
-
-def _shorten(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in total)"
-
-
-__all__ = ["Explanation", "Plan", "make_plan", "shape_of"]

@@ -39,6 +39,7 @@ OPERATOR_MODULES = (
     "tamis.text.tokens",
     "tamis.text.code",
     "tamis.sampling",
+    "tamis.backends",
     "tamis.dedup.exact",
     "tamis.dedup.fuzzy",
     "tamis.dedup.semantic",

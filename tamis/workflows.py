@@ -26,6 +26,7 @@ from tamis.parameters import plural
 from tamis.pipeline import Pipeline
 from tamis.registry import find_operator
 from tamis.report import Report
+from tamis.store import make_scratch
 
 if TYPE_CHECKING:
     from tamis.text.statistics import Description
@@ -310,7 +311,9 @@ def describe(
             notes.append(f"languages were not counted: {error.message}; {error.hint}")
     files = list(paths) if not isinstance(paths, (str, Path)) else paths
     reader = reader_for(files, fields=[column], **({"storage_options": storage_options} if storage_options else {}))
-    with tempfile.TemporaryDirectory(prefix="tamis-") as folder:
+    scratch = options.get("scratch")
+    parent = make_scratch(scratch) if scratch is not None else None
+    with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
         sink = ArrowWriter(folder, fields=["statistics"])
         report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
         if report.failed:

@@ -45,6 +45,7 @@ TEXTS = [
 
 DATA = Path(__file__).parent / "text" / "data"
 EXAMPLES = {
+    "to_backend": {"backend": "cpu"},
     "sample": {"rows": 3},
     "substring": {"substring": "A"},
     "histogram": {"path": str(DATA / "histogram.txt")},

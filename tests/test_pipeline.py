@@ -476,7 +476,7 @@ class TestShape:
         ("needs", "message"),
         [
             (Resources(cpus=10_000), "needs 10000 cores"),
-            (Resources(gpus=1), "needs 1 GPUs"),
+            (Resources(gpus=1), "needs a GPU, and there is none here"),
             (Resources(memory="100TB"), "is not enough for this pipeline"),
         ],
     )

@@ -12,6 +12,7 @@ from tamis.executors.crew import Crew, Worker
 from tamis.executors.schedule import MAX_CALL_DEATHS, count_compiled
 from tamis.executors.worker_process import dumps
 from tamis.memory.governor import Governor
+from tamis.memory.slots import GpuSlot
 
 
 class Calls:
@@ -25,9 +26,11 @@ class Calls:
         function: Callable[..., Any],
         items: Sequence[tuple[Any, ...]],
         done: Callable[[int, Any], None],
+        slots: Sequence[GpuSlot] = (),
     ) -> None:
+        """With `slots`, each worker has one of them, and there are no more workers than slots."""
         self._crew, self._governor, self._emit = crew, governor, emit
-        self._function, self._items, self._done = function, items, done
+        self._function, self._items, self._done, self._slots = function, items, done, slots
         self._pending = deque(range(len(items)))
         self._deaths: Counter[int] = Counter()
         self._compiled: Counter[int] = Counter()
@@ -42,13 +45,20 @@ class Calls:
 
     def hand_out(self, *, only_begun: bool) -> None:
         running = sum(worker.job is not None for worker in self._crew.workers)
-        while self._pending and not only_begun and running < self._governor.workers:
+        most = min(self._governor.workers, len(self._slots) or self._governor.workers)
+        while self._pending and not only_begun and running < most:
             idle = self._crew.idle()
-            worker = idle[0] if idle else self._crew.start(self._governor.worker_bytes)
+            worker = idle[0] if idle else self._start()
             worker.job = _Call(self._pending.popleft())
             worker.given += 1
             running += 1
             worker.send("call", dumps((self._function, self._items[worker.job.number])))
+
+    def _start(self) -> Worker:
+        taken = {worker.slot for worker in self._crew.workers}
+        free = next((number for number in range(len(self._slots)) if number not in taken), None)
+        slot = self._slots[free] if free is not None else None
+        return self._crew.start(self._governor.worker_bytes, slot, free)
 
     def on_death(self, worker: Worker) -> None:
         self._try_again(worker, self._crew.bury(worker))

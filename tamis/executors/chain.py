@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from tamis.batch import Batch, Origin
-from tamis.errors import EndpointError, MissingExtra, OperatorError, TamisError, is_full_disk, is_shortage
+from tamis.errors import (
+    BudgetError,
+    EndpointError,
+    MissingExtra,
+    OperatorError,
+    TamisError,
+    is_full_disk,
+    is_shortage,
+)
 from tamis.executors.opening import OpenStage
 from tamis.executors.packets import PacketWriter
 from tamis.executors.reader import RowsRead
@@ -28,6 +36,7 @@ from tamis.executors.tasks import Marker, RowOverflow, Task
 from tamis.executors.writer import Writer
 from tamis.functions import Function
 from tamis.memory import process
+from tamis.models import devices
 from tamis.operators import Expand, Filter, Operator
 from tamis.parameters import format_bytes
 
@@ -234,9 +243,12 @@ class Chain:
                 self._records.account.splits += 1
                 traceback.clear_frames(error.__traceback__)  # they hold what was made of the batch
                 process.trim()
+                devices.release_cached()
                 if self._usage.is_full(batch.num_bytes) and not self._task.last_attempt:
                     raise
             if len(batch) == 1:
+                if short and self._room_came_back():
+                    return self._isolating(batch, apply)
                 self._fail_or_hand_back(batch, error, place, short=short)
                 return [batch.select(slice(0, 0))]
         else:
@@ -246,12 +258,25 @@ class Chain:
         second = self._isolating(batch.select(slice(middle, None)), apply)
         return first + second
 
+    def _room_came_back(self) -> bool:
+        """Whether a row was short of GPU memory that other processes used, and that is free now.
+
+        The row is not to blame. If the others do not release it in time, the run ends, and can be resumed.
+        """
+        if devices.missing_room() is None:
+            return False
+        why = devices.wait_for_room()
+        if why is not None:
+            raise BudgetError(why, hint="end other processes that use the GPU, and rerun the same command to resume")
+        return True
+
     def _fail_or_hand_back(self, batch: Batch, error: Exception, place: str, *, short: bool) -> None:
         """Fail a row; for lack of memory only in the last attempt, in which it is alone in a new worker."""
         message = error.message if isinstance(error, TamisError) else error
         text = f"{type(error).__name__}: {message}".strip(": ")
         if short:
-            text += f"; this row alone ({format_bytes(batch.num_bytes)}) needs more memory than a worker may hold"
+            what = "GPU memory" if "CUDA" in text else "memory"
+            text += f"; this row alone ({format_bytes(batch.num_bytes)}) needs more {what} than a worker may hold"
             if not self._task.last_attempt:
                 raise RowOverflow(*self._numbers_of(batch.origin, 0), text)
         if self._keeper is None or not self._keeper.is_dropped(batch, 0):  # otherwise it was only measured

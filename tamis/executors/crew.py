@@ -24,6 +24,7 @@ from tamis.executors.executor import Hooks
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker_process import MARK
 from tamis.memory.governor import OVERUSE_BYTES, Governor
+from tamis.memory.slots import GpuSlot
 from tamis.memory.tree import descendants
 from tamis.parameters import format_bytes
 
@@ -46,8 +47,8 @@ class Worker:
     shards: int = 0
     given: int = 0
     """Tasks and calls so far."""
-    gpu: str | None = None
-    """The GPU that it may use."""
+    slot: int | None = None
+    """The number of its slot on a GPU, among those of its pool."""
 
     @property
     def used(self) -> bool:
@@ -91,15 +92,15 @@ class Crew:
         while self._leaving:
             self._server.ending(self._leaving.pop())
 
-    def start(self, share_bytes: int, gpu: str | None = None) -> Worker:
+    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None) -> Worker:
         self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
         marker.write_bytes(b"\0" * MARK.size)
         pid, connection = self._server.start(str(marker))
-        worker = Worker(number, pid, connection, marker, share_bytes, gpu=gpu)
+        worker = Worker(number, pid, connection, marker, share_bytes, slot=slot)
         self.workers.append(worker)
-        if gpu is not None:
+        if gpu is not None or self._governor.budget.hides_gpus:
             worker.send("gpu", gpu)
         worker.send("cap", worker.share_bytes)
         return worker

@@ -323,7 +323,7 @@ class Run:
         report.state = state
         report.notes = [*self.notes, *self.watch.notes()]
         report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
-        report.memory = self.governor.as_dict()
+        report.memory = self.governor.as_dict() | {"gpus": self.watch.gpu_figures()}
         report.memory_events = self.memory_log.entries
         report.streams = self.streams
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
@@ -440,7 +440,13 @@ class _GatherWork:
         self.worker_bytes = run.governor.worker_bytes
 
     def map(
-        self, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, new_workers: bool = False
+        self,
+        name: str,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        *,
+        new_workers: bool = False,
+        on_gpu: bool = False,
     ) -> list[Any]:
         ledger, stage = self._run.ledger, self.stage
         keys = [digest([self._key, name, number, len(items)]) for number in range(len(items))]
@@ -453,8 +459,9 @@ class _GatherWork:
             ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
+            left = [items[number] for number in missing]
             began = time.monotonic()
-            self._session.map(Attempted(function), [items[number] for number in missing], done, new_workers=new_workers)
+            self._session.map(Attempted(function), left, done, new_workers=new_workers, on_gpu=on_gpu)
             self._run.emit(CallsFinished(stage, name, len(missing), time.monotonic() - began))
         if self._run.stop.level:
             raise _Stopped

@@ -23,7 +23,7 @@ from tamis.memory.budget import (
     Budget,
     stream_budget,
 )
-from tamis.memory.governor import Governor, Learned, pool_needs
+from tamis.memory.governor import Governor, Learned
 from tamis.operators import Gather, Layout, Reading, Sink
 from tamis.parameters import format_bytes
 
@@ -132,7 +132,7 @@ def _memory_bytes(group: Group, layout: Layout, rows: int, budget: Budget, learn
     """Peak memory of a stage: its workers, the driver and the server."""
     stage = group.whole
     if group.streams:
-        found = stream_budget(budget, pool_needs([each.operators for each in group.stages], learned))
+        found = stream_budget(budget, group.needs(learned))
         workers = sum(
             pool.most * min(pool.worker_bytes, pool.fixed_bytes + BATCH_COPIES * found.batch_bytes)
             for pool in found.pools

@@ -64,10 +64,12 @@ class Session(Protocol):
         done: Callable[[int, Any], None],
         *,
         new_workers: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         """Call `function(*item)` in the workers for each item; `done(number, result)` in the driver as each one ends.
 
-        With `new_workers`, in workers that hold nothing yet: the heap of one that has worked is fragmented.
+        With `new_workers`, in workers that hold nothing yet: the heap of one that has worked is fragmented. With `on_gpu`, in
+        workers with a GPU each, if the run has any.
         """
         ...
 

@@ -9,8 +9,8 @@ Job     a unit, or some of its rows, in a worker
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -22,9 +22,9 @@ from tamis.executors.schedule import Progress
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import PACKET_ROWS, Packet, Stage, Task
 from tamis.executors.worker_process import dumps
-from tamis.memory.budget import usable_gpus
 from tamis.memory.governor import Governor
 from tamis.memory.leaks import LeakDetector
+from tamis.memory.slots import GpuSlot
 from tamis.operators import Filter
 from tamis.report import Account
 
@@ -146,8 +146,8 @@ class Job:
 class Pool:
     """The workers of one stage, and what waits for them."""
 
-    def __init__(self, stage: Stage, governor: Governor, most: int) -> None:
-        self.stage, self.governor = stage, governor
+    def __init__(self, stage: Stage, governor: Governor, most: int, slots: Sequence[GpuSlot] = ()) -> None:
+        self.stage, self.governor, self.slots = stage, governor, tuple(slots)
         self.payload = dumps(stage)
         self.key = (stage.index, stage.pool)
         self.most = most
@@ -158,7 +158,6 @@ class Pool:
         self.leaks = LeakDetector(stage.name)
         # The types of new columns depend on the rows before; the scores of filters do not.
         self.in_order = not all(isinstance(op, Filter) for op in stage.operators)
-        self.gpus = usable_gpus() if any(op.resources.gpus for op in stage.operators) else []
         self.clock = PoolClock()
         self.bytes_in = self.bytes_done = 0
 
@@ -174,11 +173,17 @@ class Pool:
             return unit
         return None
 
-    def free_gpu(self) -> str | None:
-        """The GPU that the fewest workers use; None if the stage needs none."""
-        if not self.gpus:
-            return None
-        return min(self.gpus, key=lambda gpu: sum(worker.gpu == gpu for worker in self.workers))
+    def free_slot(self, *, alone: bool = False) -> tuple[GpuSlot, int] | tuple[None, None]:
+        """A slot that no worker has, and its number; with `alone`, with the memory of all slots of the pool on that GPU."""
+        if not self.slots:
+            return None, None
+        taken = Counter(worker.slot for worker in self.workers)
+        number = min(range(len(self.slots)), key=lambda number: taken[number])
+        slot = self.slots[number]
+        if alone and slot.gpu_bytes is not None:
+            same = [other.gpu_bytes or 0 for other in self.slots if other.names == slot.names]
+            slot = replace(slot, gpu_bytes=sum(same))
+        return slot, number
 
     def idle(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.job is None]

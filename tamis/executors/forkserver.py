@@ -218,6 +218,9 @@ def worker_environment() -> dict[str, str]:
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         # Arrow loads jemalloc even so, and it starts a thread, which a process that forks must not have.
         "JE_ARROW_MALLOC_CONF": os.environ.get("JE_ARROW_MALLOC_CONF", "background_thread:false"),
+        # Otherwise a module that calls torch.cuda.is_available() when it is imported opens the GPU in the server, and no
+        # process that is forked from it can use the GPU.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
     }
 
 

@@ -40,6 +40,7 @@ from tamis.executors.tasks import Emission, Group, Packet, Task
 from tamis.memory.budget import StreamBudget, usable_cpus
 from tamis.memory.governor import Allowance, Governor
 from tamis.memory.monitor import private_bytes
+from tamis.memory.slots import gpu_slots
 from tamis.parameters import format_bytes
 
 BALANCE_EVERY_S = 1.0
@@ -71,12 +72,16 @@ class GroupRun:
         self.packet_bytes = 0
         """Bytes of packets in shared memory."""
         if stream is None:
-            self.pools = [Pool(group.whole, governor, governor.workers)]
+            (slots,) = gpu_slots(governor.budget.gpus, [group.whole.slots_needed], [governor.workers])
+            if slots:  # those there are have no GPU
+                for worker in list(crew.workers):
+                    crew.stop(worker)
+            self.pools = [Pool(group.whole, governor, governor.workers, slots)]
             self.pools[0].workers = list(crew.workers)
             self.max_flows: int | None = None
         else:
             self.pools = [
-                Pool(stage, governor.for_pool(stage.name, share, stream.batch_bytes), share.most)
+                Pool(stage, governor.for_pool(stage.name, share, stream.batch_bytes), share.most, share.slots)
                 for stage, share in zip(group.stages, stream.pools, strict=True)
             ]
             for pool in self.pools[1:]:
@@ -191,7 +196,8 @@ class GroupRun:
         return min(pool.governor.workers, max(1, pool.target))
 
     def _start_worker(self, pool: Pool, share_bytes: int | None = None) -> Worker:
-        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, pool.free_gpu())
+        slot, number = pool.free_slot(alone=share_bytes is not None)
+        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number)
         pool.workers.append(worker)
         pool.clock.started(worker, time.monotonic())
         return worker

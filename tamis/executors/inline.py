@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from tamis.context import Context
 from tamis.events import Events, PartitionProgress, PartitionStarted
 from tamis.executors.executor import Done, Hooks, Stop, Streaming
 from tamis.executors.segments import Segment, publish
 from tamis.executors.tasks import CorruptFrames, Group, Stage, Task
 from tamis.executors.worker import StageRunner
 from tamis.memory.governor import Governor
+from tamis.memory.slots import gpu_slots
+from tamis.models import devices
 from tamis.report import ErrorCount
 
 
@@ -31,7 +34,11 @@ class InlineExecutor:
 
     @contextmanager
     def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[InlineSession]:
-        yield InlineSession(governor, emit, stop)
+        with devices.hidden() if governor.budget.hides_gpus else nullcontext():
+            try:
+                yield InlineSession(governor, emit, stop)
+            finally:
+                devices.set_assigned(devices.Assigned())
 
 
 class InlineSession:
@@ -61,7 +68,7 @@ class InlineSession:
         """Does nothing: there are no workers."""
 
     def run_group(self, group: Group, tasks: Sequence[Task], done: Done) -> None:
-        runner = StageRunner(group.whole)
+        runner = StageRunner(group.whole, context=self._context(group.whole))
         try:
             for given in tasks:
                 if self.stop.level:
@@ -76,6 +83,14 @@ class InlineSession:
                 done(task, outcome)
         finally:
             runner.close()
+
+    def _context(self, stage: Stage) -> Context:
+        """A GPU if the stage needs one: the first that this process may use, with all of its budget."""
+        if not stage.slots_needed.any or not self.governor.budget.gpus:
+            return Context()
+        ((slot,),) = gpu_slots(self.governor.budget.gpus, [stage.slots_needed], [1])
+        devices.set_assigned(devices.Assigned("cuda:0", slot.gpu_bytes))
+        return Context("cuda:0", None, slot.gpu_bytes)
 
     def _run(self, runner: StageRunner, task: Task) -> tuple[Task, Segment]:
         """Run a task; again without the corrupt frames of compressed files that it finds."""
@@ -92,6 +107,7 @@ class InlineSession:
         done: Callable[[int, Any], None],
         *,
         new_workers: bool = False,
+        on_gpu: bool = False,
     ) -> None:
         for number, item in enumerate(items):
             if self.stop.level:

@@ -22,7 +22,8 @@ from tamis.executors.forkserver import take_server
 from tamis.executors.groups import GroupRun
 from tamis.executors.tasks import Group, Task
 from tamis.memory.budget import StreamBudget, stream_budget
-from tamis.memory.governor import Governor, pool_needs
+from tamis.memory.governor import Governor
+from tamis.memory.slots import GpuNeed, gpu_slots
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -123,9 +124,7 @@ class LocalSession:
         with ExitStack() as stack:
             shared = disk = None
             if group.streams:
-                stream = stream_budget(
-                    self.governor.budget, pool_needs([stage.operators for stage in group.stages], self.governor.learned)
-                )
+                stream = stream_budget(self.governor.budget, group.needs(self.governor.learned))
                 shared, disk = stack.enter_context(_packet_folders(group, stream))
                 for worker in list(self.crew.workers):  # their shares are others
                     self.crew.stop(worker)
@@ -146,10 +145,14 @@ class LocalSession:
         done: Callable[[int, Any], None],
         *,
         new_workers: bool = False,
+        on_gpu: bool = False,
     ) -> None:
-        for worker in list(self.crew.workers) if new_workers else []:
+        slots = gpu_slots(self.governor.budget.gpus, [GpuNeed(1)], [self.governor.workers])[0] if on_gpu else ()
+        for worker in list(self.crew.workers) if new_workers or slots else []:
             self.crew.stop(worker)
-        self._work(Calls(self.crew, self.governor, self.emit, function, items, done))
+        self._work(Calls(self.crew, self.governor, self.emit, function, items, done, slots))
+        for worker in list(self.crew.workers) if slots else []:
+            self.crew.stop(worker)
 
     def _work(self, work: _Work) -> None:
         """The loop between driver and workers."""

@@ -22,6 +22,7 @@ from tamis.errors import OperatorError, SetupTooLarge, is_shortage
 from tamis.executors.steps import schema_after, schema_read
 from tamis.executors.tasks import Stage
 from tamis.memory import process
+from tamis.models import devices
 from tamis.operators import Operator
 
 METHODS = {
@@ -121,13 +122,19 @@ class OpenStage:
             self._context.scratch.mkdir(parents=True, exist_ok=True)
         before = process.own_bytes()
         try:
+            self._limit_gpu()
             runner = _open(step, self._left(before), self._stack)
+            self._limit_gpu()  # of a library that the step has just loaded
         except Exception as error:
             if is_shortage(error):
                 raise SetupTooLarge(f"`{step.name}`", error) from error
             raise
         self.taken_bytes.append(max(0, process.own_bytes() - before))
         return runner
+
+    def _limit_gpu(self) -> None:
+        if self._context.device != "cpu":
+            devices.keep_to_share(self._context.gpu_memory_bytes)
 
     def _left(self, held_bytes: int) -> Context:
         if self._share_bytes is None:

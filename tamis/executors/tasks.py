@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from tamis.exchange import Exchange
 from tamis.ledger import Commit
-from tamis.memory.governor import Allowance
+from tamis.memory.budget import PoolNeed
+from tamis.memory.governor import Allowance, Learned, gpu_need, pool_needs
+from tamis.memory.slots import GpuNeed
 from tamis.operators import Gather, Operator, Partition, Sink, Source
 from tamis.store import Store
 
@@ -82,6 +84,11 @@ class Stage:
         return (self.source, *fates_of, *self.operators, *(() if self.end is None else (self.end,)))
 
     @property
+    def slots_needed(self) -> GpuNeed:
+        """What a worker that runs the stage needs of GPUs."""
+        return gpu_need([*self.operators, *(() if self.end is None else (self.end,))])
+
+    @property
     def first_operator(self) -> int:
         """The number of the first of `operators` among the steps."""
         return 1 if self.fates_of is None else 2
@@ -103,6 +110,10 @@ class Group:
     @property
     def streams(self) -> bool:
         return len(self.stages) > 1
+
+    def needs(self, learned: Learned) -> list[PoolNeed]:
+        """What a worker of each stage needs beside its batches."""
+        return pool_needs([stage.operators for stage in self.stages], learned, self.whole.end)
 
 
 PACKET_ROWS = "packet_rows"

@@ -10,9 +10,10 @@ import os
 import queue
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
-from tamis.events import Events, MemoryAlert, MemorySampled, Note
+from tamis.events import Events, GpuSampled, MemoryAlert, MemorySampled, Note
 from tamis.executors.executor import Session
 from tamis.memory.alerts import Action, Alert, AlertDesk, AlertRules, parse_alerts
 from tamis.memory.governor import Governor
@@ -21,6 +22,14 @@ from tamis.memory.monitor import MemoryMonitor
 from tamis.memory.tree import Snapshot
 from tamis.parameters import format_bytes
 from tamis.store import INTERNAL, TABLE, Store
+
+
+def gpus_of(snapshot: Snapshot) -> tuple[GpuSampled, ...]:
+    """The GPUs of a snapshot, for events."""
+    pids = {process.pid for process in snapshot.processes}
+    return tuple(
+        GpuSampled(gpu.index, gpu.used_bytes, gpu.total_bytes, gpu.held_by(pids), gpu.owners()) for gpu in snapshot.gpus
+    )
 
 
 class Watch:
@@ -62,6 +71,15 @@ class Watch:
     def peak_bytes(self) -> int:
         return self.monitor.peak.held_bytes if self.monitor.peak is not None else 0
 
+    def gpu_figures(self) -> list[dict[str, Any]]:
+        """For the report: the budget and the peak of each GPU, by owner; nothing for a run that used none."""
+        budgets = {gpu.name: gpu.budget_bytes for gpu in self.governor.budget.gpus}
+        return [
+            asdict(peak) | {"budget_bytes": budgets.get(str(index))}
+            for index, peak in sorted(self.monitor.gpu_peaks.items())
+            if budgets or peak.own_bytes
+        ]
+
     def notes(self) -> list[str]:
         """For the report: that the budget was exceeded, if it was."""
         if self.peak_bytes <= self._budget:
@@ -101,7 +119,7 @@ class Watch:
             elif isinstance(found, Note):
                 self.emit(found)
             else:
-                self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget))
+                self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget, gpus_of(found)))
 
     def _leaks(self, leak: Leak) -> bool:
         """Handle a leak; returns whether to replace the worker."""

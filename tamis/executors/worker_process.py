@@ -29,7 +29,8 @@ from tamis.executors.tasks import CorruptFrames, Packet, RowOverflow
 from tamis.executors.worker import Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
-from tamis.memory.gpu import GpuShare, own_shares
+from tamis.memory.gpu import GpuShare, own_shares, publish_shares
+from tamis.models import devices
 from tamis.report import ErrorCount
 
 PROGRESS_EVERY_S = 0.25
@@ -55,7 +56,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
-    share, device = 0, "cpu"
+    share, where = 0, devices.Assigned()
     trimmed = time.monotonic()
 
     def close_stage() -> None:
@@ -78,8 +79,10 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         shares = own_shares()
         if shares != reported:
             reported = shares
+            publish_shares(shares)
             send("gpus", shares)
 
+    at_exit.callback(publish_shares, {})
     compiling = Compiling(lambda: send("compiling"))
 
     def marker(first_row: int, rows: int, step: int) -> None:
@@ -99,18 +102,23 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                     close_stage()
                     process.trim()
                 began = time.monotonic()
-                runner = StageRunner(loads(content), marker, Context(device, share or None))
+                runner = StageRunner(
+                    loads(content), marker, Context(where.device, share or None, where.gpu_memory_bytes)
+                )
+                if share and where.device != "cpu":  # what CUDA maps when it is opened is mapped now
+                    cap_this_process(share, devices.GPU_RUNNING_BYTES)
                 send("opened", time.monotonic() - began)
                 continue
             if kind == "gpu":
-                os.environ["CUDA_VISIBLE_DEVICES"] = content  # read when a library first uses CUDA
-                device = "cuda:0"
+                where = (
+                    devices.assign(content.names, content.gpu_bytes) if content is not None else devices.assign(None)
+                )
                 continue
             if kind == "credit":
                 continue  # granted when the task had ended already
             if kind == "cap":
                 share = content
-                cap_this_process(share)
+                cap_this_process(share, _address_bytes(where, opened=runner is not None))
                 continue
             if kind == "call":
                 function, arguments = loads(content)
@@ -150,6 +158,13 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         send(*answer)
 
 
+def _address_bytes(where: devices.Assigned, *, opened: bool) -> int:
+    """What a worker on a GPU may map beyond its share of memory: CUDA maps gigabytes that it never uses."""
+    if where.device == "cpu":
+        return 0
+    return devices.GPU_RUNNING_BYTES if opened else devices.GPU_OPENING_BYTES
+
+
 class _StreamOver:
     """Tells the driver about packets."""
 
@@ -171,7 +186,7 @@ class _StreamOver:
             if kind == "credit":
                 return
             assert kind == "cap"
-            cap_this_process(content)
+            cap_this_process(content, _address_bytes(devices.assigned(), opened=True))
 
     def _send(self, *message: Any) -> None:
         try:

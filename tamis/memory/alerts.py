@@ -154,8 +154,12 @@ class AlertRules:
         if limit is None:
             return []
         found = []
+        pids = {process.pid for process in snapshot.processes}
         for gpu in snapshot.gpus:
             text = f"GPU {gpu.index} ({gpu.name}) uses {gpu.percent:.0f} % of its {format_bytes(gpu.total_bytes)}"
+            others = gpu.used_bytes - gpu.held_by(pids)
+            if gpu.shares and others > gpu.used_bytes // 2:
+                text += f", {format_bytes(others)} of it for other processes"
             found += self._percent("gpu", gpu.index, gpu.percent, (limit,), text)
         return found
 

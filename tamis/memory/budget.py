@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from tamis.errors import BudgetError, ParameterError
+from tamis.memory.slots import GpuDevice, GpuNeed, GpuSlot, gpu_slots
 from tamis.parameters import format_bytes, parse_bytes
 
 DEFAULT_SHARE = 0.8
@@ -57,6 +58,9 @@ SMALLEST_DEFAULT_BLOCKSIZE = 32_000_000
 WANTED_PARTITIONS = 64
 """Inputs are divided into about as many partitions, within limits, so that many cores have work to the end."""
 
+MOST_SLOTS = 64
+"""Workers on GPUs are limited by their devices and by memory, not by cores; this only bounds the search."""
+
 NO_LIMIT = 2**60
 """Values above this mean that there is no limit."""
 
@@ -85,6 +89,10 @@ class Budget:
     """The workers that were requested, or the cores; there are fewer if memory does not suffice."""
     heavy_bytes: int | None = None
     """Operators that declare at least this much memory, or a GPU, get workers of their own; None if none do."""
+    gpus: tuple[GpuDevice, ...] = ()
+    """The GPUs that the run may use; none if no step uses one."""
+    hides_gpus: bool = False
+    """Workers see no GPU, whatever the machine has."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,12 +103,14 @@ def make_budget(
     operator_bytes: int = 0,
     learned_bytes: int | None = None,
     caller_bytes: int = 0,
+    most_workers: int | None = None,
 ) -> Budget:
     """Derive a budget from the memory and workers requested and from what the machine has.
 
     `operator_bytes` is what the operators declare they need beside their batches, `learned_bytes` the same with measurements
     of an earlier run where there are any, `caller_bytes` what the calling process already holds. Only what is declared can
-    refuse a budget, since a measurement may be of another model; measurements decide the number of workers.
+    refuse a budget, since a measurement may be of another model; measurements decide the number of workers. There are never
+    more than `most_workers`, of which each has a place on a GPU.
     """
     reasons = {}
     usable = usable_memory()
@@ -130,11 +140,13 @@ def make_budget(
         )
     learned = WORKER_BYTES + (operator_bytes if learned_bytes is None else learned_bytes)
     enough = learned + BATCH_COPIES * (SMALLEST_BATCH_BYTES if isinstance(workers, int) else DEFAULT_BATCH_BYTES)
-    count = max(1, min(wanted, each // enough))
+    count = max(1, min(wanted, each // enough, most_workers or wanted))
     fixed = min(learned, each // count - BATCH_COPIES * SMALLEST_BATCH_BYTES)
     reasons["workers"] = (
         f"{count}: requested"
         if count == workers
+        else f"{count}: one per place on a GPU"
+        if count == most_workers
         else f"{count}: one per usable core ({cpus})"
         if count == cpus
         else f"{count}: {format_bytes(each)} divided by {format_bytes(enough)} each"
@@ -173,7 +185,7 @@ class PoolNeed:
     """What a worker of one of several stages needs beside its batches."""
 
     memory_bytes: int
-    gpus: float = 0.0
+    gpu: GpuNeed = field(default_factory=GpuNeed)
     heavy: bool = False
     """Other stages get more workers first."""
 
@@ -186,6 +198,8 @@ class PoolShare:
     fixed_bytes: int
     most: int
     """The most workers that fit."""
+    slots: tuple[GpuSlot, ...] = ()
+    """Where on GPUs they run; none if they need no GPU."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +214,7 @@ class StreamBudget:
     """The size of a piece of these rows."""
 
 
-def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = None) -> StreamBudget:
+def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     """Divide a budget among the stages of a group: a worker for each, then more as long as memory, cores and GPUs last.
 
     >>> budget = make_budget(memory="3GB", workers=2)
@@ -208,7 +222,9 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = 
     >>> [pool.most for pool in found.pools]
     [2, 1, 2]
     """
-    gpus = len(usable_gpus()) if gpus is None and any(need.gpus for need in needs) else gpus or 0
+    on_gpus = [need.gpu for need in needs]
+    slots = gpu_slots(budget.gpus, on_gpus, [MOST_SLOTS] * len(needs))
+    limits = [len(found) if need.gpu.any else budget.wanted_workers for need, found in zip(needs, slots, strict=True)]
     edge = min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
     available = budget.total_bytes - budget.driver_bytes - edge
     batch = budget.batch_bytes
@@ -227,27 +243,18 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed], gpus: int | None = 
     for heavy in (False, True):
         for _ in range(budget.wanted_workers):
             for number, need in enumerate(needs):
-                limit = int(gpus / need.gpus) if need.gpus else budget.wanted_workers
                 used = sum(count * size for count, size in zip(most, each, strict=True))
-                if need.heavy == heavy and most[number] < limit and used + each[number] <= available:
+                if need.heavy == heavy and most[number] < limits[number] and used + each[number] <= available:
                     most[number] += 1
     left = (available - sum(count * size for count, size in zip(most, each, strict=True))) // sum(most)
+    slots = gpu_slots(budget.gpus, on_gpus, most)
     pools = tuple(
-        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count)
-        for need, size, count in zip(needs, each, most, strict=True)
+        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count, found)
+        for need, size, count, found in zip(needs, each, most, slots, strict=True)
     )
     # Two packets for each worker that writes some, so that it need not wait while one of them is read.
     packet = max(SMALLEST_PACKET_BYTES, min(batch, edge // (2 * sum(most))))
     return StreamBudget(pools, batch, edge, packet)
-
-
-def usable_gpus() -> list[str]:
-    """The GPUs that workers may use, as CUDA_VISIBLE_DEVICES names them."""
-    from tamis.memory.gpu import find_reader
-
-    found = [str(number) for number in range(len(find_reader()()))]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return found if chosen is None else [name for name in chosen.split(",") if name.strip()][: len(found)]
 
 
 def default_blocksize(input_bytes: int | None) -> int:

@@ -32,6 +32,7 @@ def show_memory(
     """
     import psutil
 
+    from tamis.memory.gpu import published_shares
     from tamis.memory.monitor import MemoryMonitor
 
     if watch_s is not None and not watch_s > 0:
@@ -42,6 +43,8 @@ def show_memory(
         )
     monitor = MemoryMonitor(pid, roles=None if pid is not None else dict, keep=8)
     while True:
+        for other, shares in published_shares().items():
+            monitor.hear(other, shares)
         shot = monitor.sample()
         if pid is None:
             processes = largest_processes()
@@ -105,6 +108,8 @@ def memory_text(shot: Snapshot, processes: list[ProcessMemory], *, tree: bool) -
             f"GPU {gpu.index:<6} {format_bytes(gpu.total_bytes)}, {format_bytes(gpu.used_bytes)} in use, "
             f"{gpu.percent:.0f} % ({gpu.name})"
         )
+        if owners := gpu.owners():
+            lines.append(" " * 11 + ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(owners.items())))
     if tree:
         lines.append(f"tree       {format_bytes(shot.held_bytes)} in {plural(len(processes), 'process')}")
     header = ["pid", "role" if tree else "name", "held", "resident", "private", "peak", "swap", "gpu"]

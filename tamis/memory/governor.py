@@ -32,6 +32,8 @@ from tamis.memory.budget import (
     PoolNeed,
     PoolShare,
 )
+from tamis.memory.slots import GpuNeed
+from tamis.models.devices import GPU_HOST_BYTES
 from tamis.operators import Gather, Operator
 from tamis.parameters import format_bytes, plural
 
@@ -132,12 +134,31 @@ def _stages(steps: Iterable[Operator]) -> list[list[Operator]]:
     return stages
 
 
-def pool_needs(runs: Sequence[Sequence[Operator]], learned: Learned) -> list[PoolNeed]:
-    """What a worker of each stage of a group needs beside its batches."""
-    return [
-        PoolNeed(learned.setup_bytes(run), sum(op.resources.gpus for op in run), heavy=number % 2 == 1)
-        for number, run in enumerate(runs)
+def pool_needs(runs: Sequence[Sequence[Operator]], learned: Learned, end: Operator | None = None) -> list[PoolNeed]:
+    """What a worker of each stage of a group needs beside its batches. `end` is the step that ends the last one.
+
+    A Gather declares memory for its decisions, for which there are other workers later; only its GPU counts.
+    """
+    last = len(runs) - 1
+    ends: list[tuple[Operator, ...]] = [
+        (end,) if end is not None and number == last else () for number in range(len(runs))
     ]
+    found = []
+    for number, (run, after) in enumerate(zip(runs, ends, strict=True)):
+        on_gpu = gpu_need([*run, *after])
+        memory_bytes = max(learned.setup_bytes(run), GPU_HOST_BYTES if on_gpu.any else 0)
+        found.append(PoolNeed(memory_bytes, on_gpu, heavy=number % 2 == 1))
+    return found
+
+
+def gpu_need(steps: Sequence[Operator]) -> GpuNeed:
+    """What a worker that runs these steps needs of GPUs: they take turns, but their memory adds up."""
+    declared = [step.resources for step in steps if step.resources.uses_gpu]
+    sizes = [found.gpu_bytes for found in declared if found.gpu_bytes is not None]
+    if not declared:
+        return GpuNeed()
+    # One that does not declare its memory may need any amount.
+    return GpuNeed(max(found.gpus for found in declared), sum(sizes) if len(sizes) == len(declared) else None)
 
 
 class Governor:
@@ -292,15 +313,16 @@ class Governor:
 # ---------------------------------------------------------------------------------------------------- inside a worker
 
 
-def cap_this_process(share_bytes: int) -> None:
+def cap_this_process(share_bytes: int, address_bytes: int = 0) -> None:
     """Cap the memory of this process at `share_bytes`; an allocation beyond it raises a MemoryError.
 
     RLIMIT_DATA counts private writable mappings, so the limit is what is mapped already, plus the share, less what is already
-    resident. That includes pages shared with the server this process was forked from.
+    resident. That includes pages shared with the server this process was forked from. `address_bytes` are allowed on top, for
+    libraries that map more than they use.
     """
     if sys.platform != "linux":
         return
     room = max(0, share_bytes - process.status()["VmRSS"])
-    limit = process.data_bytes() + room
+    limit = process.data_bytes() + room + address_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
+
+from tamis.models.gpu_owners import opened_torch, owned_bytes
 
 MIB = 2**20
 
@@ -45,6 +49,11 @@ class GpuShare:
     """Bytes by owner, as declared with `owner`."""
 
     @property
+    def reported_bytes(self) -> int:
+        """What the process itself knows of: what torch has reserved, or what its owners hold outside of torch."""
+        return max(self.reserved_bytes or 0, sum(self.owners.values()))
+
+    @property
     def cached_bytes(self) -> int | None:
         """Reserved but not in use."""
         if self.reserved_bytes is None or self.allocated_bytes is None:
@@ -67,6 +76,43 @@ class GpuMemory:
     @property
     def percent(self) -> float:
         return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def held_by(self, pids: Collection[int]) -> int:
+        """What some processes hold, as the driver counts it, or else as they report it themselves."""
+        shares = [share for share in self.shares if share.pid in pids]
+        return sum(share.reported_bytes if share.used_bytes is None else share.used_bytes for share in shares)
+
+    def owners(self) -> dict[str, int]:
+        """Bytes by owner, of all processes that report them."""
+        total: dict[str, int] = {}
+        for share in self.shares:
+            for name, size in share.owners.items():
+                total[name] = total.get(name, 0) + size
+        return total
+
+
+@dataclass
+class GpuPeak:
+    """The most that was in use on one GPU during a run; the figures may be of different moments."""
+
+    index: int
+    name: str
+    total_bytes: int
+    used_bytes: int = 0
+    """By all processes."""
+    own_bytes: int = 0
+    """By the processes of the run."""
+    other_bytes: int = 0
+    """By other processes."""
+    owners: dict[str, int] = field(default_factory=dict)
+
+    def note(self, gpu: GpuMemory, pids: Collection[int]) -> None:
+        own = gpu.held_by(pids)
+        self.used_bytes = max(self.used_bytes, gpu.used_bytes)
+        self.own_bytes = max(self.own_bytes, own)
+        self.other_bytes = max(self.other_bytes, gpu.used_bytes - own)
+        for name, size in gpu.owners().items():
+            self.owners[name] = max(self.owners.get(name, 0), size)
 
 
 class GpuReader(Protocol):
@@ -177,7 +223,7 @@ def _cells(text: str, width: int) -> list[list[str]]:
 
 def read_torch() -> tuple[GpuMemory, ...]:
     """The devices that torch sees, if this process already uses it."""
-    torch = _torch()
+    torch = opened_torch()
     if torch is None:
         return ()
     found = []
@@ -191,79 +237,12 @@ def read_torch() -> tuple[GpuMemory, ...]:
 # ------------------------------------------------------------------------------------------ this process and its owners
 
 
-def _torch() -> Any:
-    """Torch, if it is imported and has opened a device; else None."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return torch if cuda is not None and cuda.is_initialized() else None
-
-
-def _allocated() -> dict[int, int]:
-    torch = _torch()
-    if torch is None:
-        return {}
-    return {device: torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())}
-
-
-_owned: dict[tuple[str, int], int] = {}
-_lock = threading.Lock()
-_open = threading.local()
-
-
-def add_owned(name: str, num_bytes: int, device: int = 0) -> None:
-    """Add bytes (or remove them, if negative) to what `name` holds on a device; for memory outside of torch."""
-    with _lock:
-        held = max(0, _owned.get((name, device), 0) + num_bytes)
-        if held:
-            _owned[name, device] = held
-        else:
-            _owned.pop((name, device), None)
-
-
-@contextmanager
-def owner(name: str, *, passing: bool = False) -> Iterator[None]:
-    """Attribute memory that torch allocates in the block to `name`, except what an inner owner claims.
-
-    Counts what is allocated and kept, less what is freed. With `passing=True` (activations), counts the peak above the start
-    of the block instead, and resets torch's peak counter. Does nothing without torch.
-
-        with owner("weights"):
-            model.to("cuda")
-    """
-    inner: list[dict[int, int]] = getattr(_open, "stack", [])
-    _open.stack = [*inner, {}]
-    before, torch = _allocated(), _torch()
-    if passing and torch is not None:
-        for device in before:
-            torch.cuda.reset_peak_memory_stats(device)
-    try:
-        yield
-    finally:
-        claimed = _open.stack[-1]
-        _open.stack = inner
-        after, torch = _allocated(), _torch()
-        for device, num_bytes in after.items():
-            grown = num_bytes - before.get(device, 0)
-            mine = grown - claimed.get(device, 0)
-            if passing:
-                high = torch.cuda.max_memory_allocated(device) - before.get(device, 0)
-                mine = max(0, high - _owned.get((name, device), 0))
-            add_owned(name, mine, device)
-            if inner:
-                inner[-1][device] = inner[-1].get(device, 0) + grown
-
-
-def forget_owners() -> None:
-    """Reset what owners hold."""
-    with _lock:
-        _owned.clear()
-
-
 def own_shares(gpus: Iterable[GpuMemory] = ()) -> dict[int, GpuShare]:
     """What this process holds, by the driver's number of the GPU; can be sent to another process."""
-    torch = _torch()
-    with _lock:
-        owned = dict(_owned)
+    torch = opened_torch()
+    owned = owned_bytes()
+    for device, num_bytes in _cupy_pools().items():
+        owned["kernels", device] = owned.get(("kernels", device), 0) + num_bytes
     if torch is None and not owned:
         return {}
     known = tuple(gpus)
@@ -280,6 +259,16 @@ def own_shares(gpus: Iterable[GpuMemory] = ()) -> dict[int, GpuShare]:
             owners,
         )
     return shares
+
+
+def _cupy_pools() -> dict[int, int]:
+    """What CuPy holds in a pool of its own, by device; nothing where it takes its memory from torch."""
+    cupy = sys.modules.get("cupy")
+    if not hasattr(cupy, "get_default_memory_pool"):
+        return {}
+    pool = cupy.get_default_memory_pool()  # type: ignore[union-attr]
+    held = pool.total_bytes()
+    return {0: held} if held else {}
 
 
 def _driver_index(torch: Any, device: int, gpus: tuple[GpuMemory, ...]) -> int:
@@ -309,3 +298,41 @@ def with_shares(gpus: tuple[GpuMemory, ...], told: Iterable[Mapping[int, GpuShar
         ]
         result.append(replace(gpu, shares=(*merged, *rest.values())))
     return tuple(result)
+
+
+# ------------------------------------------------------------------------------------------------ for `tamis memory PID`
+
+
+def _shares_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"tamis-gpus-{os.getuid()}"
+
+
+def publish_shares(shares: Mapping[int, GpuShare]) -> None:
+    """Let other processes of the same user read what this one holds on GPUs; with nothing, no longer."""
+    folder = _shares_folder()
+    file = folder / f"{os.getpid()}.json"
+    with suppress(OSError):
+        if not shares:
+            file.unlink(missing_ok=True)
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        draft = folder / f".{os.getpid()}.unfinished"
+        draft.write_text(json.dumps({str(index): asdict(share) for index, share in shares.items()}))
+        draft.replace(file)
+
+
+def published_shares() -> dict[int, dict[int, GpuShare]]:
+    """What running processes of this user have published, by process id."""
+    found: dict[int, dict[int, GpuShare]] = {}
+    folder = _shares_folder()
+    if not folder.is_dir() or folder.stat().st_uid != os.getuid():
+        return {}
+    for file in folder.glob("*.json"):
+        pid = int(file.stem)
+        with suppress(OSError, ValueError, TypeError):
+            if not Path(f"/proc/{pid}").exists():
+                file.unlink()  # it was killed
+                continue
+            shares = json.loads(file.read_text())
+            found[pid] = {int(index): GpuShare(**share) for index, share in shares.items()}
+    return found

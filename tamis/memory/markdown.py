@@ -58,6 +58,7 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         ("workers at the end", str(measured["workers"])),
         *((f"memory per byte of batch, {stage}", f"{copies:.1f} bytes") for stage, copies in _copies(measured)),
         *((f"memory of `{name}` before its first batch", format_bytes(size)) for name, size in _setup(measured)),
+        *_gpu_rows(measured),
         *((ACTIONS.get(kind, kind), f"{count:,}") for kind, count in measured["actions"].items()),
     ]
     alerts = [(key.replace("_", " "), _threshold(value)) for key, value in manifest.get("alerts", {}).items()]
@@ -79,6 +80,21 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         parts += ["## Alerts and actions", _table(fields, events)]
     parts += ["## Command", f"```\n{_command(manifest['command'])}\n```"]
     return "\n\n".join(parts)
+
+
+def _gpu_rows(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The peak of each GPU, and what it was used for."""
+    rows = []
+    for gpu in measured.get("gpus", []):
+        name = f"GPU {gpu['index']} ({gpu['name']})"
+        budget = f" of a budget of {format_bytes(gpu['budget_bytes'])}" if gpu["budget_bytes"] is not None else ""
+        rows.append((f"peak on {name}", f"{format_bytes(gpu['own_bytes'])}{budget}"))
+        rows += [
+            (f"{owner} on GPU {gpu['index']}", format_bytes(size)) for owner, size in sorted(gpu["owners"].items())
+        ]
+        if gpu["other_bytes"]:
+            rows.append((f"other processes on GPU {gpu['index']}", format_bytes(gpu["other_bytes"])))
+    return rows
 
 
 def _why(reason: str) -> str:

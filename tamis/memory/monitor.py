@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tamis.memory.gpu import GpuMemory, GpuReader, GpuShare, find_reader, own_shares, with_shares
+from tamis.memory.gpu import GpuMemory, GpuPeak, GpuReader, GpuShare, find_reader, own_shares, with_shares
 from tamis.memory.leaks import Thinned, Trend, fit_trend
 from tamis.memory.overuse import OveruseWatch
 from tamis.memory.tree import Snapshot, TreeReader, read_system, walk
@@ -98,6 +98,8 @@ class MemoryMonitor:
         self.path = None if path is None else Path(path)
         self.peak: Snapshot | None = None
         """The snapshot in which the tree held the most memory."""
+        self.gpu_peaks: dict[int, GpuPeak] = {}
+        """By the driver's number of the GPU."""
         self.problems: list[str] = []
         self._roles = roles or (lambda: {self.pid: "driver"} if self.pid == os.getpid() else {})
         self._on_snapshot = on_snapshot
@@ -137,6 +139,9 @@ class MemoryMonitor:
         highest = self.peak is None or shot.held_bytes > PEAK_STEP * self.peak.held_bytes
         if highest:  # an inexact reading counts shared pages that a process has just touched as its own
             shot = replace(shot, processes=self._tree.read(self._roles(), exact=True))
+        pids = {process.pid for process in shot.processes}
+        for gpu in shot.gpus:
+            self.gpu_peaks.setdefault(gpu.index, GpuPeak(gpu.index, gpu.name, gpu.total_bytes)).note(gpu, pids)
         with self._lock:
             self._snapshots.append(shot)
             if highest and (self.peak is None or shot.held_bytes > self.peak.held_bytes):
@@ -278,7 +283,7 @@ def _rows(shot: Snapshot) -> list[dict[str, Any]]:
                 "total_bytes": gpu.total_bytes,
                 "reserved_bytes": sum(share.reserved_bytes or 0 for share in gpu.shares),
                 "allocated_bytes": sum(share.allocated_bytes or 0 for share in gpu.shares),
-                "owners": [{"owner": name, "bytes": size} for name, size in sorted(_owners(gpu.shares).items())],
+                "owners": [{"owner": name, "bytes": size} for name, size in sorted(gpu.owners().items())],
             }
             for gpu in shot.gpus
         ],
@@ -298,14 +303,6 @@ def _rows(shot: Snapshot) -> list[dict[str, Any]]:
         }
         for process in shot.processes
     ]
-
-
-def _owners(shares: Iterable[GpuShare]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for share in shares:
-        for name, size in share.owners.items():
-            total[name] = total.get(name, 0) + size
-    return total
 
 
 def _schema() -> pa.Schema:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 ColumnOption: TypeAlias = Annotated[str, typer.Option("--column", metavar="NAME", help="Column that holds the text.")]
+ScratchOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--scratch", metavar="DIR", help="Put intermediate files into this local folder."),
+]
 MemoryOption: TypeAlias = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Memory budget of all processes together, e.g. 8GB.")
 ]
@@ -303,6 +307,7 @@ def stats(
         typer.Option("--language/--no-language", help="Count languages; the default if the model is installed."),
     ] = None,
     memory: MemoryOption = None,
+    scratch: ScratchOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
@@ -314,7 +319,15 @@ def stats(
     from tamis.workflows import describe
 
     with Progress(shows="nothing" if quiet else "auto") as progress:
-        found = describe(inputs, column=column, language=language, memory=memory, on_event=progress, progress=False)
+        found = describe(
+            inputs,
+            column=column,
+            language=language,
+            memory=memory,
+            scratch=scratch,
+            on_event=progress,
+            progress=False,
+        )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
     else:

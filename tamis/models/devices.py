@@ -15,17 +15,44 @@ import importlib.util
 import os
 import re
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tamis.context import Context
 from tamis.errors import ParameterError, require
+from tamis.parameters import format_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Library: TypeAlias = Literal["torch", "cupy"]
 
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NO_DEVICE = "-1"
+
+GPU_OPENING_BYTES = 3_000_000_000
+"""Private memory that a process may map when it opens a GPU, beyond what it uses: with PyTorch and CuPy it maps 1.8 GB in the
+end, and more for a moment (benchmarks/gpu_placement.py)."""
+
+GPU_HOST_BYTES = 600_000_000
+"""Memory that a process with PyTorch and CuPy holds once it has opened a GPU, without pages of mapped files: 0.55 GB."""
+
+TOLERATED_CROWDING = 0.1
+"""The part of a share of GPU memory that may be missing before other processes are to blame for a shortage."""
+
+CROWDED_WAIT_S = 60.0
+"""How long a worker waits for GPU memory that other processes use before the run ends."""
+
+CROWDED_LOOK_S = 0.25
+
+GPU_RUNNING_BYTES = 1_000_000_000
+"""The same afterwards, for kernels and libraries that CUDA loads when they are first used."""
 
 
 def visible_gpus(root: Path = Path("/")) -> list[str]:
@@ -108,6 +135,88 @@ def torch_has_cuda() -> bool:
 # --------------------------------------------------------------------------------------------------------- in a worker
 
 
+@dataclass(frozen=True)
+class Assigned:
+    """The device of this process, and how much it may allocate there."""
+
+    device: str = "cpu"
+    """"cpu", or "cuda:0"."""
+    gpu_memory_bytes: int | None = None
+
+
+_assigned = Assigned()
+
+
+def assign(names: str | None, gpu_memory_bytes: int | None = None) -> Assigned:
+    """Show this process some GPUs, or none, from now on. Has no effect on libraries that have opened a device."""
+    os.environ[CUDA_VISIBLE_DEVICES] = NO_DEVICE if names is None else names  # read when a library first uses CUDA
+    return set_assigned(Assigned("cpu" if names is None else "cuda:0", gpu_memory_bytes))
+
+
+def set_assigned(found: Assigned) -> Assigned:
+    """Record the device of this process."""
+    global _assigned
+    _assigned = found
+    return found
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide all GPUs from libraries that this process uses for the first time in the block."""
+    before = os.environ.get(CUDA_VISIBLE_DEVICES)
+    os.environ[CUDA_VISIBLE_DEVICES] = NO_DEVICE
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CUDA_VISIBLE_DEVICES]
+        else:
+            os.environ[CUDA_VISIBLE_DEVICES] = before
+
+
+def assigned() -> Assigned:
+    """What the engine assigned to this process; for functions that are called in workers without a `Context`."""
+    return _assigned
+
+
+def vectors_on_device(column: pa.Array) -> dict[str, Any]:
+    """A column of vectors of one size as a tensor on the device of this process, under "vectors".
+
+    A fact of batches: `batch.facts("embedding", vectors_on_device)`. A step that has computed the vectors on the device hands
+    them on with `batch.hand_on("embedding", vectors_on_device, {"vectors": tensor})`, so that the next step need not copy
+    them there again. Nulls are not allowed.
+    """
+    torch = require("torch", extra="models", purpose="vectors on a GPU")
+    size = column.type.list_size
+    values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), size)
+    tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+    return {"vectors": tensor.to(_assigned.device)}
+
+
+def missing_room() -> str | None:
+    """Why this process cannot have its share of GPU memory, if that is because of other processes; else None."""
+    torch = _loaded("torch")
+    share = _assigned.gpu_memory_bytes
+    if _assigned.device == "cpu" or share is None or torch is None or not torch.cuda.is_initialized():
+        return None
+    free, _ = torch.cuda.mem_get_info(0)
+    left = share - torch.cuda.memory_reserved(0)
+    if free >= left * (1 - TOLERATED_CROWDING):
+        return None
+    return (
+        f"other processes use the GPU: {format_bytes(free)} is free, and this worker has {format_bytes(left)} left of its "
+        f"share of {format_bytes(share)}"
+    )
+
+
+def wait_for_room() -> str | None:
+    """Wait until other processes leave this one its share of GPU memory; returns why not, if they still do not."""
+    end = time.monotonic() + CROWDED_WAIT_S
+    while (why := missing_room()) is not None and time.monotonic() < end:
+        time.sleep(CROWDED_LOOK_S)
+    return why
+
+
 def open_torch(context: Context) -> ModuleType:
     """PyTorch, held to the worker's share of GPU memory, which it shares with CuPy if that is loaded.
 
@@ -134,8 +243,9 @@ def keep_to_share(gpu_memory_bytes: int | None) -> None:
     torch, cupy, rmm = (_loaded(name) for name in ("torch", "cupy", "rmm"))
     torch = torch if torch is not None and torch.version.cuda is not None and torch.cuda.is_available() else None
     if torch is not None and gpu_memory_bytes is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_memory_bytes / total), 0)
+        for device in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_memory_bytes / total), device)
     if cupy is None:
         return
     if rmm is not None:

@@ -4,7 +4,7 @@
                                     ^                                                         |
                                     +------------------------ recipe_of ----------------------+
 
-    name: clean                     optional, as are description, memory, workers, rejects
+    name: clean                     optional, as are description, memory, gpu_memory, workers, rejects
     memory: 4GB
     steps:
       - jsonl_reader: {file_paths: in/}
@@ -59,6 +59,8 @@ class Settings:
     """Run settings of a recipe, which the caller can override."""
 
     memory: int | str | None = None
+    gpu_memory: int | str | None = None
+    """What the workers on one GPU may hold together."""
     workers: int | str | None = None
     rejects: bool | None = None
     card: bool | None = None
@@ -70,8 +72,9 @@ class Settings:
     """When to raise alerts about memory, and who receives them."""
 
     def __post_init__(self) -> None:
-        if self.memory is not None:
-            parse_bytes(self.memory)
+        for size in (self.memory, self.gpu_memory):
+            if size is not None:
+                parse_bytes(size)
         if self.workers is not None and self.workers != "auto" and not (fits(self.workers, int) and self.workers > 0):  # type: ignore[operator]
             raise ParameterError(f"`workers` must be a positive number or auto, got {self.workers!r}")
         if not fits(self.rejects, bool | None):

@@ -17,14 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tamis import JsonlReader, JsonlWriter, LocalExecutor, Pipeline, Resources, Rows, operator, plan, step
+from tamis import JsonlReader, JsonlWriter, LocalExecutor, Pipeline, Resources, Rows, operator, step
 from tamis.batch import Batch
 from tamis.dedup import ExactDedup
 from tamis.errors import BudgetError, Interrupted, ParameterError
-from tamis.executors import flows
 from tamis.executors.packets import PacketRows, PacketWriter, partition_of
 from tamis.executors.tasks import Emission
-from tamis.memory import budget
+from tamis.memory import slots
 from tamis.memory.budget import PoolNeed, make_budget, stream_budget
 from tamis.operators import Expand, Filter, Map, Reading, at_least
 from tamis.text.quality import WordCount
@@ -410,8 +409,7 @@ def test_workers_that_need_a_gpu_get_one_each(tmp_path, monkeypatch):
         def open(self, context):
             return GpuRunnerForTests(f"{context.device} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}")
 
-    for module in (budget, plan, flows):
-        monkeypatch.setattr(module, "usable_gpus", lambda: ["3", "5"])
+    monkeypatch.setattr(slots, "usable_gpus", lambda: ["3", "5"])
     rows = Rows(numbered(400), rows_per_partition=50)
     table = Pipeline(rows, GpuForTests()).collect(executor=LocalExecutor(workers=2), memory="4GB")
     used = {tuple(value.rsplit(" ", 1)) for value in table["gpu"].to_pylist()}
@@ -434,7 +432,6 @@ def test_more_gpus_than_there_are_is_an_error(monkeypatch):
         def apply(self, batch):
             return {}
 
-    for module in (budget, plan, flows):
-        monkeypatch.setattr(module, "usable_gpus", lambda: ["3", "5"])
+    monkeypatch.setattr(slots, "usable_gpus", lambda: ["3", "5"])
     with pytest.raises(ParameterError, match="it needs 3 GPUs, and there are 2 here"):
         Pipeline(Rows(numbered(3)), ManyGpusForTests()).run()

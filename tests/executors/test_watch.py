@@ -13,9 +13,12 @@ import pytest
 
 from tamis import JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup
-from tamis.events import LeakFound, MemoryAction, MemoryAlert, PartitionCommitted, PartitionStarted
+from tamis.events import LeakFound, MemoryAction, MemoryAlert, MemorySampled, PartitionCommitted, PartitionStarted
 from tamis.memory import gpu, monitor
+from tamis.memory.markdown import memory_markdown
+from tamis.models import gpu_owners
 from tamis.operators import Map, operator
+from tamis.report import load_manifest
 
 KEPT = []
 
@@ -46,7 +49,7 @@ class FillsGpuForTests(Map):
     def apply(self, batch):
         import torch
 
-        with gpu.owner("activations"):
+        with gpu_owners.owner("activations"):
             held = torch.zeros((len(batch), 10_000_000), dtype=torch.uint8, device="cuda")
             return {"m": held[:, 0].cpu().numpy()}
 
@@ -61,12 +64,12 @@ class OnGpuForTests(Map):
         if self.real:
             import torch
 
-            with gpu.owner("weights"):
+            with gpu_owners.owner("weights"):
                 torch.zeros(1, device="cuda")  # or no device is open when the account begins
-            with gpu.owner("weights"):
+            with gpu_owners.owner("weights"):
                 KEPT.append(torch.zeros(1_000_000, dtype=torch.uint8, device="cuda"))
         else:
-            gpu.add_owned("weights", 1_000_000)
+            gpu_owners.add_owned("weights", 1_000_000)
         return self
 
     def apply(self, batch):
@@ -135,8 +138,14 @@ def test_what_a_worker_holds_on_a_gpu_is_on_file_by_owner(tmp_path, monkeypatch)
     one = (gpu.GpuMemory(0, "a stand-in", 2_000_000, 10_000_000),)
     monkeypatch.setattr(monitor, "find_reader", lambda: lambda: one)
     rows = Rows([{"n": n} for n in range(30)], rows_per_partition=10)
-    Pipeline(rows, OnGpuForTests(), JsonlWriter(tmp_path)).run(workers=1)
+    seen = []
+    report = Pipeline(rows, OnGpuForTests(), JsonlWriter(tmp_path)).run(workers=1, on_event=seen.append)
     assert {"owner": "weights", "bytes": 1_000_000} in owners_on_file(tmp_path)
+    (peak,) = report.memory["gpus"]
+    assert (peak["own_bytes"], peak["other_bytes"], peak["owners"]) == (1_000_000, 2_000_000, {"weights": 1_000_000})
+    assert "| weights on GPU 0 | 1.0 MB |" in memory_markdown(report, load_manifest(tmp_path))
+    sampled = [event.gpus[0].owners for event in seen if isinstance(event, MemorySampled)]
+    assert {"weights": 1_000_000} in sampled
     assert not any(share.owners for share in gpu.own_shares().values()), "it was a worker that said so"
 
 

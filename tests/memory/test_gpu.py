@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tamis.memory import gpu
 from tamis.memory.alerts import AlertRules, Thresholds
 from tamis.memory.gpu import (
     MIB,
@@ -12,16 +11,15 @@ from tamis.memory.gpu import (
     GpuShare,
     NvmlReader,
     SmiReader,
-    add_owned,
     find_reader,
-    forget_owners,
     own_shares,
-    owner,
     parse_smi,
     read_torch,
     with_shares,
 )
 from tamis.memory.monitor import MemoryMonitor
+from tamis.models import gpu_owners
+from tamis.models.gpu_owners import add_owned, forget_owners, owner
 
 GPUS = """\
 0, GPU-aaa, NVIDIA H200, 1024, 143771
@@ -189,7 +187,7 @@ def test_an_owner_is_accounted_even_when_the_block_fails(torch):
         torch.take(5) or (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError), owner("weights"):
         raise MemoryError
-    assert gpu._open.stack == []
+    assert gpu_owners._open.stack == []
 
 
 def test_without_torch_an_owner_does_nothing_and_other_memory_can_be_noted(no_torch):

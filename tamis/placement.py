@@ -1,0 +1,190 @@
+"""Where the steps of a run take place: on the CPU or on GPUs, fused in one worker or in workers of their own.
+
+placed_on       run(device=...) and ToBackend, applied to the steps
+choose_budget   memory, workers and GPUs, and whether operators get workers of their own
+resource_runs   which neighbours share a worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal, get_args
+
+from tamis.backends import ToBackend
+from tamis.errors import BudgetError, ParameterError, TamisError
+from tamis.executors.executor import Streaming
+from tamis.memory.budget import Budget, make_budget, stream_budget
+from tamis.memory.governor import Learned, gpu_need, pool_needs
+from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots
+from tamis.models.devices import GPU_HOST_BYTES, Device, choose
+from tamis.operators import Gather, Operator, Sink, Source
+from tamis.parameters import format_bytes, parse_bytes, plural
+
+HEAVY_BYTES = 200_000_000
+"""Operators that declare at least this much memory get workers of their own if there is not enough for one in each worker."""
+
+
+def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
+    """The steps, with `device` set in those that can run on either a CPU or a GPU.
+
+    What `ToBackend` says about the steps after it comes first, up to the next one or to the next Gather.
+    """
+    if device not in get_args(Device):
+        raise ParameterError(f"there is no device {device!r}", hint=f"devices: {', '.join(get_args(Device))}")
+    if device == "gpu":
+        if not any(getattr(step, "device", None) == "auto" or step.resources.uses_gpu for step in steps):
+            raise ParameterError("none of these steps can run on a GPU", hint="leave --device at auto")
+        choose("gpu", library=None)  # raises if there is none
+    found: list[Operator] = []
+    here = device
+    for step in steps:
+        if isinstance(step, ToBackend):
+            moved = step.changed(device=device) if step.device == "auto" else step
+            found.append(moved)
+            here = device if device == "cpu" else "cpu" if not step.to_gpu else "gpu" if moved.is_on_gpu else device
+            continue
+        found.append(step.changed(device=here) if here != "auto" and getattr(step, "device", None) == "auto" else step)
+        if isinstance(step, Gather):
+            here = device
+    return found
+
+
+def choose_budget(
+    steps: Sequence[Operator],
+    learned: Learned,
+    streaming: Streaming,
+    *,
+    memory: int | str | None,
+    workers: int | Literal["auto"],
+    caller_bytes: int,
+    device: str = "auto",
+    gpu_memory: int | str | None = None,
+) -> Budget:
+    """Derive the budget, and decide whether operators that need much memory or a GPU get workers of their own.
+
+    They do if there is not enough memory to load them in every worker.
+    """
+    if gpu_memory is not None:
+        parse_bytes(gpu_memory)
+    on_gpu = []
+    for number, step in enumerate(steps, start=1):
+        with naming(number, step):
+            on_gpu += [(number, step)] if step.resources.uses_gpu else []
+    may_use_gpu = any(getattr(step, "device", None) in ("auto", "gpu") for step in steps)
+    gpus = gpu_devices(gpu_memory, device) if on_gpu or may_use_gpu else ()
+    for number, step in on_gpu:
+        with naming(number, step):
+            check_gpus(step, len(gpus), device)
+
+    def budget_for(chosen: Sequence[Operator], most_workers: int | None = None) -> Budget:
+        least = GPU_HOST_BYTES if any(step in chosen for _, step in on_gpu) else 0
+        found = make_budget(
+            memory=memory,
+            workers=workers,
+            operator_bytes=max(least, Learned().setup_bytes(chosen)),
+            learned_bytes=max(least, learned.setup_bytes(chosen)),
+            caller_bytes=caller_bytes,
+            most_workers=most_workers,
+        )
+        reasons = {"gpu_memory": _gpu_reason(gpus, gpu_memory)} if on_gpu else {}
+        return replace(found, gpus=gpus, hides_gpus=device == "cpu", reasons=found.reasons | reasons)
+
+    fused = budget_for(steps)
+    heavy_bytes = HEAVY_BYTES if streaming == "auto" else 1
+    heavy = [step for step in steps if not isinstance(step, (Source, Gather, Sink)) and is_heavy(step, heavy_bytes)]
+    if on_gpu and streaming == "never":  # every worker has all steps, so there are no more workers than places on GPUs
+        largest = [gpu_slots(gpus, [gpu_need(run)], [fused.workers])[0] for run in _between_gathers(steps, ends=True)]
+        return budget_for(steps, min(len(slots) for slots in largest if slots))
+    if streaming == "never" or not (heavy or on_gpu):
+        return fused
+    if streaming == "auto" and fused.workers >= fused.wanted_workers and not on_gpu:
+        return fused
+    light = budget_for([step for step in steps if step not in heavy])
+    reasons = light.reasons | {
+        "max_row_bytes": fused.reasons["max_row_bytes"],
+        "queue": "rows between stages that run at the same time wait in packets, within the budget",
+    }
+    divided = replace(light, heavy_bytes=heavy_bytes, max_row_bytes=fused.max_row_bytes, reasons=reasons)
+    try:
+        for operators in _between_gathers(steps, ends=True):
+            end = operators.pop() if operators and isinstance(operators[-1], Gather) else None
+            runs = resource_runs(operators, heavy_bytes, end)
+            if len(runs) > 1:
+                stream_budget(divided, pool_needs(runs, learned, end))
+    except BudgetError:
+        if streaming == "always" or on_gpu:
+            raise
+        return fused
+    return divided
+
+
+def _between_gathers(steps: Sequence[Operator], *, ends: bool = False) -> Iterator[list[Operator]]:
+    """The operators between two Gathers; with `ends`, each with the Gather that follows."""
+    found: list[Operator] = []
+    for step in steps:
+        if isinstance(step, Gather):
+            yield [*found, step] if ends else found
+            found = []
+        elif not isinstance(step, (Source, Sink)):
+            found.append(step)
+    yield found
+
+
+@contextmanager
+def naming(number: int, step: Operator) -> Iterator[None]:
+    """An error names the step and its number."""
+    try:
+        yield
+    except TamisError as error:
+        start = f"step {number}, "
+        error.message = error.message if error.message.startswith(start) else f"{start}`{step.name}`: {error.message}"
+        raise
+
+
+def check_gpus(step: Operator, count: int, device: str = "auto") -> None:
+    """Raise if a step needs more GPUs than the run may use."""
+    wanted = step.resources.gpus
+    if not count and device == "cpu":
+        raise ParameterError("it needs a GPU, and the run uses none", hint='leave `device` at "auto"')
+    if wanted > count or not count:
+        needs = f"{wanted:g} GPUs" if wanted > 1 else "a GPU"
+        raise ParameterError(f"it needs {needs}, and there {'is' if count < 2 else 'are'} {count or 'none'} here")
+
+
+def _gpu_reason(gpus: Sequence[GpuDevice], gpu_memory: int | str | None) -> str:
+    """What a run may use of each GPU, and why."""
+    sizes = sorted({gpu.budget_bytes for gpu in gpus if gpu.budget_bytes is not None})
+    if not sizes:
+        return "no limit: the size of the GPUs is unknown"
+    shown = " to ".join(dict.fromkeys(format_bytes(size) for size in (sizes[0], sizes[-1])))
+    why = "requested" if gpu_memory is not None else f"{DEFAULT_GPU_SHARE:.0%} of what is free"
+    return f"{shown} on each of {plural(len(gpus), 'GPU')}: {why}; divided among the workers on it"
+
+
+def resource_runs(
+    operators: Sequence[Operator], heavy_bytes: int, end: Operator | None = None
+) -> list[tuple[Operator, ...]]:
+    """Neighbours that can share a worker: every other run is heavy. The first and the last are light, and may be empty.
+
+    Consecutive operators that need a GPU, or much memory, share a worker, as do all that follow a `ToBackend("gpu")`. A Gather
+    at the `end` that needs a GPU makes the last run a heavy one.
+    """
+    runs: list[list[Operator]] = [[]]
+    on_gpu = False
+    for op in operators:
+        if isinstance(op, ToBackend):
+            on_gpu = op.is_on_gpu
+        if (on_gpu or is_heavy(op, heavy_bytes)) != (len(runs) % 2 == 0):
+            runs.append([])
+        runs[-1].append(op)
+    heavy_end = isinstance(end, Gather) and end.resources.uses_gpu
+    if (len(runs) % 2 == 0) != heavy_end:
+        runs.append([])
+    return [tuple(run) for run in runs]
+
+
+def is_heavy(op: Operator, heavy_bytes: int) -> bool:
+    """Whether an operator needs a GPU, or so much memory that it should have workers of its own."""
+    return op.resources.uses_gpu or op.resources.memory_bytes >= heavy_bytes
