@@ -42,7 +42,7 @@ def weights(torch):
 
 
 @operator(reads="n", writes=("embedding", "place"))
-class EmbedForTests(Map):
+class EmbedOnGpuForTests(Map):
     """Vectors from a real product of matrices, and where they were made."""
 
     device: str = "auto"
@@ -78,7 +78,7 @@ class EmbedRunnerForTests:
 
 
 @operator(reads="embedding", writes=("norm", "copied"))
-class NormForTests(Map):
+class NormOnGpuForTests(Map):
     """The norm of a vector, and whether it had to be copied to the device for it."""
 
     device: str = "auto"
@@ -95,7 +95,7 @@ class NormForTests(Map):
 
 
 @operator(reads="n", writes="n")
-class EvenForTests(Filter):
+class EvenNumberForTests(Filter):
     def score(self, batch: Batch):
         return {"even": 1 - batch["n"].to_numpy(zero_copy_only=False) % 2}
 
@@ -104,7 +104,7 @@ class EvenForTests(Filter):
 
 
 @operator(reads="n", writes="m")
-class HungryForTests(Map):
+class HungryOnGpuForTests(Map):
     """Takes 100 MB of GPU memory for each row."""
 
     declared_resources = Resources(gpus=1)
@@ -123,7 +123,7 @@ class HungryRunnerForTests:
 
 
 @operator(reads="n", writes="m")
-class KilledForTests(Map):
+class KilledOnGpuForTests(Map):
     """Kills its worker once, in the middle."""
 
     marker: str
@@ -155,8 +155,8 @@ class TestPlacement:
     def test_rows_are_the_same_as_on_the_cpu(self):
         torch_with_gpu()
         rows = Rows(rows_of(1000), rows_per_partition=200)
-        found = Pipeline(rows, EmbedForTests(), EvenForTests()).collect(executor=STREAMED, memory="8GB")
-        expected = Pipeline(rows, EmbedForTests(), EvenForTests()).collect(executor="inline", device="cpu")
+        found = Pipeline(rows, EmbedOnGpuForTests(), EvenNumberForTests()).collect(executor=STREAMED, memory="8GB")
+        expected = Pipeline(rows, EmbedOnGpuForTests(), EvenNumberForTests()).collect(executor="inline", device="cpu")
         assert {place.split()[0] for place in found["place"].to_pylist()} == {"cuda:0"}
         assert {place.split()[0] for place in expected["place"].to_pylist()} == {"cpu"}
         assert found["n"].to_pylist() == expected["n"].to_pylist()
@@ -165,14 +165,14 @@ class TestPlacement:
 
     def test_the_inline_executor_uses_the_gpu_too(self):
         torch_with_gpu()
-        found = Pipeline(Rows(rows_of(100)), EmbedForTests()).collect(executor=InlineExecutor(), gpu_memory="4GB")
+        found = Pipeline(Rows(rows_of(100)), EmbedOnGpuForTests()).collect(executor=InlineExecutor(), gpu_memory="4GB")
         assert {place.split()[0] for place in found["place"].to_pylist()} == {"cuda:0"}
         assert {place.split()[-1] for place in found["place"].to_pylist()} == {str(4_000_000_000 - 600_000_000)}
 
     def test_neighbours_keep_vectors_on_the_device(self):
         torch_with_gpu()
         rows = Rows(rows_of(500), rows_per_partition=100)
-        between = [EmbedForTests(), EvenForTests(), NormForTests()]
+        between = [EmbedOnGpuForTests(), EvenNumberForTests(), NormOnGpuForTests()]
         moved = Pipeline(rows, ToBackend("gpu"), *between, ToBackend("cpu"))
         found = moved.collect(executor=STREAMED, memory="8GB")
         assert not any(found["copied"].to_pylist())
@@ -186,17 +186,17 @@ class TestPlacement:
         torch_with_gpu()
         rows = Rows(rows_of(4000), rows_per_partition=100)
         options = {"executor": LocalExecutor(workers=4), "memory": "16GB", "gpu_memory": "8GB"}
-        plan = Pipeline(rows, EmbedForTests(gpus=0.5)).explain(**options).as_dict()
+        plan = Pipeline(rows, EmbedOnGpuForTests(gpus=0.5)).explain(**options).as_dict()
         slots = plan["stages"][0]["pools"][1]["gpu_slots"]
         assert len(slots) == 2 * len(devices.visible_gpus())
-        found = Pipeline(rows, EmbedForTests(gpus=0.5)).collect(**options)
+        found = Pipeline(rows, EmbedOnGpuForTests(gpus=0.5)).collect(**options)
         assert {place.split()[-1] for place in found["place"].to_pylist()} == {str(4_000_000_000 - 600_000_000)}
         assert found["n"].to_pylist() == list(range(4000))
 
     def test_devices_that_are_hidden_are_not_used(self, monkeypatch):
         torch_with_gpu()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-        found = Pipeline(Rows(rows_of(100)), EmbedForTests()).collect(executor=STREAMED, memory="4GB")
+        found = Pipeline(Rows(rows_of(100)), EmbedOnGpuForTests()).collect(executor=STREAMED, memory="4GB")
         assert {place.split()[0] for place in found["place"].to_pylist()} == {"cpu"}
 
     def test_a_module_may_look_for_a_gpu_when_it_is_imported(self, tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ class TestMemory:
         torch_with_gpu()
         seen = []
         rows = Rows(rows_of(3000), rows_per_partition=500)
-        report = Pipeline(rows, EmbedForTests()).run(
+        report = Pipeline(rows, EmbedOnGpuForTests()).run(
             executor=STREAMED, memory="8GB", gpu_memory="4GB", on_event=seen.append
         )
         if not report.memory["gpus"]:
@@ -254,7 +254,7 @@ class TestMemory:
     def test_a_batch_that_does_not_fit_its_share_is_halved(self, tmp_path):
         torch_with_gpu()
         rows = Rows(rows_of(64), rows_per_partition=64)
-        report = Pipeline(rows, HungryForTests(), JsonlWriter(tmp_path)).run(
+        report = Pipeline(rows, HungryOnGpuForTests(), JsonlWriter(tmp_path)).run(
             executor=STREAMED, memory="8GB", gpu_memory="2600MB"
         )
         assert (report.kept, report.failed) == (64, 0)
@@ -382,18 +382,18 @@ class TestDeaths:
         seen = []
         source = tmp_path / "in.jsonl"
         source.write_text("".join(f'{{"n": {n}}}\n' for n in range(1000)))
-        step = KilledForTests(marker=str(tmp_path / "killed"))
+        step = KilledOnGpuForTests(marker=str(tmp_path / "killed"))
         found = Pipeline(JsonlReader(source), step, JsonlWriter(tmp_path / "out"))
         report = found.run(executor=STREAMED, memory="8GB", on_event=seen.append)
         assert (report.kept, report.failed) == (1000, 0)
-        assert [event.step for event in seen if isinstance(event, WorkerDied)] == ["killed_for_tests"]
+        assert [event.step for event in seen if isinstance(event, WorkerDied)] == ["killed_on_gpu_for_tests"]
         rows = Pipeline(JsonlReader(tmp_path / "out")).collect(executor="inline")
         assert rows["m"].to_pylist() == [2 * n for n in range(1000)]
 
     def test_the_gpu_is_free_again_after_a_run(self):
         torch = torch_with_gpu()
         before, _ = torch.cuda.mem_get_info()
-        Pipeline(Rows(rows_of(200)), EmbedForTests()).run(executor=STREAMED, memory="8GB")
+        Pipeline(Rows(rows_of(200)), EmbedOnGpuForTests()).run(executor=STREAMED, memory="8GB")
         end = time.monotonic() + 20
         while (after := torch.cuda.mem_get_info()[0]) < before - 100_000_000 and time.monotonic() < end:
             pass
