@@ -20,7 +20,9 @@ import numpy as np
 
 from tamis.errors import is_shortage, require
 from tamis.models.deberta import fuse
+from tamis.models.devices import assigned, keep_to_share
 from tamis.models.files import ModelError, weights_in
+from tamis.models.gpu_owners import owner
 
 Build: TypeAlias = Callable[[Path, dict[str, Any]], Any]
 """A function from the folder and the configuration of a model to a torch module, whose `forward(input_ids, attention_mask)`
@@ -207,7 +209,10 @@ class TorchNetwork:
     def __init__(self, module: Any, device: str = "cpu") -> None:
         self._torch = require("torch", extra="models", purpose="running a model")
         self.device = device
-        self.module = module.eval().to(device)
+        if self.on_gpu:
+            keep_to_share(assigned().gpu_memory_bytes)
+        with owner("weights"):
+            self.module = module.eval().to(device)
         if self.on_gpu:
             fuse(module)
         self.vocabulary = _vocabulary(self._torch, module)
@@ -226,7 +231,7 @@ class TorchNetwork:
                 mask = (torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]).long()
                 result = self.module(given, mask).float().numpy()
             return lambda: result
-        with torch.inference_mode():
+        with owner("activations", passing=True), torch.inference_mode():
             with torch.cuda.stream(self._copies):
                 given = torch.from_numpy(ids).pin_memory().to(self.device, non_blocking=True)
                 counts = torch.from_numpy(lengths).pin_memory().to(self.device, non_blocking=True)
