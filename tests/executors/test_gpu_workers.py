@@ -4,11 +4,13 @@ Run on a machine with a GPU, PyTorch and CuPy:  python -m pytest --noconftest -q
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -398,3 +400,19 @@ class TestDeaths:
         while (after := torch.cuda.mem_get_info()[0]) < before - 100_000_000 and time.monotonic() < end:
             pass
         assert after >= before - 100_000_000
+
+
+@pytest.mark.gpu
+def test_the_examples_of_the_guide_that_need_a_gpu_run(tmp_path):
+    torch_with_gpu()
+    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    blocks = re.findall(r"^```python(?: gpu)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for block in blocks:
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        printed = re.findall(r"^ *print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
+        assert done.stdout.splitlines()[: len(printed)] == printed
