@@ -18,6 +18,7 @@ from tamis import (
     ToBackend,
 )
 from tamis.batch import Batch
+from tamis.cli import main
 from tamis.errors import BudgetError, ParameterError
 from tamis.fields import AddId
 from tamis.models import devices
@@ -233,3 +234,39 @@ class TestFactsThatAreHandedOn:
 
 def doubled(column):
     return {"values": 2 * column.to_numpy()}
+
+
+class TestCommands:
+    """The same on the command line, and in recipes."""
+
+    @pytest.fixture
+    def recipe(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write_jsonl(tmp_path / "in.jsonl", numbered(20))
+        (tmp_path / "recipe.yaml").write_text(
+            "gpu_memory: 5GB\nsteps:\n  - jsonl_reader: {file_paths: in.jsonl}\n  - to_backend: {backend: cudf}\n"
+            "  - word_count: {min_words: 0}\n  - to_backend: {backend: pandas}\n  - jsonl_writer: {path: out}\n"
+        )
+        return "recipe.yaml"
+
+    def test_explain_shows_the_devices(self, recipe, gpus, capsys):
+        assert main(["explain", recipe, "--memory", "4GB", "--scratch", "scratch"]) == 0
+        out = capsys.readouterr().out
+        assert "device   GPU for to_backend" in out
+        assert "gpu_memory   5.0 GB on each of 2 GPUs: requested" in out
+        assert main(["explain", recipe, "--memory", "4GB", "--device", "cpu", "--gpu-memory", "2GB"]) == 0
+        assert "device   CPU" in capsys.readouterr().out
+
+    def test_a_gpu_that_is_not_there(self, recipe, no_gpu, capsys):
+        assert main(["run", recipe, "--device", "gpu"]) != 0
+        assert "this machine has no GPU" in capsys.readouterr().err
+
+    def test_a_size_that_is_none(self, recipe, capsys):
+        assert main(["run", recipe, "--gpu-memory", "much"]) != 0
+        assert "much" in capsys.readouterr().err
+
+    def test_profile_and_stats_take_a_scratch_folder(self, recipe, no_gpu, tmp_path, capsys):
+        assert main(["profile", recipe, "--scratch", "a"]) == 0
+        assert main(["stats", "in.jsonl", "--no-language", "--scratch", "b", "--quiet"]) == 0
+        assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
+        assert "to_backend" in capsys.readouterr().out

@@ -61,13 +61,17 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
-            "--card", "--device", "--exchange", "--executor", "--fresh", "--input", "--json", "--keep-work", "--license",
-            "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
+            "--card", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
+            "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
             "--rejects", "--scores", "--scratch", "--set", "--strict", "--workers",
         ],
         "check": ["--input", "--output", "--set"],
-        "explain": ["--input", "--json", "--memory", "--output", "--set", "--workers"],
-        "profile": ["--input", "--json", "--memory", "--output", "--rows", "--set"],
+        "explain": [
+            "--device", "--gpu-memory", "--input", "--json", "--memory", "--output", "--scratch", "--set", "--workers",
+        ],
+        "profile": [
+            "--device", "--gpu-memory", "--input", "--json", "--memory", "--output", "--rows", "--scratch", "--set",
+        ],
         "rethreshold": ["--json", "--memory", "--output", "--scratch", "--set", "--workers"],
         "verify": ["--forget", "--json"],
         "memory": ["--json", "--watch"],

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tamis.memory import gpu
 from tamis.memory.alerts import AlertRules, Thresholds
 from tamis.memory.gpu import (
     MIB,
@@ -259,3 +260,32 @@ def test_the_monitor_sees_a_gpu_fill_and_the_alert_goes_off():
     assert monitor.table().column("gpu_bytes").to_numpy().max() >= held.numel()
     del held
     torch.cuda.empty_cache()
+
+
+def test_what_a_process_holds_is_published_for_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu.tempfile, "gettempdir", lambda: str(tmp_path))
+    share = GpuShare(os.getpid(), None, 300, 200, {"weights": 100})
+    gpu.publish_shares({1: share})
+    (tmp_path / f"tamis-gpus-{os.getuid()}" / "999999999.json").write_text("{}")  # of a process that was killed
+    assert gpu.published_shares() == {os.getpid(): {1: share}}
+    gpu.publish_shares({})
+    assert gpu.published_shares() == {}
+
+
+def test_owners_and_other_processes_are_told_apart():
+    shares = (GpuShare(1, 600, owners={"weights": 500}), GpuShare(2, None, 100, 50, {"kernels": 30}), GpuShare(3, 200))
+    memory = GpuMemory(0, "H200", 1000, 10_000, shares)
+    assert memory.held_by({1, 2}) == 700
+    assert memory.owners() == {"weights": 500, "kernels": 30}
+    peak = gpu.GpuPeak(0, "H200", 10_000)
+    peak.note(memory, {1, 2})
+    peak.note(GpuMemory(0, "H200", 10, 10_000), {1, 2})
+    assert (peak.used_bytes, peak.own_bytes, peak.other_bytes) == (1000, 700, 300)
+
+
+def test_an_alert_names_other_processes_that_fill_a_gpu():
+    rules = AlertRules(Thresholds(budget_percent=None, machine_percent=None, time_to_exhaustion_s=None))
+    shares = (GpuShare(os.getpid(), 100), GpuShare(7, 850))
+    with MemoryMonitor(gpus=lambda: (GpuMemory(0, "H200", 950, 1000, shares),)) as monitor:
+        (alert,) = rules.check(monitor.sample())
+    assert alert.message == "GPU 0 (H200) uses 95 % of its 1.0 kB, 850 B of it for other processes"
