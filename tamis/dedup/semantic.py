@@ -22,6 +22,7 @@ from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of,
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import KeepPolicy
+from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, Training, find_edges
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
@@ -33,11 +34,13 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.similar import Settings
 from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, vector_facts
-from tamis.errors import ParameterError
+from tamis.errors import BudgetError, ParameterError
 from tamis.exchange import Blob, Exchange
 from tamis.kernels import clusters
 from tamis.mapped import SPILL
+from tamis.models.devices import choose
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.parameters import format_bytes
 
 if TYPE_CHECKING:
     from tamis.text.embed import Embed, Embedder
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 SemanticKeep: TypeAlias = Literal["hard", "easy", "random", "first", "newest", "best"]
 
 MAX_AUTO_CLUSTERS = 2**14
+
+COMPARED_BYTES = 300
+"""Memory per row while components are decided, if each row has a few edges."""
 
 
 @operator(reads="embedding")
@@ -127,6 +133,7 @@ class SemanticDedup(Gather):
             raise ParameterError(f"`oversampling` must be above 0, got {self.oversampling}")
         if self.update and self.against is None:
             raise ParameterError("`update` needs an index", hint='against="index/"')
+        choose(self.device)
         self._index(check_only=True)
 
     # ---------------------------------------------------------------------------------------------------------- parameters
@@ -236,6 +243,18 @@ class SemanticDedup(Gather):
         if index_parts is not None and self.against is not None:
             add_generation(self.against, own, index_parts, self.storage_options)
 
+    def _on_gpu(self, count: int, work: Work) -> bool:
+        """Whether vectors are compared on a GPU: if there is one, and a worker has the memory to open it."""
+        if choose(self.device) == "cpu":
+            return False
+        needed = OPENING_BYTES + count * ROW_BYTES
+        if self.device == "gpu" and work.worker_bytes < needed:
+            raise BudgetError(
+                f"comparing embeddings on a GPU needs {format_bytes(needed)} of memory in a worker",
+                hint='rerun the same command with more --memory or fewer --workers, or with device="auto"',
+            )
+        return work.worker_bytes >= needed
+
     def _pairs(
         self,
         rows: RowNumbers,
@@ -250,29 +269,15 @@ class SemanticDedup(Gather):
         index, exchange = blocks.index, work.exchange
         known = count + (index.total if index is not None else 0)
         check_disk(work, known * (2 * settings.kind.stored.byte_width + 100), "semantic deduplication")
-        centres, num_clusters = self._centres(rows, known, count, settings, work, summary, call_bytes)
-        num_buckets = min(num_clusters, bucket_count(known * settings.row_bytes, call_bytes))
-        members = self._members(rows, index, centres, num_clusters, num_buckets, settings, work, call_bytes)
-        summary |= {"clusters": num_clusters, "neighbours": self.neighbours, "compared": 0}
+        search = _Search(self, rows, index, count, settings, work, call_bytes)
+        num_buckets = bucket_count(known * COMPARED_BYTES, call_bytes)
         states: Blob | None = None
         all_pairs = NumberedFiles(exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", 0)
         first_edges: NumberedFiles | None = None
         for number in range(rows.total + 1):
             name = f"{num_buckets}, round {number}"
-            edges = NumberedFiles(exchange.sub("edges"), f"{name}-", num_buckets)
-            better = run_in_workers(
-                work,
-                f"similar rows, {name}",
-                similar.find_better,
-                [
-                    (members, bucket, num_clusters, centres, settings, states, blob, call_bytes)
-                    for bucket, blob in enumerate(edges)
-                ],
-            )
+            edges = search.run(number, states)
             first_edges = edges if first_edges is None else first_edges
-            summary["compared"] += sum(part["compared"] for part in better)
-            if number == 0:
-                summary["limited"] = sum(part["limited"] for part in better)
             components = Blob(exchange, f"components-{name}.bin")
             total = rows.total + (index.total if index is not None else 0)
             run_in_workers(
@@ -281,7 +286,7 @@ class SemanticDedup(Gather):
                 candidates.join_components,
                 [(total, edges, components, call_bytes)],
             )
-            linked = NumberedFiles(exchange.sub("linked"), f"{name}-", num_buckets)
+            linked = NumberedFiles(exchange.sub("linked"), f"{name}-", len(edges))
             run_in_workers(
                 work,
                 f"by component, {name}",
@@ -305,8 +310,9 @@ class SemanticDedup(Gather):
             if not fates["unknown"]:
                 break
         assert first_edges is not None
+        summary |= search.summary
         summary["rounds"] = number + 1
-        near = NumberedFiles(exchange.sub("pairs"), f"near, {num_buckets}, {blocks.division}-", num_buckets)
+        near = NumberedFiles(exchange.sub("pairs"), f"near, {num_buckets}, {blocks.division}-", len(first_edges))
         run_in_workers(
             work,
             f"near misses, {name}, {blocks.division}",
@@ -315,30 +321,98 @@ class SemanticDedup(Gather):
         )
         return replace(all_pairs, more=tuple(blob.name for blob in near)), [fates]
 
-    def _centres(
+
+class _Search:
+    """Finds the better rows that each row is similar to: on a GPU if the vectors fit there, otherwise bucket by bucket."""
+
+    def __init__(
         self,
+        step: SemanticDedup,
         rows: RowNumbers,
-        known: int,
+        index: Index | None,
         count: int,
         settings: Settings,
         work: Work,
-        summary: dict[str, Any],
         call_bytes: int,
-    ) -> tuple[Blob, int]:
-        """(the centres of clusters, how many there are)"""
-        exchange, dimension = work.exchange.sub("centres"), settings.kind.dimension
+    ) -> None:
+        self._step, self._rows, self._index, self._settings = step, rows, index, settings
+        self._work, self._call_bytes = work, call_bytes
+        self._known = known = count + (index.total if index is not None else 0)
         wanted = (
-            min(MAX_AUTO_CLUSTERS, math.ceil(math.sqrt(known))) if self.num_clusters == "auto" else self.num_clusters
+            min(MAX_AUTO_CLUSTERS, math.ceil(math.sqrt(known))) if step.num_clusters == "auto" else step.num_clusters
         )
         share = max(similar.MIN_SAMPLE, similar.SAMPLE_PER_CENTRE * wanted) / count
+        self._training = Training(wanted, share, step.oversampling, step.max_iterations, step.min_improvement)
+        self._resident = settings.on_gpu
+        self._members: NumberedFiles | None = None
+        self.summary: dict[str, Any] = {
+            "neighbours": settings.neighbours, "queries": 0, "edges": 0, "limited": 0, "compared": 0
+        }  # fmt: skip
+
+    def run(self, number: int, states: Blob | None) -> NumberedFiles:
+        """Files of edges. In rounds after the first, `states` says which rows to compare again."""
+        found: list[Mapping[str, int]] = []
+        exchange = self._work.exchange.sub("edges")
+        if self._resident:
+            edges = NumberedFiles(exchange, f"gpu, round {number}-", 1)
+            sizes = [self._vectors_of(self._rows.observed[part]) for part in range(self._rows.num_partitions)]
+            sizes += [self._vectors_of(entries) for _, entries in self._index.entries()] if self._index else []
+            item = (self._rows, self._index, sizes, self._settings, self._training, states, edges[0])
+            (result,) = run_in_workers(self._work, f"similar rows on a GPU, round {number}", find_edges, [item])
+            self._resident = result is not None
+            found = [result] if result is not None else []
+        if not self._resident:
+            if self._members is None:
+                self._divide()
+            assert self._members is not None
+            num_buckets = len(self._members)
+            edges = NumberedFiles(exchange, f"{num_buckets}, round {number}-", num_buckets)
+            found = run_in_workers(
+                self._work,
+                f"similar rows, {num_buckets}, round {number}",
+                similar.find_better,
+                [
+                    (
+                        self._members,
+                        bucket,
+                        self._num_clusters,
+                        self._centres,
+                        self._settings,
+                        states,
+                        blob,
+                        self._call_bytes,
+                    )
+                    for bucket, blob in enumerate(edges)
+                ],
+            )
+        for part in found:
+            for name, value in part.items():
+                self.summary[name] = self.summary.get(name, 0) + value if name in _ADDED else value
+        return edges
+
+    def _vectors_of(self, facts: pa.Table) -> int:
+        columns = [facts.column(name) for name in self._settings.kind.columns if name in facts.column_names]
+        return sum(len(column) - column.null_count for column in columns)
+
+    def _divide(self) -> None:
+        """Find centres, and write the rows of each cluster."""
+        self._centres, self._num_clusters = self._train()
+        needed = bucket_count(self._known * self._settings.row_bytes, self._call_bytes)
+        self._members = self._sorted(min(self._num_clusters, needed))
+        self.summary["clusters"] = self._num_clusters
+
+    def _train(self) -> tuple[Blob, int]:
+        """(the centres of clusters, how many there are)"""
+        work, rows, settings, training = self._work, self._rows, self._settings, self._training
+        exchange, dimension = work.exchange.sub("centres"), settings.kind.dimension
         parts = NumberedFiles(exchange, "sample-", rows.num_partitions)
-        chunk = chunk_rows(settings.row_bytes, call_bytes)
+        chunk = chunk_rows(settings.row_bytes, self._call_bytes)
         taken = sum(
             run_in_workers(
                 work,
                 "sample",
                 similar.take_sample,
-                [(rows, part, share, settings, blob, chunk) for part, blob in enumerate(parts)],
+                [(rows, part, training.share, settings, blob, chunk) for part, blob in enumerate(parts)],
             )
         )
         sample, centres = Blob(exchange, "sample.bin"), Blob(exchange, "centres-0.bin")
@@ -346,16 +420,16 @@ class SemanticDedup(Gather):
             work,
             "first centres",
             similar.start_centres,
-            [(parts, wanted, settings, self.oversampling, sample, centres)],
+            [(parts, training.num_clusters, settings, training.oversampling, sample, centres)],
         )
         num_chunks, before, number = -(-taken // similar.CHUNK_ROWS), math.inf, 0
-        for number in range(1, self.max_iterations + 1):
+        for number in range(1, training.max_iterations + 1):
             sums = NumberedFiles(exchange, f"sums-{number}-", num_chunks)
             distances = run_in_workers(
                 work,
                 f"centres, {number}",
                 similar.improve_centres,
-                [(sample, part, centres, dimension, blob) for part, blob in enumerate(sums)],
+                [(sample, part, centres, settings, blob) for part, blob in enumerate(sums)],
             )
             following = Blob(exchange, f"centres-{number}.bin")
             if not exchange.has(following.name):
@@ -364,39 +438,30 @@ class SemanticDedup(Gather):
                 similar.write_matrix(following, moved)
             centres = following
             distance = sum(distances)
-            if before - distance <= self.min_improvement * distance:
+            if before - distance <= training.min_improvement * distance:
                 break
             before = distance
         for each in exchange.names():
-            if each.startswith("sums-") and each.endswith(SPILL):
+            if each.startswith("sums-"):
                 exchange.delete(each)
-        summary |= {"sample": taken, "iterations": number}
+        self.summary |= {"sample": taken, "iterations": number}
         return centres, num_clusters
 
-    def _members(
-        self,
-        rows: RowNumbers,
-        index: Index | None,
-        centres: Blob,
-        num_clusters: int,
-        num_buckets: int,
-        settings: Settings,
-        work: Work,
-        call_bytes: int,
-    ) -> NumberedFiles:
+    def _sorted(self, num_buckets: int) -> NumberedFiles:
         """Files of the rows and index entries by cluster, in the order of the keep policy."""
+        work, rows, index, settings = self._work, self._rows, self._index, self._settings
         part_of = work.exchange.sub(f"clusters-{num_buckets}")
         shuffled = NumberedFiles(part_of, "part-", rows.num_partitions)
-        chunk = chunk_rows(settings.row_bytes, call_bytes)
+        chunk = chunk_rows(settings.row_bytes, self._call_bytes)
         run_in_workers(
             work,
             f"clusters, {num_buckets}",
             similar.assign,
-            [(rows, part, centres, num_buckets, settings, blob, chunk) for part, blob in enumerate(shuffled)],
+            [(rows, part, self._centres, num_buckets, settings, blob, chunk) for part, blob in enumerate(shuffled)],
         )
         if index is not None:
             from_index = Blob(part_of, f"part-index{SPILL}")
-            item = (index, rows.total, centres, num_buckets, settings, from_index, chunk)
+            item = (index, rows.total, self._centres, num_buckets, settings, from_index, chunk)
             run_in_workers(work, f"clusters of the index, {num_buckets}", similar.assign_index, [item])
             shuffled = replace(shuffled, more=(from_index.name,))
         members = NumberedFiles(work.exchange.sub("members"), f"{num_buckets}-", num_buckets)
@@ -404,11 +469,15 @@ class SemanticDedup(Gather):
             work,
             f"members, {num_buckets}",
             similar.sort_members,
-            [(shuffled, bucket, num_buckets, blob, call_bytes) for bucket, blob in enumerate(members)],
+            [(shuffled, bucket, num_buckets, blob, self._call_bytes) for bucket, blob in enumerate(members)],
         )
         for blob in shuffled:
             blob.delete()
         return members
+
+
+_ADDED = ("queries", "edges", "limited", "compared")
+"""Counts that are summed over calls and rounds."""
 
 
 class VectorObserver:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from tamis.dedup.shuffle import (
 from tamis.dedup.vectors import VectorKind
 from tamis.exchange import Blob
 from tamis.kernels import clusters as kernel
+from tamis.kernels import clusters_gpu
 from tamis.mapped import release_pages
 
 MAX_LISTED = 16
@@ -64,6 +66,12 @@ class Settings:
     threshold: float
     neighbours: int | None
     across_sources: bool
+    on_gpu: bool = False
+
+    @property
+    def kernels(self) -> ModuleType:
+        """The functions that compare vectors."""
+        return clusters_gpu if self.on_gpu else kernel
 
     @property
     def row_bytes(self) -> int:
@@ -134,14 +142,15 @@ def start_centres(
 
 
 @handles_shortage
-def improve_centres(sample: Blob, chunk: int, centres: Blob, dimension: int, blob: Blob) -> float:
+def improve_centres(sample: Blob, chunk: int, centres: Blob, settings: Settings, blob: Blob) -> float:
     """Write the sum of the vectors of each cluster, for one chunk of the sample; returns the sum of distances."""
+    dimension = settings.kind.dimension
     vectors = map_vectors(sample, dimension)[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS]
     places = np.array(map_vectors(centres, dimension))
-    home, similarity = kernel.nearest(vectors, places)
+    home, similarity = settings.kernels.nearest(vectors, places)
     sums, _ = kernel.fixed_sums(vectors, home, len(places))
     write_matrix(blob, sums)
-    return float(np.rint((1.0 - similarity.astype(np.float64)) * 2.0**30).sum() / 2.0**30)
+    return float(np.rint((1.0 - similarity) * 2.0**30).sum() / 2.0**30)
 
 
 def write_matrix(blob: Blob, matrix: np.ndarray) -> None:
@@ -207,8 +216,7 @@ def _assign(
     settings: Settings,
 ) -> int:
     vectors = settings.kind.unit(stored)
-    home, _ = kernel.nearest(vectors, centres)
-    similarity = kernel.exact_products(vectors, np.arange(len(home)), centres, home)
+    home, similarity = settings.kernels.nearest(vectors, centres)
     if source.any():  # not the index
         order = order_of(settings, order, similarity, row)
     columns = {
@@ -323,7 +331,9 @@ EDGES = pa.schema(
         "full": pa.bool_(),  # whether the row on the right may have more edges
     }
 )
-_NEAR = pa.schema({"row": pa.int64(), "survivor": pa.int64(), "similarity": pa.float32(), "distance": pa.float32()})
+NEAR_MISSES = pa.schema(
+    {"row": pa.int64(), "survivor": pa.int64(), "similarity": pa.float32(), "distance": pa.float32()}
+)
 _FATES = pa.schema({"row": pa.int64(), "survivor": pa.int64()})
 NEAR, FATES = ".near", ".fates"
 """Suffixes of the near misses beside edges, and of the rows decided beside pairs."""
@@ -347,12 +357,12 @@ def find_better(
     search = _Search(Members(files, num_clusters, settings), centres, settings, states)
     table, _ = search.members.bucket(bucket)
     piece = max(256, memory // 2 // settings.row_bytes)
-    found = {"rows": 0, "edges": 0, "limited": 0, "compared": 0}
+    found = {"queries": 0, "edges": 0, "limited": 0, "compared": 0}
     with (
         blob.writing() as path,
         pa.ipc.new_file(path, EDGES) as edges,
         blob.with_suffix(NEAR).writing() as near_path,
-        pa.ipc.new_file(near_path, _NEAR) as near,
+        pa.ipc.new_file(near_path, NEAR_MISSES) as near,
     ):
         for start in range(0, table.num_rows, piece):
             pairs, misses, counts = search.run(table.slice(start, piece))
@@ -378,14 +388,14 @@ class _Search:
         row, source = as_numpy(table.column("row")), as_numpy(table.column("source"))
         wanted = source > 0
         if self._states is not None:
-            wanted &= _states_of(self._states, row) == kernel.UNKNOWN
+            wanted &= states_of(self._states, row) == kernel.UNKNOWN
         if not wanted.all():
             table = table.take(pa.array(np.flatnonzero(wanted)))
         if not table.num_rows:
-            return EDGES.empty_table(), _NEAR.empty_table(), {}
+            return EDGES.empty_table(), NEAR_MISSES.empty_table(), {}
         rows, settings = _Rows.of(table, settings=self._settings), self._settings
         home = as_numpy(table.column("cluster"))
-        query, cluster, limited = kernel.reach(
+        query, cluster, limited = settings.kernels.reach(
             rows.vectors, self._centres, home, settings.threshold, settings.neighbours
         )
         query = np.concatenate([np.arange(len(home)), query])
@@ -413,8 +423,8 @@ class _Search:
             "similarity": near_similarity[missed],
             "distance": rows.distance[missed],
         }
-        counts = {"rows": len(home), "edges": edges.num_rows, "limited": limited, "compared": compared}
-        return edges, pa.table(misses).cast(_NEAR), counts
+        counts = {"queries": len(home), "edges": edges.num_rows, "limited": limited, "compared": compared}
+        return edges, pa.table(misses).cast(NEAR_MISSES), counts
 
     def _compare(
         self,
@@ -450,13 +460,13 @@ class _Search:
             limit = before[active] - start
             if self._states is not None:  # dropped rows are skipped
                 place = np.flatnonzero(
-                    _states_of(self._states, target["row"][start : start + len(place)]) != kernel.DROPPED
+                    states_of(self._states, target["row"][start : start + len(place)]) != kernel.DROPPED
                 )
                 limit = np.searchsorted(place, limit)
             stored = part.column("vector")
             targets = settings.kind.unit(stored.take(pa.array(place)) if len(place) < part.num_rows else stored)
             mine = counts[active]
-            left, right, similarity, close, close_similarity = kernel.first_matches(
+            left, right, similarity, close, close_similarity = settings.kernels.first_matches(
                 vectors if len(active) == len(vectors) else vectors[active],
                 np.maximum(limit, 0), targets, settings.threshold, MAX_LISTED, mine,
                 max(0.0, settings.threshold - NEAR_MISS_MARGIN),
@@ -505,7 +515,7 @@ class _Rows:
         return _Rows(row, source, order, distance, settings.kind.unit(table.column("vector")))
 
 
-def _states_of(states: np.ndarray, row: np.ndarray) -> np.ndarray:
+def states_of(states: np.ndarray, row: np.ndarray) -> np.ndarray:
     """The state of rows; entries of the index, which are numbered after the rows, are kept."""
     return np.where(row < len(states), states[np.minimum(row, len(states) - 1)], kernel.KEPT)
 
@@ -604,10 +614,10 @@ def keep_near_misses(blocks: Blocks, edges: Blob, states: Blob, blob: Blob) -> i
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             row, survivor = as_numpy(batch.column("row")), as_numpy(batch.column("survivor"))
-            kept = (_states_of(state, row) == kernel.KEPT) & (_states_of(state, survivor) == kernel.KEPT)
+            kept = (states_of(state, row) == kernel.KEPT) & (states_of(state, survivor) == kernel.KEPT)
             chosen = batch.filter(pa.array(kept))
             writer.write(
-                {name: chosen.column(name) for name in _NEAR.names}
+                {name: chosen.column(name) for name in NEAR_MISSES.names}
                 | {name: np.zeros(chosen.num_rows, np.bool_) for name in ("short", "dropped")}
             )
             count += chosen.num_rows

@@ -10,6 +10,7 @@ All choices at random are hashes of the seed and a row number, so they do not de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ BLOCK_VALUES = 2**21
 TARGET_ROWS = 2048
 """Vectors that a block of queries is compared with at a time."""
 
-_FIXED = 2.0**30
+FIXED = 2.0**30
 """Sums of vectors are integers in units of 2**-30."""
 
 Nearest: TypeAlias = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -61,8 +62,8 @@ def _row_blocks(rows: int, width: int) -> Iterator[slice]:
 
 
 def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(int32: the most similar centre of each vector, the first of equal ones; float32: the similarity to it)"""
-    found, similarity = np.empty(len(vectors), np.int32), np.empty(len(vectors), np.float32)
+    """(int32: the most similar centre of each vector, the first of equal ones; float64: the similarity to it)"""
+    found = np.empty(len(vectors), np.int32)
     for rows in _row_blocks(len(vectors), len(centres)):
         products = vectors[rows] @ centres.T
         best = products.argmax(axis=1)
@@ -72,9 +73,8 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.nd
             exact = vectors[rows][close].astype(np.float64) @ centres.T.astype(np.float64)
             exact = np.where(exact >= exact.max(axis=1, keepdims=True) - 1e-14, 1.0, 0.0)
             best[close] = exact.argmax(axis=1)
-            top[close] = products[close, best[close]]
-        found[rows], similarity[rows] = best, top
-    return found, np.minimum(similarity, np.float32(1))
+        found[rows] = best
+    return found, np.minimum(exact_products(vectors, np.arange(len(vectors)), centres, found), 1.0)
 
 
 def fixed_sums(vectors: np.ndarray, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +86,7 @@ def fixed_sums(vectors: np.ndarray, home: np.ndarray, count: int) -> tuple[np.nd
         order = np.argsort(part, kind="stable")
         part = part[order]
         begins = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
-        fixed = np.rint(vectors[start : start + step][order].astype(np.float64) * _FIXED).astype(np.int64)
+        fixed = np.rint(vectors[start : start + step][order].astype(np.float64) * FIXED).astype(np.int64)
         sums[part[begins]] += np.add.reduceat(fixed, begins, axis=0)
     return sums, np.bincount(home, minlength=count).astype(np.int64)
 
@@ -95,12 +95,17 @@ def moved_centres(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """The direction of each sum; a cluster without vectors, or whose vectors cancel out, keeps its centre."""
     exact = sums.astype(np.float64)
     length = np.sqrt(np.einsum("ij,ij->i", exact, exact))[:, None]
-    usable = length > _FIXED * 1e-6
+    usable = length > FIXED * 1e-6
     return np.where(usable, exact / np.where(usable, length, 1.0), centres).astype(np.float32)
 
 
 def initial_centres(
-    sample: np.ndarray, count: int, seed: int, oversampling: float = 2.0, nearest: Nearest = nearest
+    sample: np.ndarray,
+    count: int,
+    seed: int,
+    oversampling: float,
+    nearest: Nearest = nearest,
+    plus_plus: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Centres by k-means|| (Bahmani et al. 2012): candidates in five rounds, in proportion to their distance, then k-means++.
 
@@ -113,7 +118,7 @@ def initial_centres(
     chosen = [np.array([first])]
     owner, similarity = np.zeros(rows, np.int64), nearest(sample, sample[first : first + 1])[1]
     for number in range(rounds):
-        distance = np.maximum(0.0, 1.0 - similarity.astype(np.float64))
+        distance = np.maximum(0.0, 1.0 - similarity)
         total = distance.sum()
         if total <= rows * 1e-9:
             break
@@ -131,27 +136,31 @@ def initial_centres(
         order = np.argsort(mixed(others, seed, 8), kind="stable")
         return sample[np.concatenate([candidates, others[order][: count - len(candidates)]])]
     weights = np.bincount(owner, minlength=len(candidates)).astype(np.float64)
-    return _plus_plus(sample[candidates], weights, count, seed)
+    return (plus_plus or weighted_plus_plus)(sample[candidates], weights, count, seed)
 
 
-def _plus_plus(candidates: np.ndarray, weights: np.ndarray, count: int, seed: int) -> np.ndarray:
+def weighted_plus_plus(candidates: np.ndarray, weights: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Weighted k-means++ (Arthur and Vassilvitskii 2007) on the candidates of k-means||."""
-    draws = uniform(count, seed, 9)
+    draws, exact = uniform(count, seed, 9), candidates.astype(np.float64)
     distance, left = np.ones(len(candidates)), np.ones(len(candidates), np.bool_)
     chosen = np.empty(count, np.int64)
     for number in range(count):
         share = np.where(left, np.maximum(distance, 1e-12) * np.maximum(weights, 1e-3), 0.0)
         ends = np.cumsum(share)
         place = min(int(np.searchsorted(ends, draws[number] * ends[-1], side="right")), len(ends) - 1)
-        while not left[place]:  # a draw at the very end
-            place -= 1
+        place = min(place, int(np.flatnonzero(left)[-1]))  # a draw at the very end
         chosen[number], left[place] = place, False
-        similarity = (candidates @ candidates[place]).astype(np.float64)
-        distance = np.minimum(distance, np.maximum(0.0, 1.0 - similarity)) if number else 1.0 - similarity
+        farther = np.maximum(0.0, 1.0 - exact @ exact[place])
+        distance = np.minimum(distance, farther) if number else farther
     return candidates[chosen]
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def chord_of(threshold: float) -> float:
+    """The distance of two unit vectors of this similarity, and a little more than the rounding error."""
+    return math.sqrt(max(0.0, 2.0 - 2.0 * (threshold - TOLERANCE))) + MARGIN
 
 
 def reach(
@@ -163,7 +172,7 @@ def reach(
     centres. If that plane is further away than two vectors of this similarity are from each other, the cluster is out of
     reach. Of the clusters in reach, the `limit` with the nearest planes are returned.
     """
-    chord = np.sqrt(max(0.0, 2.0 - 2.0 * (threshold - TOLERANCE))) + MARGIN
+    chord = chord_of(threshold)
     rows_found, clusters_found, left_out = [], [], 0
     apart = _distances(centres)
     for rows in _row_blocks(len(vectors), len(centres)):

@@ -1,6 +1,7 @@
 """Semantic deduplication: the same rows as comparing all pairs, for any division of the work."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows
-from tamis.dedup import Groups, SemanticDedup, shuffle, similar
+from tamis.dedup import Groups, SemanticDedup, semantic, shuffle, similar
 from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import WorkerDied
 from tamis.executors import driver
+from tamis.kernels import clusters_gpu
+from tamis.models.devices import choose
 
 
 def planted(count, dimension=16, noise=0.25, seed=0, kind=np.float32):
@@ -77,7 +80,7 @@ EXACT = {"keep": "first", "neighbours": None}
 # ---------------------------------------------------------------------------------------------------------- decisions
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 10**6),
     threshold=st.sampled_from([0.3, 0.6, 0.8, 0.9, 0.97, 1.0]),
@@ -487,3 +490,65 @@ def test_too_little_disk_space_is_reported_before_the_work_begins(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, 10))
     with pytest.raises(BudgetError, match="of disk"):
         Pipeline(Rows(rows_of(planted(50))), SemanticDedup()).run(executor="inline")
+
+
+# ------------------------------------------------------------------------------------------------------------------ GPU
+
+
+@pytest.fixture(
+    params=[
+        "torch",
+        pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(choose("auto") == "cpu", reason="no GPU")]),
+    ]
+)
+def resident(request, monkeypatch):
+    """Vectors are compared with PyTorch, on a GPU or as it would be there."""
+    pytest.importorskip("torch")
+    if request.param == "torch":
+        monkeypatch.setattr(clusters_gpu, "DEVICE", "cpu")
+        monkeypatch.setattr(SemanticDedup, "_on_gpu", lambda step, count, work: step.device == "gpu")
+        monkeypatch.setattr(semantic, "choose", lambda device: "cpu")
+    return SemanticDedup(device="gpu")
+
+
+@pytest.mark.parametrize("keep", ["hard", "random", "first"])
+@pytest.mark.parametrize("neighbours", [2, None])
+def test_a_gpu_gives_the_same_groups(resident, keep, neighbours, monkeypatch):
+    rows = rows_of(planted(500, seed=41))
+    step = replace(resident, keep=keep, neighbours=neighbours, threshold=0.85)
+    expected = fates(rows, replace(step, device="cpu"), per_partition=170)
+    assert len(expected[1]) > 100
+    assert fates(rows, step, per_partition=170) == expected
+    monkeypatch.setattr(similar, "MAX_LISTED", 1)  # several rounds
+    assert fates(rows, step, per_partition=170)[0] == expected[0]
+
+
+def test_vectors_that_do_not_fit_on_a_gpu_are_compared_in_blocks(resident, monkeypatch):
+    rows = rows_of(planted(300, seed=42))
+    expected = fates(rows, replace(resident, device="cpu"))
+    from tamis.dedup import resident as module
+
+    monkeypatch.setattr(module, "fits", lambda count, dimension: False)
+    assert fates(rows, resident) == expected
+
+
+def test_an_index_and_preferred_sources_on_a_gpu(resident, tmp_path):
+    vectors = planted(240, noise=0.1, seed=43, kind=np.float16)
+    names = np.where(np.arange(240) % 3, "a", "b").tolist()
+    rows = rows_of(vectors, source=names)
+    index = str(tmp_path / "index")
+    first = SemanticDedup(against=index, update=True, **EXACT)
+    Pipeline(Rows(rows[:100]), first, ParquetWriter(str(tmp_path / "first"))).run(executor="inline")
+    for more in ({}, {"prefer": ["b", "a"], "prefer_column": "source", "across_sources": True}):
+        step = replace(resident, against=index, threshold=0.9, **EXACT, **more)
+        found = [fates(rows[100:], each, 60) for each in (step, replace(step, device="cpu"))]
+        assert found[0] == found[1]
+        assert found[0][1]
+
+
+def test_no_gpu_is_an_error_only_if_one_is_demanded():
+    if choose("auto") == "gpu":
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ParameterError, match="GPU"):
+        SemanticDedup(device="gpu").check()
+    SemanticDedup(device="auto").check()

@@ -1,0 +1,288 @@
+"""The functions of `clusters` on a GPU (PyTorch), with the same results.
+
+Products are computed in float16, whose error is below `MARGIN`, with sums in float32. Where that could change a decision, they
+are computed again in float32, and where that could change it, in float64.
+
+`nearest`, `fixed_sums`, `reach` and `first_matches` take and return NumPy arrays, as those of `clusters` do. Functions whose
+names end in `_on` work on tensors that are on the device already.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tamis.errors import require
+from tamis.kernels import clusters
+
+DEVICE = "cuda:0"
+
+MARGIN = 1.5e-3
+"""More than the error of a product of unit vectors in float16: 2**-11 for each factor and for the result."""
+
+BLOCK_BYTES = 512_000_000
+"""Products that are computed at a time."""
+
+PAIR_ROWS = 2**18
+"""Pairs that are computed again at a time."""
+
+WIDTHS = (256, 2048, 8192)
+"""Vectors that queries are compared with at a time, from the first on. Where all are similar, the first few are enough."""
+
+
+@functools.cache
+def library() -> Any:
+    """PyTorch, with products in float32 as exact as on a CPU."""
+    torch = require("torch", extra="models", purpose="comparing embeddings on a GPU")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    return torch
+
+
+def to_device(array: np.ndarray) -> Any:
+    return library().from_numpy(np.ascontiguousarray(array)).to(DEVICE)
+
+
+def short(vectors) -> Any:
+    """The vectors in the type that is multiplied fastest."""
+    return vectors.half() if vectors.is_cuda else vectors
+
+
+def _blocks(rows: int, width: int, item: int) -> Iterator[tuple[int, int]]:
+    step = max(1, BLOCK_BYTES // max(1, width * item))
+    return ((start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+# ------------------------------------------------------------------------------------------------------------- centres
+
+
+def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See `clusters.nearest`."""
+    whole = to_device(vectors)
+    home, similarity = nearest_on(whole, short(whole), to_device(centres))
+    return home.int().cpu().numpy(), similarity.cpu().numpy()
+
+
+def nearest_on(vectors, halves, centres) -> tuple[Any, Any]:
+    """(int64: the most similar centre of each vector; float64: the similarity to it)"""
+    torch = library()
+    short_centres = short(centres).T.contiguous()
+    home = torch.empty(len(halves), dtype=torch.int64, device=halves.device)
+    margin = 2 * (MARGIN if halves.dtype == torch.float16 else clusters.MARGIN)
+    for start, stop in _blocks(len(halves), len(centres), 2 * halves.element_size()):
+        products = halves[start:stop] @ short_centres
+        top, best = products.max(dim=1)
+        if len(centres) > 1:
+            products.scatter_(1, best[:, None], -2.0)
+            close = (products.amax(dim=1) >= top - margin).nonzero()[:, 0]
+            del products
+            if len(close):
+                best[close] = _exact_nearest(vectors[start:stop][close], centres)
+        home[start:stop] = best
+    similarity = torch.empty(len(halves), dtype=torch.float64, device=halves.device)
+    every = torch.arange(len(halves), device=halves.device)
+    for start in range(0, len(halves), PAIR_ROWS):
+        some = slice(start, start + PAIR_ROWS)
+        similarity[some] = exact_on(vectors, every[some], centres, home[some])
+    return home, similarity.clamp_(max=1.0)
+
+
+def _exact_nearest(vectors, centres) -> Any:
+    torch = library()
+    found = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
+    for start, stop in _blocks(len(vectors), len(centres), 8):
+        products = vectors[start:stop] @ centres.T
+        top, best = products.max(dim=1)
+        close = ((products >= (top - clusters.MARGIN)[:, None]).sum(dim=1) > 1).nonzero()[:, 0]
+        if len(close):
+            exact = vectors[start:stop][close].double() @ centres.T.double()
+            tied = exact >= exact.amax(dim=1, keepdim=True) - 1e-14
+            best[close] = tied.int().argmax(dim=1)  # the first of equal ones
+        found[start:stop] = best
+    return found
+
+
+def exact_on(left, row, right, column) -> Any:
+    """See `clusters.exact_products`."""
+    products = (left[row].double() * right[column].double()).sum(dim=1)
+    return (products * 2.0**40).round() / 2.0**40
+
+
+def fixed_sums(vectors: np.ndarray, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """See `clusters.fixed_sums`."""
+    sums, counts = fixed_sums_on(to_device(vectors), to_device(home.astype(np.int64)), count)
+    return sums.cpu().numpy(), counts.cpu().numpy()
+
+
+def fixed_sums_on(vectors, home, count: int) -> tuple[Any, Any]:
+    torch = library()
+    sums = torch.zeros((count, vectors.shape[1]), dtype=torch.int64, device=vectors.device)
+    for start in range(0, len(vectors), PAIR_ROWS):
+        some = slice(start, start + PAIR_ROWS)
+        fixed = (vectors[some].double() * clusters.FIXED).round_().long()
+        sums.index_add_(0, home[some], fixed)  # integers: the order does not matter
+    return sums, torch.bincount(home, minlength=count)
+
+
+def plus_plus(candidates: np.ndarray, weights: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """See `clusters.plus_plus`. Nothing is copied to the host between two choices."""
+    torch = library()
+    vectors = to_device(candidates).double()
+    weight = to_device(np.maximum(weights, 1e-3))
+    draws = to_device(clusters.uniform(count, seed, 9))
+    left = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device)
+    distance = torch.ones(len(vectors), dtype=torch.float64, device=vectors.device)
+    last = torch.arange(len(vectors), device=vectors.device)
+    chosen = torch.empty(count, dtype=torch.int64, device=vectors.device)
+    for number in range(count):
+        share = torch.where(left, distance.clamp(min=1e-12) * weight, 0.0)
+        ends = share.cumsum(0)
+        place = torch.searchsorted(ends, draws[number : number + 1] * ends[-1:], right=True)
+        place = torch.minimum(place, torch.where(left, last, -1).amax())  # a draw at the very end
+        chosen[number : number + 1] = place
+        left[place] = False
+        farther = (1.0 - vectors @ vectors[place][0]).clamp_(min=0.0)
+        distance = torch.minimum(distance, farther) if number else farther
+    return candidates[chosen.cpu().numpy()]
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def reach(
+    vectors: np.ndarray, centres: np.ndarray, home: np.ndarray, threshold: float, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """See `clusters.reach`."""
+    row, column, left_out = reach_on(
+        to_device(vectors), to_device(centres), to_device(home.astype(np.int64)), threshold, limit
+    )
+    return row.cpu().numpy(), column.int().cpu().numpy(), left_out
+
+
+def reach_on(vectors, centres, home, threshold: float, limit: int | None) -> tuple[Any, Any, int]:
+    torch = library()
+    chord = clusters.chord_of(threshold)
+    apart = (2.0 - 2.0 * (centres @ centres.T)).clamp_(min=1e-12).sqrt_()
+    rows_found, clusters_found, left_out = [], [], torch.zeros((), dtype=torch.int64, device=vectors.device)
+    limited = limit is not None and limit < len(centres) - 1
+    if limit == 0:
+        nothing = torch.empty(0, dtype=torch.int64, device=vectors.device)
+        return nothing, nothing, 0
+    for start, stop in _blocks(len(vectors), len(centres), 16):
+        products = vectors[start:stop] @ centres.T
+        mine = home[start:stop, None]
+        margin = (products.gather(1, mine) - products).div_(apart[home[start:stop]])
+        del products
+        margin.scatter_(1, mine, torch.inf)
+        if limited:
+            left_out += ((margin <= chord).sum(dim=1) > limit).sum()
+            near, near_cluster = margin.topk(limit, dim=1, largest=False, sorted=False)
+            row, place = (near <= chord).nonzero(as_tuple=True)
+            column = near_cluster[row, place]
+        else:
+            row, column = (margin <= chord).nonzero(as_tuple=True)
+        rows_found.append(row + start)
+        clusters_found.append(column)
+    if not rows_found:
+        nothing = torch.empty(0, dtype=torch.int64, device=vectors.device)
+        return nothing, nothing, 0
+    return torch.cat(rows_found), torch.cat(clusters_found), int(left_out)
+
+
+def first_matches(
+    queries: np.ndarray,
+    before: np.ndarray,
+    targets: np.ndarray,
+    threshold: float,
+    limit: int,
+    counts: np.ndarray,
+    floor: float = 2.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """See `clusters.first_matches`."""
+    left, right = to_device(queries), to_device(targets)
+    search = Search(left, short(left), right, short(right), threshold, limit, floor)
+    so_far = to_device(counts)
+    every = library().arange(len(queries), device=left.device)
+    found = search.run(every, to_device(before), slice(0, len(targets)), so_far)
+    counts[:] = so_far.cpu().numpy()
+    query, target, value, near, near_value = (part.cpu().numpy() for part in found)
+    return query, target, value.astype(np.float32), near, near_value.astype(np.float32)
+
+
+class Search:
+    """Finds the first similar vectors in ranges of targets, which are in the order of the keep policy."""
+
+    def __init__(self, left, left_short, right, right_short, threshold: float, limit: int, floor: float) -> None:
+        self._left, self._left_short, self._right, self._right_short = left, left_short, right, right_short
+        self._threshold, self._limit, self._floor = threshold, limit, floor
+        torch = library()
+        margin = MARGIN if left_short.dtype == torch.float16 else clusters.MARGIN
+        self._least = threshold - clusters.TOLERANCE - margin
+
+    def run(self, query, before, targets: slice, counts) -> tuple[Any, Any, Any, Any, Any]:
+        """(query, target, similarity) of the matches, and (near miss, similarity) of each query, by position in `query`.
+
+        query     the vectors on the left that are compared
+        before    how many targets of the range, from its first on, each is compared with
+        counts    matches of each so far; updated
+        """
+        torch = library()
+        near = torch.full((len(query),), -1, dtype=torch.int64, device=query.device)
+        near_value = torch.full((len(query),), -1.0, dtype=torch.float64, device=query.device)
+        found: list[tuple[Any, Any, Any]] = []
+        start, number = 0, 0
+        size = targets.stop - targets.start
+        while start < size:
+            stop = min(size, start + WIDTHS[min(number, len(WIDTHS) - 1)])
+            active = ((before > start) & (counts < self._limit)).nonzero()[:, 0]
+            if not len(active):
+                break
+            for first, last in _blocks(len(active), stop - start, 8):
+                some = active[first:last]
+                found.append(self._block(query, before, some, targets.start, start, stop, counts, near, near_value))
+            start, number = stop, number + 1
+        parts = (
+            [torch.cat(each) for each in zip(*found, strict=True)] if found else [near[:0], near[:0], near_value[:0]]
+        )
+        return parts[0], parts[1], parts[2], near, near_value
+
+    def _block(
+        self, query, before, some, offset: int, start: int, stop: int, counts, near, near_value
+    ) -> tuple[Any, ...]:
+        torch = library()
+        products = self._left_short[query[some]] @ self._right_short[offset + start : offset + stop].T
+        columns = torch.arange(start, stop, device=some.device)
+        products.masked_fill_(columns >= before[some][:, None], -2.0)
+        top, best = products.max(dim=1)
+        hits = (top >= self._least).nonzero()[:, 0]
+        row, column = (products[hits] >= self._least).nonzero(as_tuple=True)
+        row = hits[row]
+        value = torch.empty(len(row), dtype=torch.float64, device=some.device)
+        for first in range(0, len(row), PAIR_ROWS):
+            part = slice(first, first + PAIR_ROWS)
+            value[part] = exact_on(self._left, query[some[row[part]]], self._right, offset + start + column[part])
+        reached = value >= self._threshold - clusters.TOLERANCE
+        if self._floor <= 1:
+            close = ((top >= self._floor) & (top < self._least)).nonzero()[:, 0]
+            exact = exact_on(self._left, query[some[close]], self._right, offset + start + best[close])
+            below = ~reached & (value >= self._floor)
+            missed, at, exact = (
+                torch.cat(parts) for parts in ((close, row[below]), (best[close], column[below]), (exact, value[below]))
+            )
+            ascending = torch.argsort(exact, stable=True)
+            ascending = ascending[torch.argsort(missed[ascending], stable=True)]
+            missed, at, exact = missed[ascending], at[ascending], exact[ascending]
+            last = torch.ones(len(missed), dtype=torch.bool, device=some.device)
+            last[:-1] = missed[1:] != missed[:-1]
+            chosen = (last & (exact > near_value[some[missed]])).nonzero()[:, 0]
+            near_value[some[missed[chosen]]], near[some[missed[chosen]]] = exact[chosen], start + at[chosen]
+        row, column, value = row[reached], column[reached], value[reached]
+        place = torch.arange(len(row), device=some.device) - torch.searchsorted(row, row)
+        within = counts[some[row]] + place < self._limit
+        row, column, value = row[within], column[within], value[within]
+        counts.index_add_(0, some[row], torch.ones_like(row))
+        return some[row], start + column, value.clamp_(max=1.0)
