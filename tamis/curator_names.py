@@ -20,7 +20,6 @@ _NO_EXECUTOR = 'remove it: Pipeline(...).run() uses processes of this machine; r
 _NO_WRAPPER = (
     "remove the wrapper: filters and modifiers are steps of a pipeline; `score_only=True` adds scores as columns"
 )
-_NO_MODEL = "neural classifiers are not available; use tamis.text.LinearClassifier or tamis.text.FastTextQuality"
 _NO_TASKS = "remove it: operators receive a `tamis.Batch`, and sources read files themselves"
 _NO_GPU_MEMORY = "remove it: deduplication runs within the `memory` of Pipeline.run"
 
@@ -38,14 +37,14 @@ NAMES = {
     **dict.fromkeys(("SemDedup", "SemDedupConfig"), "use tamis.SemanticDeduplicationWorkflow"),
     **dict.fromkeys(("KMeansStage", "PairwiseStage", "IdentifyDuplicatesStage"), "use tamis.dedup.SemanticDedup"),
     "RankingStrategy": 'use `which_to_keep="best"` and `by`, the column to rank by',
-    **dict.fromkeys(
-        (
+    **{
+        name: f"use tamis.text.{name}"
+        for name in (
             "QualityClassifier", "DomainClassifier", "MultilingualDomainClassifier", "ContentTypeClassifier",
             "FineWebEduClassifier", "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "AegisClassifier",
             "InstructionDataGuardClassifier", "PromptTaskComplexityClassifier", "FineMathClassifier",
-        ),
-        _NO_MODEL,
-    ),
+        )
+    },
     "TaskDecontamination": "use tamis.text.Decontaminate",
     "AddId": "use tamis.fields.AddId",
     "UnicodeReformatter": "use tamis.text.UnicodeRepair",
@@ -123,6 +122,11 @@ PARAMETERS = {
     "hashes_per_bucket": "use `minhashes_per_band` in the workflow, `hashes_per_band` in FuzzyDedup",
     **dict.fromkeys(("score_field", "score_type"), "use `score_only=True`, which adds scores under their own names"),
     "filter_by": "use the thresholds of the operator; see `tamis ops`",
+    **dict.fromkeys(
+        ("autocast", "sort_by_length", "keep_tokens", "use_existing_tokens", "padding_side"),
+        "remove it: texts are sorted by length, and a GPU computes in bfloat16",
+    ),
+    "hf_token": "remove it: weights are found in the local Hugging Face cache",
     "lang": "use `keep`",
     **dict.fromkeys(("cpus", "gpus", "num_cpus", "num_gpus"), "use @operator(resources=Resources(...)) on the class"),
 }  # fmt: skip

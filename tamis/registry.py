@@ -50,6 +50,7 @@ OPERATOR_MODULES = (
     "tamis.text.documents",
     "tamis.text.language",
     "tamis.text.classify",
+    "tamis.text.classifiers",
     "tamis.text.embed",
     "tamis.text.neural",
     "tamis.text.decontaminate",

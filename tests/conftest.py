@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,19 @@ settings.load_profile("tamis")
 os.environ.pop(
     "COLUMNS", None
 )  # reports fit the terminal of the user who runs the tests; tests that need a width set it
+
+
+@pytest.fixture(scope="session")
+def small_classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face cache with a small network under the name of each published classifier."""
+    import torch
+
+    from tests.models.make_networks import write_published
+
+    torch.set_num_threads(1)  # threads that wait for each other take longer than such networks
+    folder = tmp_path_factory.mktemp("hub")
+    write_published(folder)
+    return folder
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from tamis.context import Context
 from tamis.errors import OperatorError
 from tamis.executors.opening import opened
 from tamis.executors.steps import Applied, apply_step, observed
-from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source
+from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source, snake_case
 from tamis.registry import build_operator, registered
+from tamis.text import classifiers
 from tests.language_server import shared_server
 
 TEXTS = [
@@ -66,6 +67,7 @@ EXAMPLES = {
     "ask_score": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "ask_rows": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
+    **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }
 
 OURS = {name: cls for name, cls in registered().items() if cls.__module__.startswith("tamis.")}
@@ -93,6 +95,12 @@ THRESHOLDS = [(name, parameter) for name in FILTERS for parameter in thresholds(
 
 def is_stateful(step: Operator) -> bool:
     return type(step).open is not Operator.open
+
+
+@pytest.fixture(autouse=True)
+def _weights(small_classifiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classifiers find weights of their layout under the names of the published models."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(small_classifiers))
 
 
 @pytest.fixture(params=sorted(STEPS))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,8 +62,8 @@ class Loaded:
 
     network: Network
     tokenizer: TextTokenizer
-    most_tokens: int
-    """The longest input."""
+    most_tokens: int | None
+    """The longest input; None if the model states no limit."""
     budgets: dict[str, TokenBudget] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -78,12 +78,12 @@ def _load(found: ModelFiles, build: Build, context: Context) -> Loaded:
             f"the tokenizer of {found.name} has {tokenizer.size} tokens, but the network only {network.vocabulary}",
             hint="tokenizer.json and the weights must be of the same model",
         )
-    return Loaded(network, tokenizer, longest_input(found) or DEFAULT_TOKENS)
+    return Loaded(network, tokenizer, longest_input(found))
 
 
 def load_onnx(found: ModelFiles, session: Any) -> Loaded:
     """A graph over token ids, with the tokenizer beside it."""
-    return Loaded(OnnxNetwork(session, found.name), load_tokenizer(found), longest_input(found) or DEFAULT_TOKENS)
+    return Loaded(OnnxNetwork(session, found.name), load_tokenizer(found), longest_input(found))
 
 
 def key_of(found: ModelFiles, build: Build) -> str:
@@ -110,7 +110,8 @@ class TextModel:
         batch_size: int | None = None,
     ) -> None:
         self._loaded, self._context = loaded, context
-        self.max_tokens = min(max_tokens or loaded.most_tokens, loaded.most_tokens)
+        most = loaded.most_tokens or max_tokens or DEFAULT_TOKENS
+        self.max_tokens = min(max_tokens or most, most)
         self._max_chars, self._long_texts, self._batch_size = max_chars, long_texts, batch_size
         self._on_gpu = context.device != "cpu"
         limit = GPU_TOKENS if self._on_gpu else CPU_TOKENS
@@ -155,6 +156,10 @@ class TextModel:
                 f"the model returned a value that is not a number for {int(wrong.sum())} of {len(result)} rows"
             )
         return result
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self._loaded.tokenizer.decode(ids)
 
     def close(self) -> None:
         if self._threads is not None:

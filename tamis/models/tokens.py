@@ -83,6 +83,10 @@ class TextTokenizer:
         self.prefix, self.suffix = [], []
         return self
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(ids)))
+
     def pieces(
         self,
         texts: Column,

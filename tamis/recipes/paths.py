@@ -73,8 +73,8 @@ def _compression(form: str, reader: Mapping[str, Any]) -> str | None:
 def located(value: Any, folder: Path, *, is_file: bool) -> Any:
     """A path, or a list of paths, as found from `folder`; absolute paths and URLs are unchanged.
 
-    A model or tokenizer may also be given by a name that is no path (`is_file=False`): one without a slash is a path only if
-    there is such a file.
+    A model or tokenizer may also be given by a name that is no path (`is_file=False`): one such as "model.bin" or "org/name"
+    is a path only if there is such a file or folder.
     """
     if isinstance(value, (list, tuple)):
         return [located(item, folder, is_file=is_file) for item in value]
@@ -83,7 +83,8 @@ def located(value: Any, folder: Path, *, is_file: bool) -> Any:
     if value.startswith("@"):
         return "@" + located(value[1:], folder, is_file=is_file)
     path = Path(value).expanduser()
-    if path.is_absolute() or not (is_file or "/" in value or (folder / path).exists()):
+    is_name = not is_file and value.count("/") < 2 and not value.startswith((".", "/"))
+    if path.is_absolute() or (is_name and not (folder / path).exists()):
         return value
     joined = os.path.normpath(folder / path)
     return joined + "/" if value.endswith("/") else joined

@@ -10,6 +10,19 @@ from tamis.curator_names import unknown_name
 if TYPE_CHECKING:
     from tamis.text.ask import Ask, AskRows, AskScore
     from tamis.text.blocklist import UrlBlocklist
+    from tamis.text.classifiers import (
+        AegisClassifier,
+        ContentTypeClassifier,
+        DomainClassifier,
+        FineMathClassifier,
+        FineWebEduClassifier,
+        FineWebMixtralEduClassifier,
+        FineWebNemotronEduClassifier,
+        InstructionDataGuardClassifier,
+        MultilingualDomainClassifier,
+        PromptTaskComplexityClassifier,
+        QualityClassifier,
+    )
     from tamis.text.classify import FastTextLabel, FastTextQuality, FastTextScore, LinearClassifier, Perplexity
     from tamis.text.clean import (
         BoilerplateRemoval,
@@ -73,6 +86,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "ask": ("Ask", "AskRows", "AskScore"),
     "blocklist": ("UrlBlocklist",),
+    "classifiers": (
+        "AegisClassifier", "ContentTypeClassifier", "DomainClassifier", "FineMathClassifier", "FineWebEduClassifier",
+        "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "InstructionDataGuardClassifier",
+        "MultilingualDomainClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
+    ),
     "classify": ("FastTextLabel", "FastTextQuality", "FastTextScore", "LinearClassifier", "Perplexity"),
     "clean": (
         "BoilerplateRemoval", "LineRemoval", "MarkdownRemoval", "Newlines", "QuotationRemoval", "Slice",
@@ -107,6 +125,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "AegisClassifier",
     "AllDressedLines",
     "Alpha",
     "Ask",
@@ -121,14 +140,20 @@ __all__ = [
     "C4Quality",
     "Classifier",
     "CommonEnglishWords",
+    "ContentTypeClassifier",
     "Decontaminate",
     "DocumentJoin",
     "DocumentSplit",
+    "DomainClassifier",
     "Ellipsis",
     "Embed",
     "FastTextLabel",
     "FastTextQuality",
     "FastTextScore",
+    "FineMathClassifier",
+    "FineWebEduClassifier",
+    "FineWebMixtralEduClassifier",
+    "FineWebNemotronEduClassifier",
     "FineWebQuality",
     "GeneralCommentToCode",
     "Generate",
@@ -136,6 +161,7 @@ __all__ = [
     "GopherRepetition",
     "Histogram",
     "HtmlBoilerplate",
+    "InstructionDataGuardClassifier",
     "Language",
     "LineRemoval",
     "LinearClassifier",
@@ -143,6 +169,7 @@ __all__ = [
     "MadladSentences",
     "MarkdownRemoval",
     "MeanWordLength",
+    "MultilingualDomainClassifier",
     "Newlines",
     "NeuralPerplexity",
     "NonAlphaNumeric",
@@ -153,8 +180,10 @@ __all__ = [
     "Perplexity",
     "PersonalDataMask",
     "PornographicUrls",
+    "PromptTaskComplexityClassifier",
     "Punctuation",
     "PythonCommentToCode",
+    "QualityClassifier",
     "QuotationRemoval",
     "RemovalBudget",
     "RepeatedLines",
