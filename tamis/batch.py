@@ -11,6 +11,7 @@ of blocks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -149,8 +150,12 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
+        """The rows of several batches as one batch, with the facts that all of them have."""
         table = pa.concat_tables([b.table for b in batches], promote_options="permissive")
-        return Batch(table.combine_chunks(), Origin.concat([b.origin for b in batches]), access=batches[0].access)
+        known = set.intersection(*(set(batch.memo) for batch in batches))
+        memo = {key: _joined_facts([batch.memo[key] for batch in batches]) for key in known}
+        origin = Origin.concat([b.origin for b in batches])
+        return Batch(table.combine_chunks(), origin, memo=memo, access=batches[0].access)
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -272,6 +277,18 @@ class Batch:
         """The rows as Python dicts, whatever they hold: bytes that are not UTF-8 are shown as `\\xff`."""
         columns = {name: _shown(self.table.column(name)) for name in self.columns}
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _joined_facts(parts: Sequence[Facts]) -> Facts:
+    """Facts about rows that follow each other; arrays on a GPU stay there."""
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    library = sys.modules[type(arrays[0]).__module__.partition(".")[0]]  # torch or CuPy
+    return library.cat(arrays) if hasattr(library, "cat") else library.concatenate(arrays)
 
 
 def _undecodable(column: pa.ChunkedArray) -> bool:

@@ -226,6 +226,17 @@ class TestFactsThatAreHandedOn:
         made = batch.with_columns({"vector": np.array([1])}).with_columns({"vector": np.array([5])})
         assert made.facts("vector", doubled)["values"].tolist() == [10]
 
+    def test_they_are_joined_with_the_rows(self):
+        torch = pytest.importorskip("torch")
+        parts = []
+        for numbers in ([1, 2], [3]):
+            batch = Batch.from_rows([{"text": "a"}] * len(numbers))
+            batch.hand_on("vector", doubled, {"values": np.array(numbers), "tensor": torch.tensor(numbers)})
+            parts.append(batch.with_columns({"vector": np.array(numbers)}))
+        found = Batch.concat(parts).facts("vector", doubled)
+        assert found["values"].tolist() == found["tensor"].tolist() == [1, 2, 3]
+        assert Batch.concat([parts[0], Batch.from_rows([{"text": "b", "vector": 4}])]).memo == {}
+
     def test_a_column_that_is_not_written_has_none(self):
         batch = Batch.from_rows([{"text": "a"}])
         batch.hand_on("vector", doubled, {"values": np.array([7])})

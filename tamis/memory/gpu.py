@@ -96,8 +96,8 @@ class GpuPeak:
     """The most that was in use on one GPU during a run; the figures may be of different moments."""
 
     index: int
-    name: str
-    total_bytes: int
+    name: str = ""
+    total_bytes: int = 0
     used_bytes: int = 0
     """By all processes."""
     own_bytes: int = 0
@@ -107,10 +107,16 @@ class GpuPeak:
     owners: dict[str, int] = field(default_factory=dict)
 
     def note(self, gpu: GpuMemory, pids: Collection[int]) -> None:
+        """Add a reading of the GPU; `pids` are the processes of the run."""
         own = gpu.held_by(pids)
+        self.name, self.total_bytes = gpu.name, gpu.total_bytes
         self.used_bytes = max(self.used_bytes, gpu.used_bytes)
-        self.own_bytes = max(self.own_bytes, own)
         self.other_bytes = max(self.other_bytes, gpu.used_bytes - own)
+        self.note_own(replace(gpu, shares=tuple(share for share in gpu.shares if share.pid in pids)))
+
+    def note_own(self, gpu: GpuMemory) -> None:
+        """Add what processes of the run hold; they may exit before the GPU is read again."""
+        self.own_bytes = max(self.own_bytes, gpu.held_by({share.pid for share in gpu.shares}))
         for name, size in gpu.owners().items():
             self.owners[name] = max(self.owners.get(name, 0), size)
 

@@ -141,7 +141,8 @@ class MemoryMonitor:
             shot = replace(shot, processes=self._tree.read(self._roles(), exact=True))
         pids = {process.pid for process in shot.processes}
         for gpu in shot.gpus:
-            self.gpu_peaks.setdefault(gpu.index, GpuPeak(gpu.index, gpu.name, gpu.total_bytes)).note(gpu, pids)
+            with self._lock:
+                self.gpu_peaks.setdefault(gpu.index, GpuPeak(gpu.index)).note(gpu, pids)
         with self._lock:
             self._snapshots.append(shot)
             if highest and (self.peak is None or shot.held_bytes > self.peak.held_bytes):
@@ -154,6 +155,11 @@ class MemoryMonitor:
         """Add what another process reports about its GPU memory (its `own_shares()`)."""
         with self._lock:
             self._told[pid] = dict(shares)
+            held = list(self._told.values())
+            for index in shares:
+                same = tuple(found[index] for found in held if index in found)
+                peak = self.gpu_peaks.setdefault(index, GpuPeak(index))
+                peak.note_own(GpuMemory(index, "", 0, 0, same))
 
     def trend(self, last_s: float = 60.0) -> Trend | None:
         """The trend of the tree's memory in bytes per second; None while there are too few snapshots."""

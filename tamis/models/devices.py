@@ -271,7 +271,7 @@ def _torch_allocator(torch: Any, cupy: Any) -> tuple[Any, Any]:
     def allocate(size: int, device: int) -> int:
         try:
             return int(torch.cuda.caching_allocator_alloc(size, device, cupy.cuda.get_current_stream().ptr))
-        except torch.OutOfMemoryError as error:
+        except torch.cuda.OutOfMemoryError as error:
             raise cupy.cuda.memory.OutOfMemoryError(size, torch.cuda.memory_reserved(device)) from error
 
     def free(pointer: int, device: int) -> None:

@@ -59,8 +59,6 @@ class Settings:
     """Run settings of a recipe, which the caller can override."""
 
     memory: int | str | None = None
-    gpu_memory: int | str | None = None
-    """What the workers on one GPU may hold together."""
     workers: int | str | None = None
     rejects: bool | None = None
     card: bool | None = None
@@ -70,6 +68,8 @@ class Settings:
     """How many rows or files may fail before the run ends."""
     alerts: Mapping[str, Any] | None = None
     """When to raise alerts about memory, and who receives them."""
+    gpu_memory: int | str | None = None
+    """What the workers on one GPU may hold together."""
 
     def __post_init__(self) -> None:
         for size in (self.memory, self.gpu_memory):

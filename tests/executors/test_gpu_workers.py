@@ -96,7 +96,7 @@ class NormOnGpuForTests(Map):
         return {"norm": vectors.norm(dim=1).cpu().numpy(), "copied": np.full(len(batch), copied)}
 
 
-@operator(reads="n", writes="n")
+@operator(reads="n", writes="even")
 class EvenNumberForTests(Filter):
     def score(self, batch: Batch):
         return {"even": 1 - batch["n"].to_numpy(zero_copy_only=False) % 2}
@@ -173,7 +173,7 @@ class TestPlacement:
 
     def test_neighbours_keep_vectors_on_the_device(self):
         torch_with_gpu()
-        rows = Rows(rows_of(500), rows_per_partition=100)
+        rows = Rows(rows_of(500), rows_per_partition=250)  # three times a hundred rows, which are joined again
         between = [EmbedOnGpuForTests(), EvenNumberForTests(), NormOnGpuForTests()]
         moved = Pipeline(rows, ToBackend("gpu"), *between, ToBackend("cpu"))
         found = moved.collect(executor=STREAMED, memory="8GB")
@@ -198,7 +198,7 @@ class TestPlacement:
     def test_devices_that_are_hidden_are_not_used(self, monkeypatch):
         torch_with_gpu()
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-        found = Pipeline(Rows(rows_of(100)), EmbedOnGpuForTests()).collect(executor=STREAMED, memory="4GB")
+        found = Pipeline(Rows(rows_of(100)), EmbedOnGpuForTests()).collect(executor=STREAMED, memory="8GB")
         assert {place.split()[0] for place in found["place"].to_pylist()} == {"cpu"}
 
     def test_a_module_may_look_for_a_gpu_when_it_is_imported(self, tmp_path, monkeypatch):
@@ -245,8 +245,6 @@ class TestMemory:
         report = Pipeline(rows, EmbedOnGpuForTests()).run(
             executor=STREAMED, memory="8GB", gpu_memory="4GB", on_event=seen.append
         )
-        if not report.memory["gpus"]:
-            pytest.skip("neither pynvml nor nvidia-smi is here")
         peak = report.memory["gpus"][0]
         assert peak["owners"]["weights"] >= 4 * DIM * DIM
         assert {"weights", "activations"} <= set(peak["owners"])
@@ -284,7 +282,7 @@ class TestMemory:
             executor=STREAMED, memory="8GB", gpu_memory="3GB", max_failed="50%"
         )
         assert (report.kept, report.failed) == (19, 1)
-        assert "GPU memory" in report.errors[0]["error"]
+        assert "CUDA out of memory" in report.errors[0]["error"]
 
     def test_both_libraries_share_one_pool(self):
         torch_with_gpu()

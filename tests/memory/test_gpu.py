@@ -277,7 +277,7 @@ def test_owners_and_other_processes_are_told_apart():
     memory = GpuMemory(0, "H200", 1000, 10_000, shares)
     assert memory.held_by({1, 2}) == 700
     assert memory.owners() == {"weights": 500, "kernels": 30}
-    peak = gpu.GpuPeak(0, "H200", 10_000)
+    peak = gpu.GpuPeak(0)
     peak.note(memory, {1, 2})
     peak.note(GpuMemory(0, "H200", 10, 10_000), {1, 2})
     assert (peak.used_bytes, peak.own_bytes, peak.other_bytes) == (1000, 700, 300)
