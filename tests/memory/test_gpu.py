@@ -272,7 +272,7 @@ def test_what_a_process_holds_is_published_for_others(monkeypatch, tmp_path):
     assert gpu.published_shares() == {}
 
 
-def test_owners_and_other_processes_are_told_apart():
+def test_owners_are_distinguished_from_other_processes():
     shares = (GpuShare(1, 600, owners={"weights": 500}), GpuShare(2, None, 100, 50, {"kernels": 30}), GpuShare(3, 200))
     memory = GpuMemory(0, "H200", 1000, 10_000, shares)
     assert memory.held_by({1, 2}) == 700
