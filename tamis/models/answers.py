@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,9 +128,10 @@ class AnswerStore:
             return True
 
     def settle(self, scope: str, most: Amount, actual: Amount) -> None:
-        """Replace what a request reserved by what it cost."""
-        with self._transaction():
-            self._add("reserved", (scope, *self._me), Amount(-most.tokens, -most.cost))
+        """Replace what a request reserved, if anything, by what it cost."""
+        with self._transaction() if most != Amount() else nullcontext():
+            if most != Amount():
+                self._add("reserved", (scope, *self._me), Amount(-most.tokens, -most.cost))
             self._add("spent", (scope,), actual)
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings, folder: Path | None, scope: str) -> None:
         """`folder` keeps answers, if any; `scope` names what the budget is for, the same if a run is resumed."""
-        self._httpx = require("httpx", extra="llm", purpose="a step that sends requests to a language model")
+        self._aiohttp = require("aiohttp", extra="llm", purpose="a step that sends requests to a language model")
         self.settings, self._folder = settings, folder
         self._scope = hashlib.sha256(scope.encode()).hexdigest()
         self._key = read_key(settings.api_key_env)
@@ -170,7 +170,7 @@ class Endpoint:
 
     def close(self) -> None:
         if self._thread is not None:
-            self._run(self._client.aclose())
+            self._run(self._session.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -197,11 +197,12 @@ class Endpoint:
         self._run(self._connect())
 
     async def _connect(self) -> None:
-        httpx = self._httpx
-        self._client = httpx.AsyncClient(
+        aiohttp = self._aiohttp
+        self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(self.settings.timeout_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.concurrency),
+            timeout=aiohttp.ClientTimeout(total=self.settings.timeout_s),  # of the whole reply, not of each byte
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=not is_loopback(self.settings.url),  # a proxy does not reach this machine
         )
         if not self.model:
@@ -353,27 +354,25 @@ class Endpoint:
         raise self._refusal(status, headers, content)
 
     async def _send(self, method: str, path: str, content: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
-        httpx = self._httpx
+        aiohttp = self._aiohttp
         url = f"{self.settings.url.rstrip('/')}/{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
         parts, size = [], 0
         try:
-            async with (
-                asyncio.timeout(self.settings.timeout_s),  # of the whole reply; a server may send a byte at a time
-                self._client.stream(method, url, content=content, headers=headers) as reply,
-            ):
-                async for part in reply.aiter_bytes():
+            # A redirect is refused: the key is for this server only.
+            async with self._session.request(
+                method, url, data=content, headers=headers, allow_redirects=False
+            ) as reply:
+                async for part in reply.content.iter_any():
                     size += len(part)
                     if size > MAX_BODY_BYTES:
                         raise _Retry(f"the reply is longer than {MAX_BODY_BYTES} bytes")
                     parts.append(part)
-                return reply.status_code, reply.headers, b"".join(parts)
-        except (TimeoutError, httpx.TimeoutException):
+                return reply.status, reply.headers, b"".join(parts)
+        except TimeoutError:
             raise _Retry(f"no reply within {self.settings.timeout_s:g} s") from None
-        except httpx.TransportError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise _Retry(f"{type(error).__name__}: {self._hidden(str(error))}".rstrip(": ")) from None
-        except httpx.DecodingError as error:
-            raise _Retry(f"the reply cannot be decompressed: {self._hidden(str(error))}") from None
 
     def _refusal(self, status: int, headers: Mapping[str, str], content: bytes) -> Exception:
         text = f"status {status}: {self._shown(content)}"
