@@ -218,7 +218,8 @@ def parquet(args: argparse.Namespace) -> None:
                     took = time.perf_counter() - began
             print(
                 f"{name}, {device}: {took:.2f} s, {report.num_bytes / took / 1e9:.2f} GB/s, kept {report.kept:,}, "
-                f"peak {report.peak_memory_bytes / 1e9:.1f} GB; GPU {watch.share():.0f} % busy, {watch.used_mib / 1024:.1f} GiB",
+                f"peak {report.peak_memory_bytes / 1e9:.1f} GB; GPU {watch.share():.0f} % busy, "
+                f"{watch.used_mib / 1024:.1f} GiB",
                 flush=True,
             )
             for phase, spent in phases.ended:

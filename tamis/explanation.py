@@ -73,7 +73,10 @@ class Explanation:
         for group in plan.groups:
             stage = group.whole
             lines.append(f"stage {stage.index + 1}")
-            lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
+            if stage.only_counts:
+                lines.append("  count    rows, by the decisions about them")
+            else:
+                lines.append(f"  read     {stage.source.name}" + (" (again)" if stage.reads_again else ""))
             if stage.fates_of is not None:
                 lines.append(f"  apply    {stage.fates_of.name}")
             lines += [f"  {op.kind:<8} {op.name} {_parameters(op)}".rstrip() for op in stage.operators]
@@ -110,7 +113,7 @@ class Explanation:
                 if number == last
                 else found.packet_bytes
                 if number < last - 1
-                else found.batch_bytes,
+                else found.pools[number + 1].batch_bytes,
             }
             for number, (stage, share) in enumerate(zip(group.stages, found.pools, strict=True))
         ]

@@ -52,8 +52,6 @@ CANDIDATES = "candidates"
 GPU_BATCH_BYTES = 64_000_000
 """Texts that are sent to a GPU at a time."""
 WORKERS_PER_GPU = 4
-GPU_WORKER_BYTES = 700_000_000
-"""Memory that a process takes to open a GPU, and for the arrays that it sends and receives."""
 GPU_FIXED_BYTES = 500_000_000
 """Memory on the GPU that does not depend on the batch."""
 WORTH_OPENING_BYTES = 2_000_000
@@ -194,7 +192,7 @@ class FuzzyDedup(Gather):
             return Resources(memory=RESOLVING_BYTES)
         # While one process reads packets and writes facts, another one can use the GPU.
         return Resources(
-            memory=RESOLVING_BYTES + GPU_WORKER_BYTES,
+            memory=RESOLVING_BYTES,
             gpus=1 / WORKERS_PER_GPU,
             gpu_memory=GPU_FIXED_BYTES + batch_bytes * (160 if self._unit == "character" else 40),
         )

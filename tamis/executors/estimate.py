@@ -134,7 +134,7 @@ def _memory_bytes(group: Group, layout: Layout, rows: int, budget: Budget, learn
     if group.streams:
         found = stream_budget(budget, group.needs(learned))
         workers = sum(
-            pool.most * min(pool.worker_bytes, pool.fixed_bytes + BATCH_COPIES * found.batch_bytes)
+            pool.most * min(pool.worker_bytes, pool.fixed_bytes + BATCH_COPIES * pool.batch_bytes)
             for pool in found.pools
         )
         return min(budget.total_bytes, budget.driver_bytes + found.edge_bytes + workers)

@@ -81,7 +81,7 @@ class GroupRun:
             self.max_flows: int | None = None
         else:
             self.pools = [
-                Pool(stage, governor.for_pool(stage.name, share, stream.batch_bytes), share.most, share.slots)
+                Pool(stage, governor.for_pool(stage.name, share, share.batch_bytes), share.most, share.slots)
                 for stage, share in zip(group.stages, stream.pools, strict=True)
             ]
             for pool in self.pools[1:]:
@@ -164,7 +164,7 @@ class GroupRun:
         return Emission(
             folder=str(self.shared if shared else self.disk),
             stem=f"{unit.flow.index:06d}-{pool.stage.pool}-{uuid.uuid4().hex[:12]}",
-            packet_bytes=self.stream.packet_bytes if shared else self.stream.batch_bytes,
+            packet_bytes=self.stream.packet_bytes if shared else self.stream.pools[pool.stage.pool + 1].batch_bytes,
             packet_rows=min(rows, default=None),
             credits=1 if shared else None,
             skip=unit.skip + unit.handed_on,

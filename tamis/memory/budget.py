@@ -41,6 +41,9 @@ WORKER_TYPICAL_BYTES = 90_000_000
 BATCH_COPIES = 6
 """How many times over a batch is held at the worst moment: as raw bytes, parsed, filtered and encoded."""
 
+HANDED_ON_COPIES = 2
+"""How many times over rows are held that are collected for the next stage."""
+
 ROW_COPIES = 8
 """How many times over a single row is held, at most, while it is read, processed and written."""
 
@@ -188,6 +191,15 @@ class PoolNeed:
     gpu: GpuNeed = field(default_factory=GpuNeed)
     heavy: bool = False
     """Other stages get more workers first."""
+    batches: int = 1
+    """How many batches it processes at a time."""
+    batches_after: int = 1
+    """How many batches the next stage processes at a time, which is what it hands on at a time."""
+
+    def worker_bytes(self, batch_bytes: int) -> int:
+        """What a worker takes that reads batches of this size."""
+        handed_on = HANDED_ON_COPIES * batch_bytes * (self.batches_after - 1)
+        return WORKER_BYTES + self.memory_bytes + BATCH_COPIES * batch_bytes * self.batches + handed_on
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,8 @@ class PoolShare:
     """The most workers that fit."""
     slots: tuple[GpuSlot, ...] = ()
     """Where on GPUs they run; none if they need no GPU."""
+    batch_bytes: int = DEFAULT_BATCH_BYTES
+    """What each of them processes at a time."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +243,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     available = budget.total_bytes - budget.driver_bytes - edge
     batch = budget.batch_bytes
     while True:
-        each = [WORKER_BYTES + need.memory_bytes + BATCH_COPIES * batch for need in needs]
+        each = [need.worker_bytes(batch) for need in needs]
         if sum(each) <= available:
             break
         if batch <= SMALLEST_BATCH_BYTES:
@@ -249,7 +263,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     left = (available - sum(count * size for count, size in zip(most, each, strict=True))) // sum(most)
     slots = gpu_slots(budget.gpus, on_gpus, most)
     pools = tuple(
-        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count, found)
+        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count, found, batch * need.batches)
         for need, size, count, found in zip(needs, each, most, slots, strict=True)
     )
     # Two packets for each worker that writes some, so that it need not wait while one of them is read.

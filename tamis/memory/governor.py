@@ -143,11 +143,15 @@ def pool_needs(runs: Sequence[Sequence[Operator]], learned: Learned, end: Operat
     ends: list[tuple[Operator, ...]] = [
         (end,) if end is not None and number == last else () for number in range(len(runs))
     ]
-    found = []
+    found: list[PoolNeed] = []
     for number, (run, after) in enumerate(zip(runs, ends, strict=True)):
         on_gpu = gpu_need([*run, *after])
         memory_bytes = max(learned.setup_bytes(run), GPU_HOST_BYTES if on_gpu.any else 0)
-        found.append(PoolNeed(memory_bytes, on_gpu, heavy=number % 2 == 1))
+        wanted = max((op.batch_bytes or 0 for op in (*run, *after)), default=0)
+        batches = max(1, wanted // DEFAULT_BATCH_BYTES)
+        if found:
+            found[-1] = replace(found[-1], batches_after=batches)
+        found.append(PoolNeed(memory_bytes, on_gpu, heavy=number % 2 == 1, batches=batches))
     return found
 
 
@@ -292,7 +296,8 @@ class Governor:
     def _fit(self, copies: float) -> None:
         room = 0.8 * (self.worker_bytes - self.budget.fixed_bytes)
         fitting = int(room / max(copies, 1.0))
-        self._batch_bytes = max(SMALLEST_BATCH_BYTES, min(self._batch_bytes, fitting, DEFAULT_BATCH_BYTES))
+        most = max(DEFAULT_BATCH_BYTES, self.budget.batch_bytes)
+        self._batch_bytes = max(SMALLEST_BATCH_BYTES, min(self._batch_bytes, fitting, most))
 
     def _act(self, kind: str, count: int, detail: str) -> None:
         self.actions[kind] = self.actions.get(kind, 0) + count

@@ -156,17 +156,22 @@ def test_a_batch_that_does_not_fit_on_the_gpu_is_processed_on_the_cpu(settings):
 @pytest.mark.parametrize("verify", ["jaccard", "signature"])
 @pytest.mark.parametrize("executor", ["inline", "local"])
 def test_both_devices_keep_the_same_rows(verify, executor):
+    """A batch below 2 MB would not be worth opening the GPU for."""
     rng = random.Random(1)
-    base = [" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(60)) for _ in range(100)]
-    rows = [{"id": str(n), "text": rng.choice(base) + " and" * rng.randrange(4)} for n in range(600)]
-    kept = [
-        Pipeline(Rows(rows, rows_per_partition=200), FuzzyDedup(verify=verify)).collect(
-            device=device, executor=executor, workers=2, memory="8GB"
-        )["id"]
-        for device in ("gpu", "cpu")
-    ]
-    assert kept[0].to_pylist() == kept[1].to_pylist()
-    assert len(kept[0]) < 200
+    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(3000)]
+    base = [" ".join(rng.choices(words, k=800)) for _ in range(400)]
+    rows = [{"id": str(n), "text": rng.choice(base) + " and" * rng.randrange(4)} for n in range(2400)]
+    kept, streams = [], []
+    for device in ("gpu", "cpu"):
+        step = FuzzyDedup(verify=verify, device=device)
+        table = Pipeline(Rows(rows, rows_per_partition=800), step).collect(executor=executor, workers=2, memory="12GB")
+        kept.append(table["id"].to_pylist())
+        report = Pipeline(Rows(rows, rows_per_partition=800), step).run(executor=executor, workers=2, memory="12GB")
+        assert report.kept == len(kept[-1])
+        streams.append(bool(report.streams))
+    assert kept[0] == kept[1]
+    assert len(kept[0]) < 500
+    assert streams == [executor == "local", False]
 
 
 def test_without_memory_on_the_gpu_rows_are_processed_on_the_cpu(monkeypatch):
