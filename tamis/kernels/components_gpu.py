@@ -22,7 +22,7 @@ MOST_RANGES = 64
 
 
 def gpu_bytes(rows: int, bands: int) -> int:
-    """The least memory that the components of so many rows take on the GPU."""
+    """The least memory that finding the components of this many rows takes on the GPU."""
     keys = rows * bands
     return 8 * keys + 25 * rows + keys + SORTING_BYTES * keys // MOST_RANGES
 
