@@ -26,6 +26,7 @@ from tamis.dedup.similar import EDGES, NEAR, NEAR_MISSES, Settings
 from tamis.exchange import Blob
 from tamis.kernels import clusters, clusters_gpu
 from tamis.mapped import release_pages
+from tamis.models.devices import assigned, keep_to_share
 
 OPENING_BYTES = 2_200_000_000
 """Memory that a process maps when it imports PyTorch and opens a GPU; about half of it is used."""
@@ -54,13 +55,18 @@ class Training:
     min_improvement: float
 
 
+def usable() -> bool:
+    """Whether this process may use a GPU."""
+    return not clusters_gpu.DEVICE.startswith("cuda") or clusters_gpu.library().cuda.is_available()
+
+
 def fits(count: int, dimension: int) -> bool:
     """Whether this many vectors fit in the free memory of the GPU, twice in float32 and float16, with what is computed."""
-    torch = clusters_gpu.library()
     if not clusters_gpu.DEVICE.startswith("cuda"):
         return True
-    free, _ = torch.cuda.mem_get_info()
-    return count * (12 * dimension + 400) + 4_000_000_000 < 0.9 * free
+    free, _ = clusters_gpu.library().cuda.mem_get_info()
+    share = assigned().gpu_memory_bytes
+    return count * (12 * dimension + 400) + 4_000_000_000 < (0.9 * free if share is None else min(0.9 * free, share))
 
 
 @handles_shortage
@@ -73,12 +79,16 @@ def find_edges(
     states: Blob | None,
     blob: Blob,
 ) -> dict[str, int] | None:
-    """Write the edges and near misses of all rows, as `similar.find_better` does; None if the vectors do not fit.
+    """Write the edges and near misses of all rows, as `similar.find_better` does.
 
-    `sizes` is the number of vectors of each partition, then that of each part of the index.
+    `sizes` is the number of vectors of each partition, then that of each part of the index. Returns None if there is no GPU,
+    and nothing else than `too_large` if the vectors do not fit.
     """
-    if not fits(sum(sizes), settings.kind.dimension):
+    if not usable():
         return None
+    keep_to_share(assigned().gpu_memory_bytes)
+    if not fits(sum(sizes), settings.kind.dimension):
+        return {"too_large": 1}
     vectors = Resident(settings, rows.total)
     vectors.load(rows, index, sizes)
     release_pages()

@@ -358,9 +358,12 @@ class _Search:
             sizes = [self._vectors_of(self._rows.observed[part]) for part in range(self._rows.num_partitions)]
             sizes += [self._vectors_of(entries) for _, entries in self._index.entries()] if self._index else []
             item = (self._rows, self._index, sizes, self._settings, self._training, states, edges[0])
-            (result,) = run_in_workers(self._work, f"similar rows on a GPU, round {number}", find_edges, [item])
-            self._resident = result is not None
-            found = [result] if result is not None else []
+            name = f"similar rows on a GPU, round {number}"
+            (result,) = run_in_workers(self._work, name, find_edges, [item], on_gpu=True)
+            if result is None:
+                self._settings = replace(self._settings, on_gpu=False)
+            self._resident = result is not None and "too_large" not in result
+            found = [result] if self._resident else []
         if not self._resident:
             if self._members is None:
                 self._divide()
@@ -384,6 +387,7 @@ class _Search:
                     )
                     for bucket, blob in enumerate(edges)
                 ],
+                on_gpu=self._settings.on_gpu,
             )
         for part in found:
             for name, value in part.items():
@@ -430,6 +434,7 @@ class _Search:
                 f"centres, {number}",
                 similar.improve_centres,
                 [(sample, part, centres, settings, blob) for part, blob in enumerate(sums)],
+                on_gpu=settings.on_gpu,
             )
             following = Blob(exchange, f"centres-{number}.bin")
             if not exchange.has(following.name):
@@ -458,11 +463,14 @@ class _Search:
             f"clusters, {num_buckets}",
             similar.assign,
             [(rows, part, self._centres, num_buckets, settings, blob, chunk) for part, blob in enumerate(shuffled)],
+            on_gpu=settings.on_gpu,
         )
         if index is not None:
             from_index = Blob(part_of, f"part-index{SPILL}")
             item = (index, rows.total, self._centres, num_buckets, settings, from_index, chunk)
-            run_in_workers(work, f"clusters of the index, {num_buckets}", similar.assign_index, [item])
+            run_in_workers(
+                work, f"clusters of the index, {num_buckets}", similar.assign_index, [item], on_gpu=settings.on_gpu
+            )
             shuffled = replace(shuffled, more=(from_index.name,))
         members = NumberedFiles(work.exchange.sub("members"), f"{num_buckets}-", num_buckets)
         run_in_workers(

@@ -103,16 +103,19 @@ def handles_shortage(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def run_in_workers(work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]) -> list[Any]:
+def run_in_workers(
+    work: Work, name: str, function: Callable[..., Any], items: Sequence[tuple[Any, ...]], *, on_gpu: bool = False
+) -> list[Any]:
     """`work.map`. Calls that run out of memory are retried once in new workers; raises `Overflow` if that fails too.
 
     The retry has a name of its own with the memory of a worker in it, because an earlier run may have had less.
     """
-    results = work.map(name, function, items)
+    where: dict[str, Any] = {"on_gpu": True} if on_gpu else {}
+    results = work.map(name, function, items, **where)
     left = [number for number, result in enumerate(results) if result == OVERFLOW]
     if left:
         items_left = [items[number] for number in left]
-        again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, new_workers=True)
+        again = work.map(f"{name}, within {work.worker_bytes}", function, items_left, new_workers=True, **where)
         if OVERFLOW in again:
             raise Overflow(
                 f"deduplication needs more memory than a worker has ({name})",

@@ -1,0 +1,223 @@
+"""Benchmarks of semantic deduplication: recall, time against scikit-learn and faiss, memory, and the phases on a GPU.
+
+    python benchmarks/semantic.py recall                        rows found, by threshold and number of neighbours
+    python benchmarks/semantic.py compare --rows 200000         time against scikit-learn and faiss
+    python benchmarks/semantic.py memory --rows 1000000 --memory 1GB
+    python benchmarks/semantic.py gpu --rows 10000000           phases with all vectors on a GPU
+    python benchmarks/semantic.py gpu-files --rows 10000000     the whole run, from Parquet files to groups
+
+On a shared machine, compare only ratios within one run.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+DIMENSION = 384
+
+
+def vectors(rows: int, dimension: int = DIMENSION, seed: int = 0, copies: float = 0.2) -> Iterator[np.ndarray]:
+    """Unit vectors in parts of 100,000: topics of different sizes, and copies of earlier rows with a little noise.
+
+    Two vectors of a topic have a similarity of about 0.5, and a copy one of 0.8 to 1 to its original.
+    """
+    rng = np.random.default_rng(seed)
+    topics = rng.normal(size=(max(1, int(rows**0.5) // 2), dimension)).astype(np.float32)
+    popularity = rng.pareto(1.5, len(topics)) + 0.1
+    popularity /= popularity.sum()
+    for start in range(0, rows, 100_000):
+        count = min(100_000, rows - start)
+        topic = topics[rng.choice(len(topics), count, p=popularity)]
+        part = topic + rng.normal(size=topic.shape).astype(np.float32)
+        copied = rng.random(count) < copies
+        copied[0] = False
+        origin = rng.integers(0, np.maximum(1, np.arange(count)))[copied]
+        noise = rng.uniform(0.0, 0.75, (int(copied.sum()), 1)).astype(np.float32)
+        part[copied] = part[origin] + noise * rng.normal(size=(len(noise), dimension)).astype(np.float32) * 1.4
+        yield (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32)
+
+
+def write_files(folder: Path, rows: int, kind: Any = np.float32) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(vectors(rows)):
+        values = pa.FixedSizeListArray.from_arrays(pa.array(part.astype(kind).reshape(-1)), part.shape[1])
+        ids = [f"{number}-{place}" for place in range(len(part))]
+        pq.write_table(
+            pa.table({"id": ids, "embedding": values}), folder / f"{number:05d}.parquet", compression="none",
+            use_dictionary=False, row_group_size=20_000,
+        )  # fmt: skip
+    return str(folder)
+
+
+def machine() -> str:
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = function()
+    return time.perf_counter() - began, result
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPU
+
+
+def gpu(arguments: argparse.Namespace) -> None:
+    """The phases on a GPU, with vectors made on the spot."""
+    import torch
+
+    from tamis.dedup import similar
+    from tamis.dedup.resident import Resident, Training
+    from tamis.dedup.vectors import VectorKind
+    from tamis.kernels import clusters_gpu
+
+    clusters_gpu.library()
+    rows, dimension, device = arguments.rows, DIMENSION, clusters_gpu.DEVICE
+    print(torch.cuda.get_device_name(0), torch.__version__, machine())
+    torch.manual_seed(1)
+    num_clusters = arguments.clusters or min(2**14, int(np.ceil(rows**0.5)))
+    settings = similar.Settings(
+        VectorKind(dimension, half=False), "hard", 42, arguments.threshold, arguments.neighbours, False, True
+    )
+
+    def synced(name: str, function: Callable[[], Any], flops: float = 0.0) -> Any:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        result = function()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        rate = f"{flops / seconds / 1e12:8.1f} TFLOP/s, {flops / seconds / 989e12:5.1%} of 989" if flops else ""
+        print(f"{name:<44}{seconds:9.3f} s  peak {torch.cuda.max_memory_allocated() / 1e9:6.1f} GB  {rate}", flush=True)
+        return result
+
+    def make() -> Any:
+        topics = torch.randn(max(1, int(rows**0.5) // 2), dimension, device=device)
+        found = torch.empty((rows, dimension), dtype=torch.float32, device=device)
+        for start in range(0, rows, 2**20):
+            count = min(2**20, rows - start)
+            part = topics[torch.randint(len(topics), (count,), device=device)] + torch.randn(
+                count, dimension, device=device
+            )
+            copied = (torch.rand(count, device=device) < 0.2).nonzero()[:, 0]
+            copied = copied[copied > 0]
+            origin = (torch.rand(len(copied), device=device) * copied).long()
+            noise = torch.rand(len(copied), 1, device=device) * 0.75 * 1.4
+            part[copied] = part[origin] + noise * torch.randn(len(copied), dimension, device=device)
+            found[start : start + count] = part / part.norm(dim=1, keepdim=True)
+        return found
+
+    found = Resident(settings, rows)
+    found.vectors = synced("vectors made", make)
+    found.row = np.arange(rows)
+    found.source, found.order = np.ones(rows, np.uint64), np.zeros(rows, np.uint64)
+    share = max(similar.MIN_SAMPLE, similar.SAMPLE_PER_CENTRE * num_clusters) / rows
+    training = Training(num_clusters, share, 2.0, 20, 1e-4)
+    synced("first product (libraries are loaded)", lambda: found.vectors[:4096].half() @ found.vectors[:4096].half().T)
+    synced(f"centres ({num_clusters}) from a sample", lambda: found.train(training))
+    halves = clusters_gpu.short(found.vectors)
+    centres = clusters_gpu.to_device(found.centres)
+    flops = 2.0 * rows * num_clusters * dimension
+    for _ in range(2):
+        home, _ = synced(
+            "an iteration: nearest centres of all rows",
+            lambda: clusters_gpu.nearest_on(found.vectors, halves, centres),
+            flops,
+        )
+    synced("an iteration: sums of all rows", lambda: clusters_gpu.fixed_sums_on(found.vectors, home, num_clusters))
+    halves = home = None
+    synced("rows by cluster, in order", found.arrange)
+    if rows <= 20_000_000:
+        synced(
+            "clusters within reach (part of the next line)",
+            lambda: clusters_gpu.reach_on(
+                found.vectors[: rows // 8], centres, found.home[: rows // 8], settings.threshold, settings.neighbours
+            ),
+            flops / 8,
+        )
+    edges, near = synced("similar rows", lambda: found.compare(None))
+    sizes = np.bincount(found.home.cpu().numpy(), minlength=num_clusters).astype(float)
+    print(f"{edges.num_rows:,} edges, {near.num_rows:,} near misses, {found.counts}")
+    print(f"rows per cluster: mean {sizes.mean():.0f}, largest {sizes.max():.0f}")
+    pairs = found.counts["compared"] * float((sizes**2).sum() / sizes.sum())
+    print(f"about {2 * pairs * dimension / 1e12:.0f} TFLOP in pairs of rows; memory of the host {host_gb():.1f} GB")
+
+
+def host_gb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def gpu_files(arguments: argparse.Namespace) -> None:
+    """A whole run from Parquet files to groups, with and without a GPU."""
+    from tamis import ParquetReader, Pipeline
+    from tamis.dedup import Groups, SemanticDedup
+    from tamis.dedup.groups_only import GroupsOnly
+
+    folder = Path(arguments.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    kind = np.float16 if arguments.half else np.float32
+    seconds, source = timed(lambda: write_files(folder / "in", arguments.rows, kind))
+    size = sum(file.stat().st_size for file in (folder / "in").iterdir())
+    print(
+        f"{arguments.rows:,} vectors of {DIMENSION} in {np.dtype(kind).name}, {size / 1e9:.1f} GB, written in {seconds:.0f} s"
+    )
+    for device in arguments.devices.split(","):
+        out = folder / f"out-{device}"
+        step = SemanticDedup(threshold=arguments.threshold, neighbours=arguments.neighbours, device=device)
+        events: list[tuple[float, str]] = []
+        began = time.perf_counter()
+
+        def seen(event: Any, events: list[tuple[float, str]] = events, began: float = began) -> None:
+            name = type(event).__name__
+            if name in ("CallsFinished", "StageStarted", "StageFinished", "WorkerDied"):
+                events.append((time.perf_counter() - began, str(event)[:110]))
+
+        report = Pipeline(ParquetReader(source), step, GroupsOnly(str(out))).run(
+            memory=arguments.memory, workers=arguments.workers, on_event=seen, progress=False
+        )
+        total = time.perf_counter() - began
+        summary = Groups.load(out).summary
+        summary.pop("group_sizes")
+        print(f"\ndevice={device}: {total:.1f} s, {arguments.rows / total:,.0f} rows/s")
+        print(f"kept {report.kept:,}, dropped {report.dropped}")
+        print(json.dumps(summary))
+        for when, event in events[-40:]:
+            print(f"  {when:8.2f} s  {event}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in (("gpu", gpu), ("gpu-files", gpu_files)):
+        command = commands.add_parser(name)
+        command.set_defaults(function=function)
+        command.add_argument("--rows", type=int, default=1_000_000)
+        command.add_argument("--threshold", type=float, default=0.9)
+        command.add_argument("--neighbours", type=int, default=16)
+        command.add_argument("--clusters", type=int)
+        command.add_argument("--folder", default="/tmp/tamis-semantic")
+        command.add_argument("--memory", default="100GB")
+        command.add_argument("--workers", type=int, default=16)
+        command.add_argument("--devices", default="gpu")
+        command.add_argument("--half", action="store_true")
+    arguments = parser.parse_args()
+    arguments.function(arguments)
+
+
+if __name__ == "__main__":
+    main()
