@@ -160,6 +160,32 @@ SHORTAGES = (
 """Messages of libraries that do not raise MemoryError when memory runs out."""
 
 
+LOST_DEVICES = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction was encountered",
+    "misaligned address",
+    "unspecified launch failure",
+    "cudaErrorIllegalAddress",
+    "cudaErrorLaunchFailure",
+    "cudaErrorAssert",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_ASSERT",
+    "uncorrectable ECC error",
+)
+"""Messages of CUDA after which a process can no longer use the GPU."""
+
+
+class DeviceLost(Exception):
+    """A kernel failed in such a way that this process can no longer use its GPU."""
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether every later use of the GPU in this process fails because of an error."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_DEVICES)
+
+
 class SetupTooLarge(MemoryError):
     """A step ran out of memory in its setup, before any row was read."""
 

@@ -18,10 +18,12 @@ import numpy as np
 from tamis.batch import Batch, Origin
 from tamis.errors import (
     BudgetError,
+    DeviceLost,
     EndpointError,
     MissingExtra,
     OperatorError,
     TamisError,
+    is_device_lost,
     is_full_disk,
     is_shortage,
 )
@@ -236,6 +238,9 @@ class Chain:
         except Exception as error:
             if self._stage.on_error == "raise" or is_full_disk(error):
                 raise
+            if is_device_lost(error):  # all other rows would fail too; another worker finds the one that is the cause
+                first_line = (str(error).splitlines() or [""])[0]
+                raise DeviceLost(f"{type(error).__name__}: {first_line}") from error
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f" ({Path(where.filename).name}:{where.lineno})"
             short = is_shortage(error)

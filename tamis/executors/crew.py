@@ -47,6 +47,8 @@ class Worker:
     shards: int = 0
     given: int = 0
     """Tasks and calls so far."""
+    last_words: str = ""
+    """Why it is about to exit."""
     slot: int | None = None
     """The number of its slot on a GPU, among those of its pool."""
 
@@ -128,7 +130,7 @@ class Crew:
         """Remove a worker that died; returns how it did."""
         how = self._server.ending(worker.pid)
         self.stop(worker)
-        return how
+        return f"{how} after {worker.last_words}" if worker.last_words else how
 
     def stop_overuse(self, worker: Worker, held_bytes: int, step: str) -> str:
         """Kill a worker that holds more than it may; returns why, for messages."""
@@ -176,6 +178,8 @@ class Crew:
                 message = None
             if message is not None and message[0] == "gpus":
                 self._hooks.on_gpus(worker.pid, message[1])
+            elif message is not None and message[0] == "dying":
+                worker.last_words = message[1]
             else:
                 yield worker, message
         while not self._overuse.empty():

@@ -2,7 +2,7 @@
 
 driver -> worker    cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
 worker -> driver    opened (a stage), progress, packet, safe (point), outcome, error, gpus (memory it uses there)
-                    overflow (a task ran out of memory), too large (a stage did)
+                    overflow (a task ran out of memory), too large (a stage did), dying (of an error that this says)
                     compiling, compiled (a kernel; the worker then exits)
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import resource
 import struct
 import time
 import traceback
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.context import Context
-from tamis.errors import SetupTooLarge, TamisError, WorkerError, is_shortage
+from tamis.errors import DeviceLost, SetupTooLarge, TamisError, WorkerError, is_shortage
 from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.segments import Segment
@@ -134,6 +135,10 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         except KernelsCompiled:
             send("compiled", None)
             return
+        except DeviceLost as error:
+            send("dying", str(error))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.abort()  # counts as the crash of a worker: the rows are tried again in others
         except Exception as error:  # noqa: BLE001 - raised again in the driver
             if kind == "stage" and is_shortage(error):
                 known = error if isinstance(error, SetupTooLarge) else SetupTooLarge("a step", error)

@@ -390,6 +390,29 @@ class TestDeaths:
         rows = Pipeline(JsonlReader(tmp_path / "out")).collect(executor="inline")
         assert rows["m"].to_pylist() == [2 * n for n in range(1000)]
 
+    def test_a_row_after_which_the_gpu_cannot_be_used_fails_alone(self):
+        torch_with_gpu()
+
+        @operator(reads="n", writes="m")
+        class OutOfRangeForTests(Map):
+            declared_resources = Resources(gpus=1)
+
+            def open(self, context):
+                torch = devices.open_torch(context)
+                table = torch.arange(10, device=context.device)
+
+                class Runner:
+                    def apply(self, batch):
+                        wanted = torch.tensor(batch["n"].to_numpy(), device=context.device)
+                        return {"m": table[torch.where(wanted == 7, wanted + 1000, wanted % 10)].cpu().numpy()}
+
+                return Runner()
+
+        rows = Rows(rows_of(20))
+        report = Pipeline(rows, OutOfRangeForTests()).run(executor=STREAMED, memory="8GB", max_failed="50%")
+        assert (report.kept, report.failed) == (19, 1)
+        assert "device-side assert" in report.errors[0]["error"]
+
     def test_the_gpu_is_free_again_after_a_run(self):
         torch = torch_with_gpu()
         before, _ = torch.cuda.mem_get_info()

@@ -401,6 +401,29 @@ def test_a_step_gets_the_rows_at_a_time_that_it_asks_for(tmp_path):
         assert Counter(table["rows"].to_pylist()) == {7: 98, 2: 2}
 
 
+def test_a_row_that_makes_a_gpu_unusable_fails_alone():
+    @operator(reads="id", writes="m")
+    class LosesDeviceForTests(Map):
+        def open(self, context):
+            return LosingRunnerForTests()
+
+    report = Pipeline(Rows(numbered(20)), LosesDeviceForTests()).run(max_failed="50%", workers=1, memory="2GB")
+    assert (report.kept, report.failed) == (19, 1)
+    assert "CUDA error: device-side assert triggered" in report.errors[0]["error"]
+
+
+class LosingRunnerForTests:
+    """As a process whose GPU cannot be used any more after row 7."""
+
+    lost = False
+
+    def apply(self, batch):
+        self.lost = self.lost or 7 in batch["id"].to_pylist()
+        if self.lost:
+            raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+        return {"m": batch["id"]}
+
+
 def test_workers_that_need_a_gpu_get_one_each(tmp_path, monkeypatch):
     @operator(reads="text", writes="gpu", resources=Resources(gpus=1))
     class GpuForTests(Map):
