@@ -1,5 +1,7 @@
 """Which device a step runs on."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tamis.errors import ParameterError
@@ -85,3 +87,93 @@ def test_the_version_file_of_pytorch_says_whether_it_has_cuda(tmp_path, monkeypa
         assert devices.torch_has_cuda() is expected
     finally:
         devices.torch_has_cuda.cache_clear()
+
+
+class Libraries:
+    """As much of PyTorch, CuPy and RMM as limits their memory."""
+
+    def __init__(self):
+        self.fractions, self.limits, self.allocators, self.freed = {}, [], [], 0
+        cuda = SimpleNamespace(
+            is_available=lambda: True,
+            device_count=lambda: 2,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=1000),
+            set_per_process_memory_fraction=lambda share, device: self.fractions.__setitem__(device, share),
+            caching_allocator_alloc=lambda size, device, stream: 4096 + size,
+            caching_allocator_delete=lambda pointer: None,
+            OutOfMemoryError=MemoryError,
+        )
+        self.torch = SimpleNamespace(__version__="2", version=SimpleNamespace(cuda="13"), cuda=cuda)
+        pool = SimpleNamespace(free_all_blocks=self._free, set_limit=lambda size: self.limits.append(size))
+        self.cupy = SimpleNamespace(
+            __version__="14",
+            get_default_memory_pool=lambda: pool,
+            cuda=SimpleNamespace(
+                set_allocator=self.allocators.append,
+                get_current_stream=lambda: SimpleNamespace(ptr=0),
+                PythonFunctionAllocator=lambda malloc, free: SimpleNamespace(malloc=malloc),
+            ),
+        )
+        self.rmm = SimpleNamespace(__version__="26")
+
+    def _free(self):
+        self.freed += 1
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    found = Libraries()
+
+    def load(*names):
+        for name in ("torch", "cupy", "rmm"):
+            monkeypatch.delitem(devices.sys.modules, name, raising=False)
+        for name in names:
+            monkeypatch.setitem(devices.sys.modules, name, getattr(found, name))
+        if "rmm" in names:
+            module = SimpleNamespace(rmm_cupy_allocator="allocator of RMM")
+            monkeypatch.setitem(devices.sys.modules, "rmm.allocators", SimpleNamespace(cupy=module))
+            monkeypatch.setitem(devices.sys.modules, "rmm.allocators.cupy", module)
+        return found
+
+    return load
+
+
+def test_each_library_is_held_to_the_share(libraries):
+    found = libraries("torch")
+    devices.keep_to_share(250)
+    assert found.fractions == {0: 0.25, 1: 0.25}
+    found = libraries("cupy")
+    devices.keep_to_share(250)
+    assert found.limits == [250]
+    assert found.allocators == []
+
+
+def test_both_libraries_use_one_pool(libraries):
+    found = libraries("torch", "cupy")
+    devices.keep_to_share(250)
+    (allocate,) = found.allocators
+    assert allocate(10, 0) == 4106
+    assert found.freed == 1, "what CuPy kept before is returned"
+    assert found.limits == []
+
+
+def test_a_pool_of_rmm_is_used_if_there_is_one(libraries):
+    found = libraries("torch", "cupy", "rmm")
+    devices.keep_to_share(250)
+    assert found.allocators == ["allocator of RMM"]
+
+
+def test_no_library_is_imported_for_it(libraries):
+    libraries()
+    devices.keep_to_share(250)
+    devices.release_cached()
+    assert not {"torch", "cupy", "rmm"} & set(devices.sys.modules)
+
+
+def test_a_process_sees_the_devices_that_it_was_assigned(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(devices, "_assigned", devices.Assigned())
+    assert devices.assign("1", 100) == devices.assigned() == devices.Assigned("cuda:0", 100)
+    assert devices.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert devices.assign(None).device == "cpu"
+    assert devices.os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
