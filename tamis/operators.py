@@ -178,6 +178,10 @@ class Operator:
     def check(self) -> None:
         """Raise a `TamisError` for mistakes that can be found before any data is read."""
 
+    def parts(self) -> Sequence[Operator]:
+        """The steps that a run has in place of this one: a step on a GPU may have part of its work done by CPU workers."""
+        return (self,)
+
     def notes(self) -> list[str]:
         """What a user should know about this step before a run, such as entries of a list that it skips."""
         return []

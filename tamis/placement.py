@@ -27,7 +27,7 @@ HEAVY_BYTES = 200_000_000
 
 
 def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
-    """The steps, with `device` set in those that can run on either a CPU or a GPU.
+    """The steps, with `device` set in those that can run on either a CPU or a GPU, and divided into their parts.
 
     What `ToBackend` says about the steps after it comes first, up to the next one or to the next Gather.
     """
@@ -48,7 +48,7 @@ def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
         found.append(step.changed(device=here) if here != "auto" and getattr(step, "device", None) == "auto" else step)
         if isinstance(step, Gather):
             here = device
-    return found
+    return [part for step in found for part in step.parts()]
 
 
 def choose_budget(

@@ -58,6 +58,7 @@ EXAMPLES = {
     "fast_text_quality": {"model": "lid.176.ftz", "label": "__label__en"},
     "fast_text_label": {"model": "lid.176.ftz"},
     "classifier": {"model": str(DATA / "classifier")},
+    "tokenize": {"model": str(DATA / "classifier")},
     "embed": {"model": str(DATA / "classifier")},
     "generate": {"model": str(DATA / "causal"), "prompt": "{text} and", "max_new_tokens": 5},
     "neural_perplexity": {"model": str(DATA / "causal")},

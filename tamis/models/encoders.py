@@ -81,7 +81,7 @@ def _poolings(folder: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}", hint="download the model again") from error
     if isinstance(settings.get("pooling_mode"), str):
-        return [settings["pooling_mode"]]
+        return [settings["pooling_mode"].removesuffix("_tokens")]
     chosen = [kind for name, kind in POOLINGS.items() if settings.get(name)]
     if not chosen:
         raise ModelError(f"{path} chooses no pooling", hint=f"one of {', '.join(POOLINGS)} must be true")

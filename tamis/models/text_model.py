@@ -2,21 +2,20 @@
 
     texts --tokens.py--> pieces --batching.py--> batches by length --network.py--> outputs --mean per text--> float32[rows, n]
 
-On a GPU, the next texts are tokenized in a thread while the network runs, and a batch is copied while the one before is
-computed. If memory runs out, batches are halved, down to one text. On a GPU that other processes fill up, the last resort is to
-wait a little.
+On a GPU, texts are tokenized by other workers (`Tokenize`), and a batch is copied while the one before is computed. If memory
+runs out, batches are halved, down to one text. If other processes fill up the GPU, the last resort is to wait a little.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tamis.batch import Column
 from tamis.context import Context
@@ -37,7 +36,7 @@ RUNTIME_BYTES = 320_000_000
 GPU_RUNTIME_BYTES = 2_500_000_000
 """Host memory of a process that uses CUDA: libraries, context, pinned buffers."""
 
-CPU_TOKENS = 2048
+CPU_TOKENS = 1024
 """Tokens per batch on a CPU: larger batches leave its caches."""
 
 GPU_TOKENS = 131_072
@@ -51,9 +50,6 @@ DEFAULT_TOKENS = 512
 
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """How long to wait for GPU memory that another process holds."""
-
-CHUNK_ROWS = 4096
-"""Texts that are tokenized and sorted together on a GPU, while the network runs on those before."""
 
 
 @dataclass
@@ -86,6 +82,12 @@ def load_onnx(found: ModelFiles, session: Any) -> Loaded:
     return Loaded(OnnxNetwork(session, found.name), load_tokenizer(found), longest_input(found))
 
 
+def input_length(limit: int | None, max_tokens: int | None) -> int:
+    """The longest input in tokens, with special tokens: what a step requests, within the limit of its model."""
+    most = limit or max_tokens or DEFAULT_TOKENS
+    return min(max_tokens or most, most)
+
+
 def key_of(found: ModelFiles, build: Build) -> str:
     """The key of a loaded model in `Context.shared`."""
     return found.key(f"{build.__module__}.{build.__qualname__}")
@@ -110,13 +112,11 @@ class TextModel:
         batch_size: int | None = None,
     ) -> None:
         self._loaded, self._context = loaded, context
-        most = loaded.most_tokens or max_tokens or DEFAULT_TOKENS
-        self.max_tokens = min(max_tokens or most, most)
+        self.max_tokens = input_length(loaded.most_tokens, max_tokens)
         self._max_chars, self._long_texts, self._batch_size = max_chars, long_texts, batch_size
         self._on_gpu = context.device != "cpu"
         limit = GPU_TOKENS if self._on_gpu else CPU_TOKENS
         self._budget = loaded.budgets.setdefault("tokens", TokenBudget(limit))
-        self._threads = ThreadPoolExecutor(1, "tokenize") if self._on_gpu else None
 
     @staticmethod
     def open(
@@ -146,10 +146,18 @@ class TextModel:
 
         Raises a ValueError if an output is not a number; the engine then finds the row that causes it.
         """
-        parts = []
-        for pieces in self._tokenized(texts):
-            parts.append(pieces.mean_by_row(self._run(pieces)))
-        result = np.concatenate(parts) if len(parts) != 1 else parts[0]
+        tokenizer = self._loaded.tokenizer
+        return self._outputs(tokenizer.pieces(texts, self.max_tokens, self._long_texts, self._max_chars))
+
+    def predict_tokens(self, contents: pa.ListArray) -> np.ndarray:
+        """The same from the tokens of texts, which `Tokenize` found in other workers."""
+        return self._outputs(self._loaded.tokenizer.pieces_of(contents, self.max_tokens, self._long_texts))
+
+    def _outputs(self, pieces: Pieces) -> np.ndarray:
+        vocabulary = self._loaded.network.vocabulary
+        if vocabulary is not None and len(pieces.ids) and int(pieces.ids.max()) >= vocabulary:
+            raise ModelError(f"a token has number {int(pieces.ids.max())}, but the network only knows {vocabulary}")
+        result = pieces.mean_by_row(self._run(pieces))
         wrong = ~np.isfinite(result).all(axis=1)
         if wrong.any():
             raise ValueError(
@@ -162,25 +170,7 @@ class TextModel:
         return self._loaded.tokenizer.decode(ids)
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
-
-    # ------------------------------------------------------------------------------------------------------------ tokens
-
-    def _tokenized(self, texts: Column) -> Iterator[Pieces]:
-        if self._threads is None or len(texts) <= CHUNK_ROWS:
-            yield self._pieces(texts)
-            return
-        chunks = [texts.slice(start, CHUNK_ROWS) for start in range(0, len(texts), CHUNK_ROWS)]
-        following = self._threads.submit(self._pieces, chunks[0])
-        for chunk in [*chunks[1:], None]:
-            pieces = following.result()
-            if chunk is not None:
-                following = self._threads.submit(self._pieces, chunk)
-            yield pieces
-
-    def _pieces(self, texts: Column) -> Pieces:
-        return self._loaded.tokenizer.pieces(texts, self.max_tokens, self._long_texts, self._max_chars)
+        """The network is closed with the stage."""
 
     # ----------------------------------------------------------------------------------------------------------- batches
 

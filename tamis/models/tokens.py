@@ -100,19 +100,28 @@ class TextTokenizer:
 
         With `pad_empty`, a piece without tokens gets the first token of the vocabulary, since networks need one.
         """
-        least = int(pad_empty)
-        space = max(1, max_tokens - self.special)
-        if max_chars is not None:
-            texts = pc.utf8_slice_codeunits(texts, 0, max_chars)
-        if long_texts == "windows":
-            found = self._whole(texts)
-            row, start, count = _windows(found, space)
-            return self._assemble(found.buffer(), row, start, count, len(texts), least)
-        found = self._edges(texts, space, from_end=False)
-        if long_texts == "head_tail":
-            self._add_tails(texts, found, space)
-        count = np.minimum(found.count, space)
-        return self._assemble(found.buffer(), np.arange(len(texts)), found.start, count, len(texts), least)
+        found = self._contents(texts, max_tokens, long_texts, max_chars)
+        return self._fit(found.buffer(), found.start, found.count, max_tokens, long_texts, int(pad_empty))
+
+    def contents(
+        self, texts: Column, max_tokens: int, long_texts: LongTexts = "truncate", max_chars: int | None = None
+    ) -> pa.ListArray:
+        """The tokens of each text that `pieces` would use, without special tokens, as a column; null for a null."""
+        found = self._contents(texts, max_tokens, long_texts, max_chars)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.count)])
+        inside = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], found.count)
+        ids = found.buffer()[np.repeat(found.start, found.count) + inside]
+        mask = texts.is_null() if texts.null_count else None
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids, pa.int32()), mask=mask)
+
+    def pieces_of(self, contents: pa.ListArray, max_tokens: int, long_texts: LongTexts = "truncate") -> Pieces:
+        """The pieces of texts, from a column that `contents` made."""
+        offsets = contents.offsets.to_numpy().astype(np.int64)
+        count = np.diff(offsets)
+        if contents.null_count:
+            count[contents.is_null().to_numpy(zero_copy_only=False)] = 0
+        ids = contents.values.to_numpy(zero_copy_only=False)
+        return self._fit(ids, offsets[:-1], count, max_tokens, long_texts, 1)
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text for a model to continue: with the special tokens before a text, without those after it."""
@@ -122,6 +131,26 @@ class TextTokenizer:
     def text(self, ids: Sequence[int]) -> str:
         """The text of some tokens, without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _contents(self, texts: Column, max_tokens: int, long_texts: LongTexts, max_chars: int | None) -> _Contents:
+        space = max(1, max_tokens - self.special)
+        if max_chars is not None:
+            texts = pc.utf8_slice_codeunits(texts, 0, max_chars)
+        if long_texts == "windows":
+            return self._whole(texts)
+        found = self._edges(texts, space, from_end=False)
+        if long_texts == "head_tail":
+            self._add_tails(texts, found, space)
+        found.count = np.minimum(found.count, space)
+        return found
+
+    def _fit(
+        self, ids: np.ndarray, start: np.ndarray, count: np.ndarray, max_tokens: int, long_texts: LongTexts, least: int
+    ) -> Pieces:
+        space, rows = max(1, max_tokens - self.special), len(count)
+        if long_texts == "windows":
+            return self._assemble(ids, *_windows(start, count, space), rows, least)
+        return self._assemble(ids, np.arange(rows), start, np.minimum(count, space), rows, least)
 
     def _whole(self, texts: Column) -> _Contents:
         """All tokens of each text. Long texts are encoded in parts that end at a space, if there is one."""
@@ -240,14 +269,14 @@ class _Contents:
         return self.buffer()[self.start[row] : self.start[row] + self.count[row]]
 
 
-def _windows(found: _Contents, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _windows(start: np.ndarray, count: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(row, start, count) of the windows of each text: as few as possible, of nearly equal size."""
-    windows = np.maximum(1, -(-found.count // space))
+    windows = np.maximum(1, -(-count // space))
     row = np.repeat(np.arange(len(windows)), windows)
     number = np.arange(len(row)) - np.repeat(np.cumsum(windows) - windows, windows)
-    total, parts = found.count[row], windows[row]
+    total, parts = count[row], windows[row]
     begin, end = number * total // parts, (number + 1) * total // parts
-    return row, found.start[row] + begin, end - begin
+    return row, start[row] + begin, end - begin
 
 
 def _portions(chars: np.ndarray) -> Iterator[slice]:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tamis.text.language import Language
     from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
     from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
-    from tamis.text.neural import Classifier
+    from tamis.text.neural import Classifier, Tokenize
     from tamis.text.pii import PersonalDataMask
     from tamis.text.quality import (
         BulletPoints,
@@ -107,7 +107,7 @@ _MODULES = {
     "language": ("Language",),
     "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
     "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
-    "neural": ("Classifier",),
+    "neural": ("Classifier", "Tokenize"),
     "pii": ("PersonalDataMask",),
     "quality": (
         "BulletPoints", "CommonEnglishWords", "Ellipsis", "LongestWord", "MeanWordLength", "NonAlphaNumeric",
@@ -197,6 +197,7 @@ __all__ = [
     "SymbolsToWords",
     "TextStatistics",
     "TokenCount",
+    "Tokenize",
     "TokenizerFertility",
     "UnicodeRepair",
     "UrlBlocklist",

@@ -7,6 +7,7 @@ static vectors (WordLlama)                     the mean of the vectors of its to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,9 +23,9 @@ from tamis.models.encoders import encoder
 from tamis.models.files import ModelFiles, find, with_files
 from tamis.models.text_model import TextModel, load_onnx
 from tamis.models.tokens import LongTexts
-from tamis.operators import Map, Resources, operator
+from tamis.operators import Map, Operator, Resources, operator
 from tamis.text.clean import strings
-from tamis.text.neural import ACTIVATION_BYTES, check_lengths, network_resources, vectors
+from tamis.text.neural import ACTIVATION_BYTES, check_lengths, known, network_resources, tokenized_before, vectors
 
 
 @operator(reads="text", writes="embedding")
@@ -55,6 +56,8 @@ class Embed(Map):
     long_texts: LongTexts = "truncate"
     batch_size: int | None = None
     device: Device = "auto"
+    tokens: str | None = None
+    """A column that `Tokenize` wrote, which is then read in place of the text and removed."""
 
     cost = 1000.0
     tolerance = 1e-5
@@ -65,17 +68,33 @@ class Embed(Map):
         found = self._found()
         if self.device == "gpu" and found.kind != "transformers":
             raise ParameterError(f'`device="gpu"`: {self.model} runs on the CPU only', hint='use device="auto"')
+        if self.tokens is not None and found.kind != "transformers":
+            raise ParameterError(f"`tokens`: {self.model} reads texts", hint="leave out `tokens`")
         choose(self.device)
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())
+
+    def parts(self) -> Sequence[Operator]:
+        return tokenized_before(self, self.model, self.device, self.column, f"{self.output}_tokens")
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.tokens or "text",)
+
+    def real_names(self) -> dict[str, str]:
+        return {self.tokens: self.tokens} if self.tokens else super().real_names()
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return (self.tokens,) if self.tokens else ()
 
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
 
     @property
     def resources(self) -> Resources:
-        found = self._found()
+        found = known(self.model)
+        if found is None:
+            return Resources()
         if found.kind == "static":
             return Resources(shared={static.key_of(found): static.memory_bytes(found)})
         if found.kind == "onnx":
@@ -126,15 +145,23 @@ class Embedder:
 
     def vectors(self, texts: Column) -> np.ndarray:
         """A vector for each text, float32[rows, dimensions], of length 1 if the step normalizes."""
-        found = self._model.predict(strings(texts))
-        if self._step.normalize:
-            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return found
+        return self._normalized(self._model.predict(strings(texts)))
+
+    def _normalized(self, found: np.ndarray) -> np.ndarray:
+        if not self._step.normalize:
+            return found
+        return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
 
     def apply(self, batch: Batch) -> dict[str, Column]:
-        column = batch["text"]
+        step, model = self._step, self._model
+        column = batch[step.tokens or "text"]
         empty = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False), np.bool_)
-        return {self._step.output: vectors(self.vectors(column), empty, self._step.dtype)}
+        if step.tokens:
+            assert isinstance(model, TextModel)
+            found = self._normalized(model.predict_tokens(column))
+        else:
+            found = self.vectors(column)
+        return {step.output: vectors(found, empty, step.dtype)}
 
     def close(self) -> None:
         self._model.close()

@@ -16,29 +16,40 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.errors import ParameterError, did_you_mean
+from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.models import text_model
-from tamis.models.devices import Device, choose
+from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import ModelError, ModelFiles, find, labels_of, with_files
 from tamis.models.network import Build, sequence_classifier
-from tamis.models.text_model import TextModel
-from tamis.models.tokens import LongTexts
-from tamis.operators import Filter, Resources, Rule, Scores, between, one_of, operator
+from tamis.models.text_model import TextModel, input_length
+from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
+from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, between, one_of, operator
 from tamis.text.clean import strings
 
 ACTIVATION_BYTES = 64_000_000
-"""What a batch takes on a CPU: 2,048 tokens at about 30 kB."""
+"""What a batch takes on a CPU: 1,024 tokens at about 30 kB, and the tokens of all rows."""
+
+TOKENIZER_COPIES = 8
+"""Memory of a tokenizer, relative to its files."""
 
 Task = Literal["single", "multi", "regression"]
 
 
 def network_resources(found: ModelFiles, device: Device, build: Build) -> Resources:
     """What a step needs that runs a network: a GPU if there is one, the weights, and the libraries."""
-    place = choose(device)
+    place = "cpu" if device == "cpu" or why_not_gpu("torch") else "gpu"
     shared = {text_model.RUNTIME: text_model.runtime_bytes(place), text_model.key_of(found, build): found.num_bytes}
     if place == "gpu":
         return Resources(gpus=1, shared=shared)
     return Resources(memory=ACTIVATION_BYTES, shared=shared)
+
+
+def known(model: str | Path) -> ModelFiles | None:
+    """The files of a model; None if there is none, which `check` reports."""
+    try:
+        return find(model)
+    except TamisError:
+        return None
 
 
 def check_lengths(step: str, **lengths: int | None) -> None:
@@ -46,6 +57,72 @@ def check_lengths(step: str, **lengths: int | None) -> None:
     for name, value in lengths.items():
         if value is not None and value < 1:
             raise ParameterError(f"`{name}` of `{step}` must be at least 1, got {value}")
+
+
+@operator(reads="text", writes="tokens")
+class Tokenize(Map):
+    """Add the token ids of each document for a model, without special tokens, as a list of int32; null for a null text.
+
+    A run on a GPU adds this step before `Embed` and `Classifier`, so that CPU workers tokenize while the GPU computes. The
+    parameters are those of the step that uses the tokens. Needs `tamis[models]`.
+
+        Tokenize("minilm", max_tokens=256)
+    """
+
+    model: str | Path
+    column: str = "text"
+    output: str = "tokens"
+    max_tokens: int | None = None
+    max_chars: int | None = None
+    long_texts: LongTexts = "truncate"
+
+    cost = 20.0
+
+    def check(self) -> None:
+        check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars)
+        find(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return with_files(super().identity(), find(self.model))
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    @property
+    def resources(self) -> Resources:
+        found = known(self.model)
+        if found is None:
+            return Resources()
+        size = sum(path.stat().st_size for path in found.others)
+        return Resources(shared={found.key("tokenizer"): TOKENIZER_COPIES * size})
+
+    def open(self, context: Context) -> _Tokenizer:
+        found = find(self.model)
+        most = input_length(longest_input(found), self.max_tokens)
+        return _Tokenizer(self, context.shared(found.key("tokenizer"), lambda: load_tokenizer(found)), most)
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    step: Tokenize
+    tokenizer: TextTokenizer
+    max_tokens: int
+
+    def apply(self, batch: Batch) -> dict[str, Column]:
+        step = self.step
+        found = self.tokenizer.contents(strings(batch["text"]), self.max_tokens, step.long_texts, step.max_chars)
+        return {step.output: found}
+
+
+def tokenized_before(step: Operator, model: str | Path, device: Device, column: str, tokens: str) -> list[Operator]:
+    """On a GPU, a step that tokenizes in CPU workers and the step itself, which reads the tokens; else the step."""
+    found = known(model)
+    if getattr(step, "tokens", None) or found is None or found.kind != "transformers" or why_not_gpu("torch"):
+        return [step]
+    if device == "cpu":
+        return [step]
+    settings = {name: getattr(step, name) for name in ("model", "max_tokens", "max_chars", "long_texts")}
+    return [Tokenize(column=column, output=tokens, **settings), step.changed(tokens=tokens)]
 
 
 @operator(reads="text", writes=("label", "score"))
@@ -84,6 +161,8 @@ class Classifier(Filter):
     long_texts: LongTexts = "truncate"
     model_inference_batch_size: int | None = None
     device: Device = "auto"
+    tokens: str | None = None
+    """A column that `Tokenize` wrote, which is then read in place of the text and removed."""
 
     cost = 1000.0
     tolerance = 1e-5
@@ -115,9 +194,22 @@ class Classifier(Filter):
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())
 
+    def parts(self) -> Sequence[Operator]:
+        return tokenized_before(self, self.model, self.device, self.column, f"{self.label_field}_tokens")
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.tokens or "text",)
+
+    def real_names(self) -> dict[str, str]:
+        return {self.tokens: self.tokens} if self.tokens else super().real_names()
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return (self.tokens,) if self.tokens else ()
+
     @property
     def resources(self) -> Resources:
-        return network_resources(self._found(), self.device, sequence_classifier)
+        found = known(self.model)
+        return Resources() if found is None else network_resources(found, self.device, sequence_classifier)
 
     def open(self, context: Context) -> _Labeler:
         found = self._found()
@@ -142,7 +234,8 @@ class Classifier(Filter):
 
     def score_columns(self) -> dict[str, str]:
         names = {"score": self.score_field}
-        if task_of(self._found())[0] != "regression":
+        found = known(self.model)
+        if found is None or task_of(found)[0] != "regression":
             names = {"label": self.label_field, **names}
             if self.probabilities is not None:
                 names["probabilities"] = self.probabilities
@@ -183,9 +276,7 @@ class _Labeler:
         self._labels = pa.array(labels, pa.string())
 
     def score(self, batch: Batch) -> Scores:
-        texts = strings(batch["text"])
-        empty = np.asarray(pc.is_null(texts).to_numpy(zero_copy_only=False), np.bool_)
-        logits = self._model.predict(texts)
+        empty, logits = outputs(self._model, batch, self._step.tokens)
         if self._task == "regression":
             return {"score": pa.array(logits[:, 0], mask=empty)}
         if logits.shape[1] != len(self._labels):
@@ -206,6 +297,13 @@ class _Labeler:
 
     def close(self) -> None:
         self._model.close()
+
+
+def outputs(model: TextModel, batch: Batch, tokens: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(which texts are null, the outputs of the network), from texts or from their tokens."""
+    column = batch[tokens] if tokens else strings(batch["text"])
+    empty = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False), np.bool_)
+    return empty, model.predict_tokens(column) if tokens else model.predict(column)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

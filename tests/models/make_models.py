@@ -5,6 +5,7 @@ python tests/models/make_models.py     writes the classifier in tests/text/data
 
 from __future__ import annotations
 
+import importlib
 import json
 import string
 import warnings
@@ -148,6 +149,39 @@ def write_language_model(folder: Path, architecture: str = "llama", **settings: 
     limits = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": most}
     (folder / "tokenizer_config.json").write_text(json.dumps(limits))
     return folder
+
+
+def write_onnx(folder: Path, target: Path) -> Path:
+    """An encoder folder as an ONNX graph, with its tokenizer, as exported for other runtimes."""
+    import torch
+    from transformers import AutoModel
+
+    warnings.simplefilter(
+        "ignore"
+    )  # the exporter that needs no other package is deprecated; pytest restores the filters
+
+    class Tokens(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.inner(input_ids, attention_mask).last_hidden_state
+
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (target / name).write_bytes((folder / name).read_bytes())
+    # Only used for functions of onnxscript, of which there are none; it would import the package onnx.
+    utilities = importlib.import_module("torch.onnx._internal.torchscript_exporter.onnx_proto_utils")
+    vars(utilities)["_add_onnxscript_fn"] = lambda content, _: content
+    ids = torch.ones((2, 5), dtype=torch.long)
+    axes = {0: "rows", 1: "tokens"}
+    torch.onnx.export(
+        Tokens(), (ids, ids), str(target / "model.onnx"), dynamo=False, input_names=["input_ids", "attention_mask"],
+        output_names=["last_hidden_state"],
+        dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes},
+    )  # fmt: skip
+    return target / "model.onnx"
 
 
 if __name__ == "__main__":

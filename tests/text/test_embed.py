@@ -1,0 +1,225 @@
+"""Embeddings: equal to sentence-transformers, in input order, as columns that other libraries read."""
+
+import json
+import warnings
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tamis import ArrowWriter, ParquetWriter, Pipeline, Rows
+from tamis.batch import Batch
+from tamis.context import Context
+from tamis.errors import ParameterError, TooManyFailed
+from tamis.executors.opening import opened
+from tamis.models.files import ModelError, find
+from tamis.text import Embed, Tokenize
+from tests.models.make_models import write_encoder, write_onnx
+
+TEXTS = [
+    "The cat sat on a mat.",
+    "",
+    "one",
+    "two three " * 400,
+    "A kitten sits on the rug.",
+    "Stocks fell.",
+    "x" * 3000,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_encoder(tmp_path_factory.mktemp("models") / "encoder")
+
+
+def sentence_transformer(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(path), device="cpu")
+
+
+def vectors_of(step, texts):
+    with opened(step) as runner:
+        return runner.vectors(pa.array(texts, pa.string()))
+
+
+def cosine(one, other):
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def test_minilm_equals_sentence_transformers_and_knows_what_texts_mean():
+    found = vectors_of(Embed(), TEXTS)
+    expected = sentence_transformer(find("minilm").folder).encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert cosine(found[0], found[4]) > 0.5 > cosine(found[0], found[5])
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
+def test_pooling_and_dense_layers_are_those_of_the_folder(folder, tmp_path, mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import modules
+
+        parts = [
+            modules.Transformer(str(folder)),
+            modules.Pooling(32, pooling_mode=mode),
+            modules.Dense(32, 8),
+        ]
+        model = SentenceTransformer(modules=parts, device="cpu")
+    model.save(str(tmp_path / "model"))
+    found = vectors_of(Embed(tmp_path / "model", normalize=False), TEXTS)
+    np.testing.assert_allclose(found, model.encode(TEXTS), atol=1e-5)
+
+
+def test_vectors_do_not_depend_on_batches(folder):
+    together = vectors_of(Embed(folder), TEXTS)
+    for step in (Embed(folder, batch_size=1), Embed(folder, batch_size=3)):
+        np.testing.assert_allclose(vectors_of(step, TEXTS), together, atol=1e-5)
+    alone = np.concatenate([vectors_of(Embed(folder), [text]) for text in TEXTS])
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def test_windows_are_averaged(folder):
+    whole = "the cat sat on the mat and ran to the old mill by the river " * 20
+    step = Embed(folder, normalize=False, max_tokens=22)
+    found = vectors_of(step.changed(long_texts="windows"), [whole])
+    words = whole.split()
+    assert len(words) == 300
+    parts = [" ".join(words[start : start + 20]) for start in range(0, 300, 20)]
+    np.testing.assert_allclose(found[0], vectors_of(step, parts).mean(axis=0), atol=1e-5)
+
+
+def test_head_and_tail_are_read(folder):
+    words = [f"{'the' if number % 2 else 'mat'}" for number in range(200)]
+    step = Embed(folder, max_tokens=18)
+    found = vectors_of(step.changed(long_texts="head_tail"), [" ".join(words)])
+    np.testing.assert_allclose(found, vectors_of(step, [" ".join(words[:4] + words[-12:])]), atol=1e-5)
+
+
+def test_tokens_of_another_worker_give_the_same_vectors(folder):
+    for long_texts in ("truncate", "head_tail", "windows"):
+        first = Tokenize(folder, output="ids", max_tokens=20, long_texts=long_texts)
+        second = Embed(folder, tokens="ids", max_tokens=20, long_texts=long_texts)
+        rows = Rows([{"text": text} for text in [*TEXTS, None]])
+        found = Pipeline(rows, first, second).collect(executor="inline")
+        expected = Pipeline(rows, second.changed(tokens=None)).collect(executor="inline")
+        assert found.column_names == expected.column_names == ["text", "embedding"]
+        for one, other in zip(found["embedding"].to_pylist(), expected["embedding"].to_pylist(), strict=True):
+            assert one == (None if other is None else pytest.approx(other, abs=1e-5))
+
+
+def test_a_long_text_is_embedded_like_its_start(folder):
+    text = "the cat sat on the mat " * 500_000
+    assert len(text) > 10_000_000
+    found = vectors_of(Embed(folder), [text, text[:5000]])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_libraries_read_the_vectors(folder, tmp_path, dtype):
+    rows = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
+    Pipeline(Rows(rows), Embed(folder, dtype=dtype), ParquetWriter(str(tmp_path / "out"))).run(executor="inline")
+    Pipeline(Rows(rows), Embed(folder, dtype=dtype), ArrowWriter(str(tmp_path / "arrow"))).run(executor="inline")
+    expected = vectors_of(Embed(folder), TEXTS).astype(dtype)
+    (file,) = (tmp_path / "arrow").glob("*.arrow")
+    kind = pa.ipc.open_file(pa.OSFile(str(file))).schema.field("embedding").type
+    assert kind == pa.list_(getattr(pa, dtype)(), 32)
+    pattern = str(tmp_path / "out" / "*.parquet")
+    pandas = pq.read_table(tmp_path / "out").to_pandas()
+    np.testing.assert_array_equal(np.stack(pandas["embedding"].to_list()), expected)
+    np.testing.assert_array_equal(np.stack(pl.read_parquet(pattern)["embedding"].to_list()).astype(dtype), expected)
+    listed = duckdb.sql(f"select embedding from '{pattern}' order by id").fetchall()
+    np.testing.assert_array_equal(np.array([row[0] for row in listed], dtype), expected)
+
+
+def test_faiss_finds_the_nearest_text(folder, tmp_path):
+    import faiss
+
+    Pipeline(Rows([{"text": text} for text in TEXTS]), Embed(folder), ParquetWriter(str(tmp_path))).run(
+        executor="inline"
+    )
+    column = pq.read_table(tmp_path)["embedding"].combine_chunks()
+    matrix = np.ascontiguousarray(column.flatten().to_numpy().reshape(len(column), -1))
+    index = faiss.IndexFlatIP(matrix.shape[1])
+    index.add(matrix)
+    _, nearest = index.search(matrix, 1)
+    assert nearest[:, 0].tolist() == list(range(len(TEXTS)))
+
+
+def test_a_text_whose_vector_is_not_a_number_fails_alone(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(broken / "model.safetensors")
+    vocabulary = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]
+    tensors["embeddings.word_embeddings.weight"][vocabulary["river"]] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    texts = ["the cat", "old mill by the river", "one", "two"]
+    with opened(Embed(broken)) as runner, pytest.raises(ValueError, match="not a number for 1 of 4 rows"):
+        runner.apply(Batch(pa.table({"text": texts})))
+    rows = Rows([{"text": text} for text in texts])
+    report = Pipeline(rows, Embed(broken)).run(executor="inline", on_error="isolate", max_failed="100%")
+    assert (report.kept, report.failed) == (3, 1)
+    with pytest.raises(TooManyFailed):
+        Pipeline(rows, Embed(broken)).run(executor="inline", on_error="isolate", max_failed=0)
+
+
+def test_an_onnx_export_gives_the_vectors_of_its_network(folder, tmp_path):
+    path = write_onnx(folder, tmp_path)
+    np.testing.assert_allclose(vectors_of(Embed(path), TEXTS), vectors_of(Embed(folder), TEXTS), atol=1e-4)
+
+
+def test_static_vectors_are_means(tmp_path, monkeypatch):
+    from safetensors.numpy import save_file
+
+    folder = tmp_path / "wordllama"
+    write_encoder(folder)
+    table = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float16)
+    save_file({"embedding.weight": table}, folder / "l2_supercat_256.safetensors")
+    (folder / "tokenizer.json").rename(folder / "l2_supercat_tokenizer_config.json")
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    step = Embed("wordllama", normalize=False)
+    if step._found().folder != folder:
+        pytest.fail("the packaged model was found first")
+    vocabulary = json.loads((folder / "l2_supercat_tokenizer_config.json").read_text())["model"]["vocab"]
+    found = vectors_of(step, ["the cat the", ""])
+    rows = [vocabulary[word] for word in ("the", "cat", "the")]
+    np.testing.assert_allclose(found[0], table[rows].astype(np.float32).mean(axis=0), atol=1e-6)
+    assert not found[1].any()
+
+
+def test_the_identity_follows_the_content_of_the_model(folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert Embed(copy).identity() == Embed(folder).identity()
+    data = bytearray((copy / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(data)
+    assert Embed(copy).identity() != Embed(folder).identity()
+    assert Embed(folder, batch_size=7, device="cpu").identity() == Embed(folder).identity()
+    assert Embed(folder, max_tokens=7).identity() != Embed(folder).identity()
+
+
+def test_wrong_parameters_are_explained(folder, tmp_path):
+    with pytest.raises(ParameterError, match="`max_tokens` of `embed` must be at least 1"):
+        Embed(folder, max_tokens=0).check()
+    with pytest.raises(ModelError, match=r"there is no model 'minilmm'[\s\S]*did you mean `minilm`"):
+        Embed("minilmm").check()
+    with pytest.raises(ParameterError, match="no GPU"):
+        Embed(folder, device="gpu").check()
+
+
+def test_a_gpu_is_needed_only_if_requested(folder):
+    assert Embed(folder, device="cpu").resources.gpus == 0
+    assert Embed(folder).open(Context()).vectors(pa.array(["a"])).shape == (1, 32)
