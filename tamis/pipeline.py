@@ -41,7 +41,7 @@ from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
 from tamis.models.devices import Device
 from tamis.operators import Operator, Sink, digest
-from tamis.placement import choose_budget, placed_on
+from tamis.placement import place
 from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.remote import is_remote
@@ -90,12 +90,11 @@ class Pipeline:
         where = executor_of(executor)
         if workers == "auto":
             workers = where.workers
-        placed = Pipeline(*placed_on(self.steps, device))
         with ExitStack() as stack:
-            store = placed._store(stack, scratch)
+            store = self._store(stack, scratch)
             learned = learned_from(store)
             with one_listing():
-                budget = placed._budget(memory, workers, learned, where.streaming, device, gpu_memory)
+                placed, budget = self._placed(memory, workers, learned, where.streaming, device, gpu_memory)
                 return Explanation(make_plan(placed.steps, budget, store), learned)
 
     def run(
@@ -165,7 +164,6 @@ class Pipeline:
         check_license(license)
         if card and self.sink is None:
             raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
-        placed = Pipeline(*placed_on(self.steps, device))
         if progress is None and inline:
             progress = False  # bars would overwrite the prompt of a debugger
         shown = Progress(shows=shown_in_python(progress, sys.stderr), after_s=0.0 if progress else SHOW_AFTER_S)
@@ -174,7 +172,7 @@ class Pipeline:
         if workers == "auto":
             workers = where.workers
         streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
-        budget = placed._budget(memory, workers, placed._learned(), streaming, device, gpu_memory)
+        placed, budget = self._placed(memory, workers, self._learned(), streaming, device, gpu_memory)
         errors = on_error or ("raise" if inline else "isolate")
 
         def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -222,17 +220,16 @@ class Pipeline:
 
         Discards the output. Recommends memory, workers and block size for the whole input.
         """
-        placed = placed_on(self.steps, device)
-        source = placed[0].changed(limit=rows) if hasattr(placed[0], "limit") else placed[0]
-        steps = [source, *shape_of(placed).operators]
+        source = self.steps[0].changed(limit=rows) if hasattr(self.steps[0], "limit") else self.steps[0]
+        steps = [source, *shape_of(self.steps).operators]
         parent = make_scratch(scratch) if scratch is not None else None
         with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
             if self.sink is not None:
                 elsewhere = {"path": folder, "mode": "overwrite", "storage_options": None}
                 known = {spec.name for spec in dataclasses.fields(self.sink)}
                 steps.append(self.sink.changed(**{k: v for k, v in elsewhere.items() if k in known}))
-            budget = Pipeline(*steps)._budget(memory, 1, device=device, gpu_memory=gpu_memory)
-            report = Pipeline(*steps)._run(
+            placed, budget = Pipeline(*steps)._placed(memory, 1, Learned(), "never", device, gpu_memory)
+            report = placed._run(
                 stack,
                 budget,
                 LocalExecutor(),
@@ -357,21 +354,22 @@ class Pipeline:
         with ExitStack() as stack:
             return learned_from(self._store(stack))
 
-    def _budget(
+    def _placed(
         self,
         memory: int | str | None,
         workers: int | Literal["auto"],
-        learned: Learned | None = None,
-        streaming: Streaming = "never",
-        device: Device = "auto",
-        gpu_memory: int | str | None = None,
-    ) -> Budget:
+        learned: Learned,
+        streaming: Streaming,
+        device: Device,
+        gpu_memory: int | str | None,
+    ) -> tuple[Pipeline, Budget]:
+        """The pipeline with its steps on their devices, and the budget of a run."""
         release_pages(code=True)  # otherwise resident memory depends on the page cache when libraries were loaded
         # Not PSS: the share of pages that other processes map changes when they start and end.
         caller_bytes = psutil.Process().memory_info().rss
-        return choose_budget(
+        steps, budget = place(
             self.steps,
-            learned or Learned(),
+            learned,
             streaming,
             memory=memory,
             workers=workers,
@@ -379,6 +377,7 @@ class Pipeline:
             device=device,
             gpu_memory=gpu_memory,
         )
+        return Pipeline(*steps), budget
 
 
 def executor_of(given: str | Executor) -> Executor:

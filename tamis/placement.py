@@ -1,5 +1,6 @@
 """Where the steps of a run take place: on the CPU or on GPUs, fused in one worker or in workers of their own.
 
+place           the two that follow
 placed_on       run(device=...) and ToBackend, applied to the steps
 choose_budget   memory, workers and GPUs, and whether operators get workers of their own
 resource_runs   which neighbours share a worker
@@ -49,6 +50,48 @@ def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
         if isinstance(step, Gather):
             here = device
     return [part for step in found for part in step.parts()]
+
+
+def place(
+    steps: Sequence[Operator],
+    learned: Learned,
+    streaming: Streaming,
+    *,
+    memory: int | str | None,
+    workers: int | Literal["auto"],
+    caller_bytes: int,
+    device: Device = "auto",
+    gpu_memory: int | str | None = None,
+) -> tuple[Sequence[Operator], Budget]:
+    """The steps on their devices, and the budget of a run.
+
+    If there is not enough memory for workers on a GPU, and neither a GPU nor GPU memory was requested, all steps run on the
+    CPU.
+    """
+
+    def attempt(device: Device) -> tuple[Sequence[Operator], Budget]:
+        placed = placed_on(steps, device)
+        found = choose_budget(
+            placed,
+            learned,
+            streaming,
+            memory=memory,
+            workers=workers,
+            caller_bytes=caller_bytes,
+            device=device,
+            gpu_memory=gpu_memory,
+        )
+        return placed, found
+
+    try:
+        return attempt(device)
+    except BudgetError as error:
+        movable = any(getattr(step, "device", None) == "auto" and step.resources.uses_gpu for step in steps)
+        if device != "auto" or gpu_memory is not None or not movable:
+            raise
+        placed, budget = attempt("cpu")
+        why = f"CPU, although there is a GPU: {error.message}"
+        return placed, replace(budget, reasons=budget.reasons | {"device": why})
 
 
 def choose_budget(

@@ -240,7 +240,11 @@ def make_plan(
         recipe=[{step.name: _written(step)} for step in steps],
         reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
-        notes=(*_step_notes(steps), *(_opaque_notes(steps, identity) if shape.sink is not None else ())),
+        notes=(
+            *_step_notes(steps),
+            *([f"all steps run on the {budget.reasons['device']}"] if "device" in budget.reasons else []),
+            *(_opaque_notes(steps, identity) if shape.sink is not None else ()),
+        ),
     )
 
 

@@ -281,3 +281,18 @@ class TestCommands:
         assert main(["stats", "in.jsonl", "--no-language", "--scratch", "b", "--quiet"]) == 0
         assert [list((tmp_path / name).iterdir()) for name in ("a", "b")] == [[], []]
         assert "to_backend" in capsys.readouterr().out
+
+
+def test_without_memory_for_workers_on_a_gpu_steps_run_on_the_cpu(gpus):
+    rows = Rows(numbered(10))
+    pipeline = Pipeline(rows, PlacedForTests())
+    assert pipeline.explain(memory="3GB", workers=1).as_dict()["stages"][0]["device"] == "gpu"
+    found = pipeline.explain(memory="900MB", workers=1)
+    assert found.as_dict()["stages"][0]["device"] == "cpu"
+    (note,) = found.notes
+    assert note.startswith("all steps run on the CPU, although there is a GPU: 900 MB of memory is not enough")
+    table = pipeline.collect(memory="900MB", workers=1, executor="inline")
+    assert places(table) == {("cpu", "cpu", "-1", "None")}
+    for requested in ({"device": "gpu"}, {"gpu_memory": "5GB"}):
+        with pytest.raises(BudgetError):
+            pipeline.explain(memory="900MB", workers=1, **requested)
