@@ -26,6 +26,9 @@ from tamis.operators import Layout, Partition, Reading, Source
 FATES = "fates"
 """The part of a stage's exchange with the decisions of its Gather."""
 
+LARGEST_BATCH = 1.25
+"""A batch may be this much larger than requested, so that a packet that is a little too large is not cut."""
+
 _PLACE, _POSITION, _CHILDREN = "_tamis_place", "_tamis_position", "_tamis_children"
 
 
@@ -113,9 +116,10 @@ class SpilledRows(Source):
 
 
 def batches_of(table: pa.Table, batch_bytes: int, access: MediaAccess | None) -> Iterator[Batch]:
-    """The inverse of `with_addresses`, in batches of about `batch_bytes`."""
+    """The inverse of `with_addresses`, in equal batches of about `batch_bytes`."""
     rows = table.num_rows
-    step = max(1, rows * batch_bytes // max(1, bytes_of(table)))
+    count = max(1, -(-bytes_of(table) // int(LARGEST_BATCH * batch_bytes)))
+    step = max(1, -(-rows // count))
     for start in range(0, rows, step):
         part = table.slice(start, step)
         places = contiguous(part.column(_PLACE)).dictionary_encode()
