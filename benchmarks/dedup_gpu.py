@@ -257,7 +257,8 @@ def components(args: argparse.Namespace) -> None:
             found.add(rows[start : start + 2**20], keys[start : start + 2**20])
         cupy.cuda.Device().synchronize()
         sent = time.perf_counter()
-        labels, pairs = found.join()
+        pairs = found.join()
+        labels = found.labels(0, args.rows)
         ended = time.perf_counter()
         ranges = found._ranges
         del found

@@ -96,6 +96,8 @@ class Comparison:
 
 KEY_BYTES = 48
 """Memory per key and row number while keys are sorted."""
+KEY_COLUMNS = ["keys", "count", "content"]
+NO_TOTALS = {"texts": 0, "short": 0, "shingles": 0, "content": 0}
 _SHUFFLED = pa.schema({"key": pa.uint64(), "local": pa.uint32()})
 _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 
@@ -104,9 +106,9 @@ _EDGES = pa.schema({"left": pa.int64(), "right": pa.int64()})
 def shuffle_bands(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int) -> dict[str, int]:
     """Write the band keys of a partition by range of keys."""
     first = int(rows.offsets[partition])
-    totals = {"texts": 0, "short": 0, "shingles": 0, "content": 0}
+    totals = dict(NO_TOTALS)
     with ShuffleWriter(blob, num_buckets, _SHUFFLED) as writer:
-        for start, facts in rows.chunks(partition, ["keys", "count", "content"], chunk):
+        for start, facts in rows.chunks(partition, KEY_COLUMNS, chunk):
             keys, count = column_to_matrix(facts.column("keys"), np.uint64), as_numpy(facts.column("count"))
             wanted = count != 0
             size = int(wanted.sum()) * keys.shape[1]
@@ -114,11 +116,17 @@ def shuffle_bands(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob
             ends = np.empty(num_buckets, np.int64)
             kernel.scatter_keys(keys, wanted, start - first, num_buckets, ends, out_keys, out_rows)
             writer.write_ordered(pa.table({"key": out_keys, "local": out_rows}), ends)
-            totals["texts"] += int(wanted.sum())
-            totals["short"] += int(np.count_nonzero(count < 0))
-            totals["shingles"] += int(np.abs(count).sum())
-            totals["content"] += content_sum(as_numpy(facts.column("content")), start)
-    return totals | {"content": totals["content"] % 2**64}
+            add_totals(totals, facts, start)
+    return totals
+
+
+def add_totals(totals: dict[str, int], facts: pa.Table, first: int) -> None:
+    """Add what some rows contribute to the summary; `first` is the number of the first of them."""
+    count = as_numpy(facts.column("count"))
+    totals["texts"] += int(np.count_nonzero(count))
+    totals["short"] += int(np.count_nonzero(count < 0))
+    totals["shingles"] += int(np.abs(count).sum())
+    totals["content"] = (totals["content"] + content_sum(as_numpy(facts.column("content")), first)) % 2**64
 
 
 def content_sum(content: np.ndarray, first: int) -> int:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.dedup import candidates
+from tamis.dedup import candidates, components
 from tamis.dedup.candidates import Comparison, Verify
 from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
@@ -373,8 +373,40 @@ class FuzzyDedup(Gather):
     ) -> tuple[NumberedFiles, int]:
         """(files of candidates by component, number of buckets)"""
         bands, _ = self.bands
-        known = rows.total + (index.total if index else 0)
         check_disk(work, rows.total * bands * 12, "looking for near-duplicates")
+        found = self._joined_on_gpu(rows, work) if index is None else None
+        if found is None:
+            found = self._joined(rows, work, index, call_bytes)
+        label, component_file, joined = found
+        summary |= joined
+        comparison = self._comparison
+        ngrams = summary["shingles"] // max(1, summary["texts"])
+        per_row = comparison.row_bytes + 8 * ngrams
+        num_buckets = bucket_count(summary["candidates"] * per_row * 2, call_bytes)
+        on_disk = comparison.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
+        check_disk(work, summary["candidates"] * on_disk, "comparing near-duplicates")
+        chunk = chunk_rows(4 * per_row, call_bytes, min_rows=100)
+        part_of = work.exchange.sub(f"candidates-{label}-{num_buckets}")
+        collected = NumberedFiles(part_of, "part-", rows.num_partitions)
+        run_in_workers(
+            work,
+            f"candidates, {label}, {num_buckets}",
+            candidates.collect,
+            [(rows, part, component_file, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
+        )
+        if index is not None:
+            from_index = Blob(part_of, f"part-index{SPILL}")
+            item = (index, rows.total, component_file, num_buckets, from_index, comparison)
+            run_in_workers(work, f"candidates of the index, {label}, {num_buckets}", candidates.collect_index, [item])
+            collected = replace(collected, more=(from_index.name,))
+        return collected, num_buckets
+
+    def _joined(
+        self, rows: RowNumbers, work: Work, index: Index | None, call_bytes: int
+    ) -> tuple[str, Blob, dict[str, int]]:
+        """(how the keys were divided, components, for the summary)"""
+        bands, _ = self.bands
+        known = rows.total + (index.total if index else 0)
         num_ranges = bucket_count(known * bands * candidates.KEY_BYTES, call_bytes)
         shuffled = NumberedFiles(work.exchange.sub("bands"), f"{num_ranges}-", rows.num_partitions)
         chunk = chunk_rows(bands * 32, call_bytes)
@@ -391,42 +423,30 @@ class FuzzyDedup(Gather):
             candidates.candidate_pairs,
             [(rows, shuffled, bucket, num_ranges, index, blob, call_bytes) for bucket, blob in enumerate(edges)],
         )
-        components = Blob(work.exchange, f"components-{num_ranges}.bin")
+        blob = Blob(work.exchange, f"components-{num_ranges}.bin")
         (joined,) = run_in_workers(
             work,
             f"components, {num_ranges}",
             candidates.join_components,
-            [(known, edges, components, call_bytes)],
+            [(known, edges, blob, call_bytes)],
         )
-        for name in ("texts", "short", "shingles", "content"):
-            summary[name] = sum(part[name] for part in totals)
+        for part in shuffled:
+            part.delete()
+        summary = {name: sum(each[name] for each in totals) for name in candidates.NO_TOTALS}
         summary["content"] %= 2**64
-        summary |= {"candidate_pairs": sum(pairs), **joined}
-        comparison = self._comparison
-        ngrams = summary["shingles"] // max(1, summary["texts"])
-        per_row = comparison.row_bytes + 8 * ngrams
-        num_buckets = bucket_count(joined["candidates"] * per_row * 2, call_bytes)
-        on_disk = comparison.row_bytes + ngrams * (4 if self.verify == "jaccard" else 1)
-        check_disk(work, joined["candidates"] * on_disk, "comparing near-duplicates")
-        chunk = chunk_rows(4 * per_row, call_bytes, min_rows=100)
-        part_of = work.exchange.sub(f"candidates-{num_ranges}-{num_buckets}")
-        collected = NumberedFiles(part_of, "part-", rows.num_partitions)
-        run_in_workers(
-            work,
-            f"candidates, {num_ranges}, {num_buckets}",
-            candidates.collect,
-            [(rows, part, components, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
+        return str(num_ranges), blob, summary | {"candidate_pairs": sum(pairs), **joined}
+
+    def _joined_on_gpu(self, rows: RowNumbers, work: Work) -> tuple[str, Blob, dict[str, int]] | None:
+        """The same on a GPU; None if it is not worth it or does not fit."""
+        if rows.total < components.WORTH_A_GPU or choose(self.device, "cupy") == "cpu":
+            return None
+        bands, _ = self.bands
+        blob = Blob(work.exchange, "components-gpu.bin")
+        chunk = chunk_rows(bands * 32, work.worker_bytes)
+        (joined,) = run_in_workers(
+            work, "components on a GPU", components.join_on_gpu, [(rows, bands, blob, chunk)], on_gpu=True
         )
-        if index is not None:
-            from_index = Blob(part_of, f"part-index{SPILL}")
-            item = (index, rows.total, components, num_buckets, from_index, comparison)
-            run_in_workers(
-                work, f"candidates of the index, {num_ranges}, {num_buckets}", candidates.collect_index, [item]
-            )
-            collected = replace(collected, more=(from_index.name,))
-        for blob in shuffled:
-            blob.delete()
-        return collected, num_buckets
+        return ("gpu", blob, joined) if joined is not None else None
 
     # --------------------------------------------------------------------------------------------------------------- reuse
 

@@ -43,6 +43,7 @@ class KeyComponents:
         self._keys = self._cupy.empty((total, bands), np.uint64)
         self._rows = self._cupy.empty(total, np.int64)
         self._count = 0
+        self._labels: Any = None
         left = max(1, memory - gpu_bytes(total, bands))
         self._ranges = int(min(MOST_RANGES, max(1, -(-SORTING_BYTES * total * bands // left))))
 
@@ -53,8 +54,8 @@ class KeyComponents:
         self._keys[here].set(np.ascontiguousarray(keys))
         self._count += len(rows)
 
-    def join(self) -> tuple[np.ndarray, int]:
-        """(int64[total]: the smallest row of each row's component, or -1 if it shares no key; pairs of neighbours)"""
+    def join(self) -> int:
+        """Find the components; returns the number of pairs of rows that are neighbours in the order of a key."""
         cupy, kernels, total = self._cupy, _kernels(), self._total
         keys = self._keys[: self._count].reshape(-1)
         parents = cupy.arange(total, dtype=np.uint64)
@@ -83,7 +84,12 @@ class KeyComponents:
         if total:
             blocks = -(-total // _THREADS)
             kernels.get_function("flatten")((blocks,), (_THREADS,), (parents, touched, np.int64(total), out))
-        return np.asarray(out.get()), int(pairs.get()[0])
+        self._labels = out
+        return int(pairs.get()[0])
+
+    def labels(self, start: int, stop: int) -> np.ndarray:
+        """int64: the smallest row of the component of each row from `start` to `stop`, or -1 if it shares no key."""
+        return np.asarray(self._labels[start:stop].get())
 
     def _in_range(self, keys: Any, number: int) -> Any:
         """The positions of the keys of one range; rows with the same key are always in the same one."""
