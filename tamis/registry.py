@@ -51,6 +51,7 @@ OPERATOR_MODULES = (
     "tamis.text.language",
     "tamis.text.classify",
     "tamis.text.classifiers",
+    "tamis.text.embedding_classifier",
     "tamis.text.embed",
     "tamis.text.neural",
     "tamis.text.decontaminate",

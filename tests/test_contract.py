@@ -62,6 +62,7 @@ EXAMPLES = {
     "embed": {"model": str(DATA / "classifier")},
     "generate": {"model": str(DATA / "causal"), "prompt": "{text} and", "max_new_tokens": 5},
     "neural_perplexity": {"model": str(DATA / "causal")},
+    "embedding_classifier": {"model": str(DATA / "embedding.head"), "embeddings": str(DATA / "classifier")},
     "linear_classifier": {"model": str(DATA / "tiny.model")},
     "perplexity": {"model": str(DATA / "language.arpa")},
     "ask": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},

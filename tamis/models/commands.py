@@ -1,6 +1,6 @@
 """`tamis train-classifier`, `tamis train-language-model` and `tamis stats`.
 
-`train_classifier`, `train_language_model` and `stats` are the commands; `train_classifier_on_files` and
+`train_classifier`, `train_language_model` and `stats` are the commands; `train_classifier_on_files`, `train_head_on_files` and
 `train_language_model_on_files` are the same for Python. Heavy modules are imported inside functions, so that
 `tamis --help` stays fast.
 """
@@ -17,10 +17,14 @@ import typer
 from tamis.parameters import plural
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
     from tamis.models import language_model, language_training
+    from tamis.models.devices import Device
+    from tamis.models.heads import TrainedHead
     from tamis.models.linear import Settings, Trained
+    from tamis.text.embed import Embed
 
 
 ColumnOption: TypeAlias = Annotated[str, typer.Option("--column", metavar="NAME", help="Column that holds the text.")]
@@ -132,15 +136,178 @@ def train_classifier_on_files(
     return ClassifierTraining(trained, len(kept[1]), len(kept[0]), output, sum(map(len, sides)) - sum(map(len, kept)))
 
 
+@dataclass(frozen=True)
+class HeadTraining:
+    """The result of training a classifier on embeddings."""
+
+    trained: TrainedHead
+    counts: dict[str, int]
+    """Texts by label."""
+    output: str
+    seconds: float
+    """The time that embedding the texts took."""
+    skipped: int = 0
+    """Texts found with several labels, which are left out."""
+
+    def __str__(self) -> str:
+        metrics, head = self.trained.evaluation, self.trained.head
+        total = sum(self.counts.values())
+        shown = ", ".join(f"{count:,} {label}" for label, count in list(self.counts.items())[:10])
+        more = f" and {len(self.counts) - 10} more labels" if len(self.counts) > 10 else ""
+        lines = [
+            f"{total:,} texts ({shown}{more}), of which {self.trained.trained_rows:,} for training and "
+            f"{metrics.rows:,} held out"
+        ]
+        if self.skipped:
+            lines.append(f"left out {plural(self.skipped, 'text')} found with several labels")
+        lines += [
+            f"embedded with {head.embeddings.model} in {self.seconds:.1f} s; penalty {self.trained.penalty:g}",
+            "held-out metrics:",
+            f"  accuracy  {metrics.accuracy:.4f}",
+            f"  AUC       {metrics.auc:.4f}",
+            f"  macro F1  {metrics.macro_f1:.4f}",
+            *(
+                f"  {label.label}: F1 {label.f1:.4f}, precision {label.precision:.4f}, recall {label.recall:.4f}, "
+                f"{plural(label.rows, 'text')}"
+                for label in metrics.labels
+            ),
+            f"wrote {self.output}; use it with EmbeddingClassifier(model={self.output!r}, filter_by=[{head.labels[-1]!r}])",
+        ]
+        return "\n".join(lines)
+
+
+def train_head_on_files(
+    embeddings: str,
+    output: str,
+    *,
+    positive: Sequence[str] = (),
+    negative: Sequence[str] = (),
+    labelled: Sequence[str] = (),
+    column: str = "text",
+    label_column: str = "label",
+    max_chars: int | None = None,
+    max_rows: int | None = None,
+    holdout: float = 0.1,
+    device: Device = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> HeadTraining:
+    """Train a linear layer on the vectors of an embedding model and write it to `output`.
+
+    The rows are those of `positive` and `negative` files, or of `labelled` files with the label of each row in a column.
+    Texts with several labels are left out. All texts and vectors are held in memory; `max_rows` limits the texts of each side.
+    """
+    import time
+
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from tamis.errors import ParameterError
+    from tamis.models.files import find
+    from tamis.models.heads import Embeddings, train_head
+    from tamis.models.linear import held_out
+    from tamis.text.embed import Embed
+    from tamis.text.segment import buffers
+
+    if bool(labelled) == bool(positive and negative) or (labelled and (positive or negative)):
+        raise ParameterError(
+            "a classifier needs positive and negative texts, or labelled ones",
+            hint="--positive A --negative B, or --labelled FILE with the label of each row in --label",
+        )
+    if not 0 <= holdout < 1:
+        raise ParameterError(f"`holdout` must be at least 0 and below 1, got {holdout}")
+    if labelled:
+        texts, named = _read_labelled(labelled, column, label_column, max_rows)
+    else:
+        sides = [_read_texts(negative, column, max_rows), _read_texts(positive, column, max_rows)]
+        texts = pa.concat_arrays(sides)
+        named = pa.array(np.repeat(["negative", "positive"], [len(side) for side in sides]))
+    total = len(texts)
+    pairs = pa.table({"text": texts, "label": named}).group_by("text", use_threads=False)
+    kinds = pairs.aggregate([("label", "count_distinct")])
+    several = kinds.filter(pc.greater(kinds["label_count_distinct"], 1))["text"]
+    kept = pc.invert(pc.is_in(texts, value_set=several.combine_chunks()))
+    texts, named = texts.filter(kept), named.filter(kept)
+    labels = sorted(pc.unique(named).to_pylist())
+    targets = np.asarray(pc.index_in(named, value_set=pa.array(labels)).to_numpy(zero_copy_only=False), np.int64)
+    step = Embed(model=embeddings, max_chars=max_chars, device=device)
+    step.check()
+    began = time.perf_counter()
+    vectors = _embed(step, texts, progress)
+    seconds = time.perf_counter() - began
+    data, offsets = buffers(texts)
+    trained = train_head(
+        vectors,
+        targets,
+        labels,
+        held_out(data, offsets, offsets[1:], holdout),
+        Embeddings(embeddings, find(embeddings).identity(), vectors.shape[1], max_chars=max_chars),
+        balanced=not labelled,
+        progress=progress,
+    )
+    trained.head.save(output)
+    counts = dict(zip(labels, np.bincount(targets, minlength=len(labels)).tolist(), strict=True))
+    return HeadTraining(trained, counts, output, seconds, total - len(texts))
+
+
+def _read_labelled(paths: Sequence[str], column: str, label: str, limit: int | None) -> tuple[pa.Array, pa.Array]:
+    """The texts of files and their labels as strings, without rows that lack one of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from tamis.executors.failures import DEFAULT_MAX_FAILED
+    from tamis.pipeline import Pipeline
+    from tamis.sources.tables import reader_for
+
+    table = Pipeline(reader_for(list(paths), fields=[column, label], limit=limit)).collect(
+        executor="inline", on_error="isolate", max_failed=DEFAULT_MAX_FAILED
+    )
+    texts = table.column(column).cast(pa.large_string()).combine_chunks()
+    named = table.column(label).cast(pa.string()).combine_chunks()
+    kept = pc.and_(pc.fill_null(pc.greater(pc.binary_length(texts), 0), False), pc.is_valid(named))
+    return texts.filter(kept), named.filter(kept)
+
+
+def _embed(step: Embed, texts: pa.Array, progress: Callable[[str], None] | None) -> np.ndarray:
+    """The vectors of texts, in this process."""
+    import numpy as np
+
+    from tamis.context import Context
+    from tamis.models.devices import choose
+
+    context = Context(device="cuda:0" if choose(step.device) == "gpu" and step.resources.gpus else "cpu")
+    embedder, parts, size = step.open(context), [], 2048
+    try:
+        for first in range(0, len(texts), size):
+            parts.append(embedder.vectors(texts.slice(first, size)))
+            if progress is not None:
+                progress(f"embedded {min(first + size, len(texts)):,} of {len(texts):,} texts")
+        return np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+    finally:
+        embedder.close()
+        context.close()
+
+
 def train_classifier(
-    positive: Annotated[
-        list[str], typer.Option("--positive", metavar="PATH", help="Examples of texts to keep; repeatable.")
-    ],
-    negative: Annotated[
-        list[str], typer.Option("--negative", metavar="PATH", help="Examples of texts to drop; repeatable.")
-    ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Write the model to this file.")],
+    positive: Annotated[
+        list[str] | None, typer.Option("--positive", metavar="PATH", help="Examples of texts to keep; repeatable.")
+    ] = None,
+    negative: Annotated[
+        list[str] | None, typer.Option("--negative", metavar="PATH", help="Examples of texts to drop; repeatable.")
+    ] = None,
+    labelled: Annotated[
+        list[str] | None,
+        typer.Option("--labelled", metavar="PATH", help="Texts with labels, for --embeddings; repeatable."),
+    ] = None,
+    embeddings: Annotated[
+        str | None,
+        typer.Option(
+            "--embeddings", metavar="MODEL", help="Train on the vectors of this model (minilm, wordllama, a folder)."
+        ),
+    ] = None,
     column: ColumnOption = "text",
+    label: Annotated[str, typer.Option("--label", metavar="NAME", help="Column that holds the label.")] = "label",
     epochs: Annotated[int, typer.Option(metavar="N", min=1, help="Passes over the texts.")] = 5,
     rate: Annotated[float, typer.Option(metavar="X", help="Learning rate.")] = 0.1,
     bits: Annotated[int, typer.Option(metavar="N", min=8, max=28, help="Use 2**N weights.")] = 20,
@@ -155,8 +322,34 @@ def train_classifier(
     holdout: Annotated[float, typer.Option(metavar="X", help="Share of the texts to hold out for testing.")] = 0.1,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the order of the texts.")] = 0,
 ) -> None:
-    """Train a text classifier and print held-out metrics."""
+    """Train a text classifier and print held-out metrics.
+
+    Without --embeddings, on word and character n-grams, for two sides; see --epochs, --rate, --bits and the n-gram lengths.
+    """
+    from tamis.errors import ParameterError
     from tamis.models.linear import Settings
+
+    if embeddings is not None:
+        trained_head = train_head_on_files(
+            embeddings,
+            output,
+            positive=positive or (),
+            negative=negative or (),
+            labelled=labelled or (),
+            column=column,
+            label_column=label,
+            max_chars=max_chars or None,
+            max_rows=max_rows,
+            holdout=holdout,
+            progress=lambda text: typer.echo(text, err=True),
+        )
+        typer.echo(str(trained_head))
+        return
+    if not positive or not negative or labelled:
+        raise ParameterError(
+            "a classifier on n-grams needs --positive and --negative texts",
+            hint="add --embeddings minilm to train on --labelled texts with several labels",
+        )
 
     def print_loss(epoch: int, loss: float) -> None:
         typer.echo(f"epoch {epoch} of {epochs}: loss {loss:.4f}", err=True)

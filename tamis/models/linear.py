@@ -213,7 +213,7 @@ def train(
             hint="epochs is at least 1, rate is positive, and holdout is at least 0 and below 1",
         )
     stops = clip_rows(data, offsets, settings.max_chars)
-    apart = _held_out(data, offsets, stops, holdout)
+    apart = held_out(data, offsets, stops, holdout)
     chosen = np.flatnonzero(~apart)
     kinds = targets.astype(np.uint8)
     per_class = np.bincount(kinds[chosen], minlength=2)
@@ -241,7 +241,7 @@ def train(
     return Trained(model, Evaluation.of(kinds[tested], scores), len(chosen), tuple(losses))
 
 
-def _held_out(data: np.ndarray, offsets: np.ndarray, stops: np.ndarray, holdout: float) -> np.ndarray:
+def held_out(data: np.ndarray, offsets: np.ndarray, stops: np.ndarray, holdout: float) -> np.ndarray:
     """Return which texts are held out: those whose content hashes below a bound, regardless of order and number."""
     raw, bound = data.data, int(holdout * 2**32)
     hashes = (

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tamis.text.decontaminate import Decontaminate
     from tamis.text.documents import DocumentJoin, DocumentSplit
     from tamis.text.embed import Embed
+    from tamis.text.embedding_classifier import EmbeddingClassifier
     from tamis.text.generate import Generate, NeuralPerplexity
     from tamis.text.language import Language
     from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
@@ -104,6 +105,7 @@ _MODULES = {
     "documents": ("DocumentJoin", "DocumentSplit"),
     "embed": ("Embed",),
     "generate": ("Generate", "NeuralPerplexity"),
+    "embedding_classifier": ("EmbeddingClassifier",),
     "language": ("Language",),
     "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
     "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
@@ -147,6 +149,7 @@ __all__ = [
     "DomainClassifier",
     "Ellipsis",
     "Embed",
+    "EmbeddingClassifier",
     "FastTextLabel",
     "FastTextQuality",
     "FastTextScore",
@@ -170,8 +173,8 @@ __all__ = [
     "MarkdownRemoval",
     "MeanWordLength",
     "MultilingualDomainClassifier",
-    "Newlines",
     "NeuralPerplexity",
+    "Newlines",
     "NonAlphaNumeric",
     "NumberOfLinesOfCode",
     "Numbers",

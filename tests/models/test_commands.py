@@ -1,11 +1,13 @@
 """The commands as typer runs them."""
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from tamis.errors import ParameterError
 from tamis.models.commands import stats, train_classifier, train_language_model
 
 
@@ -38,6 +40,21 @@ def test_train_classifier_prints_held_out_metrics_and_writes_the_model(run, fold
     assert "60 positive and 60 negative texts" in said
     assert "accuracy  1.0000" in said
     assert (folders / "m.model").stat().st_size > 4096
+
+
+def test_train_classifier_on_embeddings(run, folders):
+    model = Path(__file__).parent.parent / "text" / "data" / "classifier"
+    sides = ["--positive", folders / "good.jsonl", "--negative", folders / "bad.jsonl", "-o", folders / "m.head"]
+    said = run("train-classifier", *sides, "--column", "body", "--embeddings", model, "--holdout", 0.2)
+    assert "120 texts (60 negative, 60 positive)" in said
+    assert "macro F1" in said
+    assert f"EmbeddingClassifier(model='{folders / 'm.head'}', filter_by=['positive'])" in said
+
+
+def test_several_labels_need_embeddings(run, folders):
+    with pytest.raises(ParameterError, match="needs --positive and --negative") as caught:
+        run("train-classifier", "--labelled", folders / "good.jsonl", "-o", folders / "m.head")
+    assert "--embeddings" in str(caught.value.hint)
 
 
 def test_stats_prints_tables_or_json(run, folders):
