@@ -43,7 +43,7 @@ def attend(
         both = inside[:, None] & counts[None, :]
         bucket = tl.load(table + at[:, None] - other[None, :] + length - 1, mask=both, other=0)
         by_key = from_position + (head * tokens + first + other) * buckets
-        score = tl.dot(q, tl.trans(k))
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score += tl.load(by_query[:, None] + bucket, mask=both, other=0.0).to(tl.float32)
         score += tl.load(by_key[None, :] + bucket, mask=both, other=0.0).to(tl.float32)
         score = tl.where(counts[None, :], score * scale, float("-inf"))
@@ -52,7 +52,7 @@ def attend(
         weight = tl.exp2(score - safe[:, None])
         factor = tl.exp2(highest - safe)
         total = total * factor + tl.sum(weight, 1)
-        sums = sums * factor[:, None] + tl.dot(weight.to(v.dtype), v)
+        sums = sums * factor[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
         highest = new
     result = sums / total[:, None]
     place = token[:, None] * stride + head * size + within[None, :]

@@ -48,14 +48,15 @@ def test_the_fused_attention_gives_what_transformers_gives(shared, length, dtype
     lengths = torch.randint(1, length + 1, (5, 1), generator=generator)
     mask = (torch.arange(length) < lengths).long().cuda()
     with torch.inference_mode():
-        expected = plain(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
-        fused = plain.to(getattr(torch, dtype))
-        assert deberta.fuse(fused) == 2
-        found = fused(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
-    tolerance = 2e-2 if dtype == "float32" else 0.2  # products of float32 may be computed in TF32
+        exact = plain(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        network_here = plain.to(getattr(torch, dtype))
+        expected = network_here(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        assert deberta.fuse(network_here) == 2
+        found = network_here(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    error, usual = ((each.float() - exact).norm() / exact.norm() for each in (found, expected))
     assert torch.isfinite(found).all()
-    assert (found.float() - expected).abs().max() < tolerance
-    assert torch.nn.functional.cosine_similarity(found.float(), expected, dim=-1).min() > 0.999
+    assert error < 1.5 * usual + 1e-4  # rounding in this type costs transformers as much
+    assert torch.nn.functional.cosine_similarity(found.float(), exact, dim=-1).min() > 0.99
 
 
 def test_the_buckets_depend_on_the_distance_alone():
