@@ -20,7 +20,9 @@ $(BIN)/tamis: pyproject.toml
 
 $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	@echo "installing test dependencies"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt torch  # a build without CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[test]'
+	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`

@@ -196,8 +196,8 @@ def _own_folders() -> list[Path]:
 def _default(name: str, packaged: Packaged) -> ModelFiles:
     package, _, rest = packaged.folder.partition("/")
     spec = importlib.util.find_spec(package)
-    roots = [Path(folder) / rest for folder in (spec.submodule_search_locations or [])] if spec is not None else []
-    roots += [folder / name for folder in _own_folders()]
+    roots = [folder / name for folder in _own_folders()]
+    roots += [Path(folder) / rest for folder in (spec.submodule_search_locations or [])] if spec is not None else []
     for root in roots:
         # A user may copy the files without the folders they have in the package.
         for files in ([root / file for file in packaged.files], [root / Path(file).name for file in packaged.files]):
