@@ -1,5 +1,6 @@
 """Classifiers: labels, probabilities and filters, compared with transformers itself."""
 
+import json
 import warnings
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from tamis import Pipeline, Rows
 from tamis.context import Context
-from tamis.models.files import find
+from tamis.errors import ParameterError
+from tamis.models.files import ModelError, find
 from tamis.models.text_model import TextModel
 from tamis.text import Classifier
 from tests.models.make_models import SIZES, write_classifier
@@ -66,3 +68,69 @@ def test_filter_by_drops_other_labels_with_a_reason(tmp_path):
         f"label not in {kept}": len(labels) - labels.count(kept),
         "label is missing": 1,
     }
+
+
+def test_probabilities_of_all_labels_are_a_fixed_size_list(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    found = classified(folder, [*TEXTS, None], probabilities="p")
+    assert found["p"].type == pa.list_(pa.float32(), 3)
+    logits = expected_logits(folder, TEXTS)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    *rows, last = found["p"].to_pylist()
+    np.testing.assert_allclose(np.array(rows), powers / powers.sum(axis=1, keepdims=True), atol=1e-5)
+    assert last is None
+    assert found["label"][-1].as_py() is found["score"][-1].as_py() is None
+
+
+def test_a_model_of_several_labels_lists_those_that_apply(tmp_path):
+    folder = write_classifier(tmp_path / "model", problem_type="multi_label_classification")
+    found = classified(folder, [*TEXTS, None])
+    logits = expected_logits(folder, TEXTS)
+    names = np.array(["low", "medium", "high"])
+    assert found["label"].to_pylist() == [*(names[row >= 0].tolist() for row in logits), None]
+    assert found["score"].to_pylist()[:-1] == pytest.approx(1 / (1 + np.exp(-logits.max(axis=1))), abs=1e-5)
+    kept = classified(folder, [*TEXTS, None], filter_by=["high"])
+    assert kept["text"].to_pylist() == [text for text, row in zip(TEXTS, logits, strict=True) if row[2] >= 0]
+
+
+def test_a_regression_gives_its_value_and_is_filtered_by_score(tmp_path):
+    folder = write_classifier(tmp_path / "model", labels=("quality",))
+    values = expected_logits(folder, TEXTS)[:, 0]
+    found = classified(folder, TEXTS, score_field="quality")
+    assert found.column_names == ["text", "quality"]
+    assert found["quality"].to_pylist() == pytest.approx(values, abs=1e-5)
+    bound = float(np.median(values)) - 1e-3
+    kept = classified(folder, TEXTS, min_score=bound)
+    assert kept["text"].to_pylist() == [text for text, value in zip(TEXTS, values, strict=True) if value >= bound]
+    with pytest.raises(ParameterError, match="no labels to filter by"):
+        Classifier(folder, filter_by=["quality"]).check()
+
+
+def test_an_unknown_label_is_explained(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    with pytest.raises(ParameterError, match=r"no label 'hihg'[\s\S]*did you mean `high`"):
+        Classifier(folder, filter_by=["hihg"]).check()
+
+
+def test_more_outputs_than_names_are_refused(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {"0": "a", "1": "b"}
+    config["label2id"] = {"a": 0, "b": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"do not fit|lack"):
+        Classifier(folder).open(Context())
+
+
+def test_scores_are_kept_for_other_filters_and_labels_stay_with_score_only(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    step = Classifier(folder, filter_by=["low"])
+    assert step.measuring_identity() == step.changed(filter_by=["high"], min_score=0.1).measuring_identity()
+    assert step.measuring_identity() != step.changed(max_tokens=5).measuring_identity()
+    rows = Rows([{"text": text} for text in TEXTS])
+    assert Pipeline(rows, step.changed(score_only=True)).collect(executor="inline").num_rows == len(TEXTS)
+
+
+def test_a_missing_model_is_reported_with_its_step(tmp_path):
+    with pytest.raises(ModelError, match=r"step 2, `classifier`: [\s\S]*nowhere"):
+        Pipeline(Rows([{"text": "a"}]), Classifier(tmp_path / "nowhere")).run(executor="inline")
