@@ -159,11 +159,11 @@ def ask(gguf: str) -> None:
     server = xllamacpp.Server(settings)
     address = f"{server.listening_address}/v1"
     say(f"llama.cpp listens on {address}")
-    texts = Rows([{"text": text[:600]} for text in paragraphs(24)])
+    texts = Rows([{"text": text[:300]} for text in paragraphs(8)])
     for concurrency in (1, 4):
         with tempfile.TemporaryDirectory() as folder:
             step = Ask(
-                "{text}\n\nIn short:", api="completions", endpoint=address, model="gemma", max_tokens=32, output="summary",
+                "{text}\n\nIn short:", api="completions", endpoint=address, model="gemma", max_tokens=48, output="summary",
                 concurrency=concurrency, cache=f"{folder}/cache", extra_body={"stop": ["\n"]},
             )  # fmt: skip
             began = time.perf_counter()
@@ -204,9 +204,11 @@ def client() -> None:
                 runner.apply(batch)
                 seconds = time.perf_counter() - began
                 again = time.perf_counter()
-                step.open(Context()).apply(batch)
+                other = step.open(Context())
+                other.apply(batch)
                 cached = time.perf_counter() - again
                 runner.close()
+                other.close()
                 size = sum(file.stat().st_size for file in Path(folder, "cache").glob("answers*"))
                 say(
                     f"concurrency {concurrency:3}: {4000 / seconds:6.0f} requests/s, {concurrency / 0.05:.0f} at most; "

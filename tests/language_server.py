@@ -118,7 +118,7 @@ class LanguageServer:
                         return
                 finally:
                     self._at_a_time -= 1
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
