@@ -163,8 +163,8 @@ def ask(gguf: str) -> None:
     for concurrency in (1, 4):
         with tempfile.TemporaryDirectory() as folder:
             step = Ask(
-                "{text}\n\nIn short:", api="completions", endpoint=address, model="gemma", max_tokens=48, output="summary",
-                concurrency=concurrency, cache=f"{folder}/cache", extra_body={"stop": ["\n"]},
+                "{text}", api="completions", endpoint=address, model="gemma", max_tokens=48, output="continued",
+                concurrency=concurrency, cache=f"{folder}/cache", extra_body={"stop": ["."]},
             )  # fmt: skip
             began = time.perf_counter()
             report = Pipeline(texts, step, JsonlWriter(f"{folder}/out")).run(workers=1)
@@ -177,7 +177,7 @@ def ask(gguf: str) -> None:
                 rows = [
                     json.loads(line) for line in (Path(folder) / "out" / "part-000000.jsonl").read_text().splitlines()
                 ]
-                say(f"  for example {rows[0]['summary'][:100]!r}")
+                say(f"  for example {rows[0]['continued'][:100]!r}")
     with tempfile.TemporaryDirectory() as folder:
         step = AskScore(
             "Rate from 0 to 5 how useful this text is for teaching history.\n\n{text}", score_only=True,

@@ -14,7 +14,9 @@ from markdown_it import MarkdownIt
 
 from tamis.memory.alerts import parse_alerts
 from tamis.recipes.load import load_recipe
+from tests.language_server import LanguageServer, shared_server
 
+LANGUAGE_SERVER = "http://127.0.0.1:8000/v1"
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -27,6 +29,9 @@ def test_python_blocks_run(page, tmp_path, request):
         endpoint = make_bucket("my-bucket", request.getfixturevalue("s3_server"))
         environment = {**os.environ, "AWS_ENDPOINT_URL": endpoint}
         text = text.replace("http://localhost:9000", endpoint)
+    if LANGUAGE_SERVER in text:
+        text = text.replace(LANGUAGE_SERVER, shared_server().url)
+        (tmp_path / "model").symlink_to(ROOT / "tests" / "text" / "data" / "causal")
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     for number, block in enumerate(blocks):
         done = subprocess.run(
@@ -84,6 +89,27 @@ def test_the_shell_commands_of_the_readme_run(tmp_path):
         arguments = command.split()[1:]
         done = subprocess.run([sys.executable, "-m", "tamis", *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def test_the_commands_of_the_page_about_language_models_run(tmp_path):
+    text = (ROOT / "docs" / "llm.md").read_text()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "' + "the time of a day " * 20 + '"}\n')
+    commands = re.findall(r"^(tamis run .*)$", text, flags=re.MULTILINE)
+    assert len(commands) == 3
+    with LanguageServer(num_words=40) as server:
+        for command in commands:
+            arguments = command.replace(LANGUAGE_SERVER, server.url).split()[1:]
+            environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+            done = subprocess.run(
+                [sys.executable, "-m", "tamis", *arguments],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert len(server.requests) == 3
 
 
 @pytest.fixture(scope="module")
