@@ -45,6 +45,12 @@ NAMES = {
             "InstructionDataGuardClassifier", "PromptTaskComplexityClassifier", "FineMathClassifier",
         )
     },
+    **dict.fromkeys(("OpenAIClient", "AsyncOpenAIClient", "LLMClient"), "use the parameters of tamis.text.Ask"),
+    "WikipediaParaphrasingStage": "use the recipe nemotron_rephrase",
+    "DiverseQAStage": "use the recipe nemotron_qa",
+    "DistillStage": "use the recipe nemotron_distill",
+    "ExtractKnowledgeStage": "use the recipe nemotron_extract",
+    "KnowledgeListStage": "use the recipe nemotron_list",
     "TaskDecontamination": "use tamis.text.Decontaminate",
     "AddId": "use tamis.fields.AddId",
     "UnicodeReformatter": "use tamis.text.UnicodeRepair",

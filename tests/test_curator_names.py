@@ -18,6 +18,7 @@ from tamis.text import WordCount
         ("from tamis import ScoreFilter", "remove the wrapper"),
         ("from tamis.text import UnicodeReformatter", "use tamis.text.UnicodeRepair"),
         ("from tamis.text import WordCountFilter", "use tamis.text.WordCount"),
+        ("from tamis.text import DiverseQAStage", "use the recipe nemotron_qa"),
         ("from tamis.dedup import FuzzyDuplicates", "use tamis.FuzzyDeduplicationWorkflow"),
         ("from tamis.workflows import SemDedup", "use tamis.SemanticDeduplicationWorkflow"),
     ],
