@@ -80,8 +80,9 @@ def gpu(arguments: argparse.Namespace) -> None:
     """The phases on a GPU, with vectors made on the spot."""
     import torch
 
-    from tamis.dedup import similar
-    from tamis.dedup.resident import Resident, Training
+    from tamis.dedup import clustering
+    from tamis.dedup.clustering import Training
+    from tamis.dedup.resident import Resident
     from tamis.dedup.vectors import VectorKind
     from tamis.kernels import clusters_gpu
 
@@ -90,7 +91,7 @@ def gpu(arguments: argparse.Namespace) -> None:
     print(torch.cuda.get_device_name(0), torch.__version__, machine())
     torch.manual_seed(1)
     num_clusters = arguments.clusters or min(2**14, int(np.ceil(rows**0.5)))
-    settings = similar.Settings(
+    settings = clustering.Settings(
         VectorKind(dimension, half=False), "hard", 42, arguments.threshold, arguments.neighbours, False, True
     )
 
@@ -125,7 +126,7 @@ def gpu(arguments: argparse.Namespace) -> None:
     found.vectors = synced("vectors made", make)
     found.row = np.arange(rows)
     found.source, found.order = np.ones(rows, np.uint64), np.zeros(rows, np.uint64)
-    share = max(similar.MIN_SAMPLE, similar.SAMPLE_PER_CENTRE * num_clusters) / rows
+    share = max(clustering.MIN_SAMPLE, clustering.SAMPLE_PER_CENTRE * num_clusters) / rows
     training = Training(num_clusters, share, 2.0, 20, 1e-4)
     synced("first product (libraries are loaded)", lambda: found.vectors[:4096].half() @ found.vectors[:4096].half().T)
     synced(f"centres ({num_clusters}) from a sample", lambda: found.train(training))

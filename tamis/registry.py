@@ -43,6 +43,7 @@ OPERATOR_MODULES = (
     "tamis.dedup.exact",
     "tamis.dedup.fuzzy",
     "tamis.dedup.semantic",
+    "tamis.dedup.selection",
     "tamis.fields",
     "tamis.text.clean",
     "tamis.text.lines",

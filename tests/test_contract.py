@@ -48,6 +48,8 @@ DATA = Path(__file__).parent / "text" / "data"
 EXAMPLES = {
     "to_backend": {"backend": "cpu"},
     "sample": {"rows": 3},
+    "diverse": {"rows": 3},
+    "outliers": {"share": 0.1},
     "substring": {"substring": "A"},
     "histogram": {"path": str(DATA / "histogram.txt")},
     "token_count": {"tokenizer": str(DATA / "tokenizer.json")},

@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from tamis.dedup.fuzzy import FuzzyDedup
     from tamis.dedup.groups import Groups
     from tamis.dedup.index import Index
+    from tamis.dedup.selection import Diverse, Outliers
     from tamis.dedup.semantic import SemanticDedup
 
 _MODULES = {
+    "Diverse": "selection",
     "ExactDedup": "exact",
     "FuzzyDedup": "fuzzy",
     "Groups": "groups",
     "Index": "index",
+    "Outliers": "selection",
     "SemanticDedup": "semantic",
 }
 
-__all__ = ["ExactDedup", "FuzzyDedup", "Groups", "Index", "SemanticDedup"]
+__all__ = ["Diverse", "ExactDedup", "FuzzyDedup", "Groups", "Index", "Outliers", "SemanticDedup"]
 
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

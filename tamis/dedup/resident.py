@@ -12,17 +12,17 @@ The edges are those that `similar.find_better` writes: products in float16 only 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.dedup import similar
+from tamis.dedup.clustering import Settings, Training, order_of
 from tamis.dedup.index import Index
 from tamis.dedup.rows import RowNumbers, column_or_zeros
 from tamis.dedup.shuffle import check_free_space, handles_shortage
-from tamis.dedup.similar import EDGES, NEAR, NEAR_MISSES, Settings
+from tamis.dedup.similar import EDGES, NEAR, NEAR_MISSES
 from tamis.exchange import Blob
 from tamis.kernels import clusters, clusters_gpu
 from tamis.mapped import release_pages
@@ -41,18 +41,6 @@ STAGING_BYTES = 32_000_000
 
 MAX_VISITS = 2**28
 """Pairs of a row and a cluster within reach that are listed at a time."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How centres are found."""
-
-    num_clusters: int
-    share: float
-    """Of the vectors in the sample."""
-    oversampling: float
-    max_iterations: int
-    min_improvement: float
 
 
 def usable() -> bool:
@@ -203,7 +191,7 @@ class Resident:
         home, similarity = clusters_gpu.nearest_on(self.vectors, halves, clusters_gpu.to_device(self.centres))
         del halves
         similarity = similarity.cpu().numpy()
-        ordered = similar.order_of(self.settings, self.order, similarity, self.row)
+        ordered = order_of(self.settings, self.order, similarity, self.row)
         self.order = np.where(self.source > 0, ordered, self.order)
         place = torch.arange(count, device=home.device)
         for key in (self.order, self.source):

@@ -7,7 +7,6 @@ apply     filter out the duplicates
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -18,26 +17,23 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.dedup import candidates, similar
+from tamis.dedup.clustering import Centres, Settings, Training, sort_by_cluster, train_centres
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import KeepPolicy
-from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, Training, find_edges
+from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, find_edges
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     NumberedFiles,
     bucket_count,
-    chunk_rows,
     retry_with_less_memory,
     run_in_workers,
 )
-from tamis.dedup.similar import Settings
 from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, vector_facts
 from tamis.errors import BudgetError, ParameterError
 from tamis.exchange import Blob, Exchange
-from tamis.kernels import clusters
-from tamis.mapped import SPILL
 from tamis.models.devices import choose
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 from tamis.parameters import format_bytes
@@ -46,8 +42,6 @@ if TYPE_CHECKING:
     from tamis.text.embed import Embed, Embedder
 
 SemanticKeep: TypeAlias = Literal["hard", "easy", "random", "first", "newest", "best"]
-
-MAX_AUTO_CLUSTERS = 2**14
 
 COMPARED_BYTES = 300
 """Memory per row while components are decided, if each row has a few edges."""
@@ -338,13 +332,16 @@ class _Search:
         self._step, self._rows, self._index, self._settings = step, rows, index, settings
         self._work, self._call_bytes = work, call_bytes
         self._known = known = count + (index.total if index is not None else 0)
-        wanted = (
-            min(MAX_AUTO_CLUSTERS, math.ceil(math.sqrt(known))) if step.num_clusters == "auto" else step.num_clusters
+        training = Training.of(step.num_clusters, count, known - count)
+        self._training = replace(
+            training,
+            oversampling=step.oversampling,
+            max_iterations=step.max_iterations,
+            min_improvement=step.min_improvement,
         )
-        share = max(similar.MIN_SAMPLE, similar.SAMPLE_PER_CENTRE * wanted) / count
-        self._training = Training(wanted, share, step.oversampling, step.max_iterations, step.min_improvement)
         self._resident = settings.on_gpu
         self._members: NumberedFiles | None = None
+        self._centres: Centres | None = None
         self.summary: dict[str, Any] = {
             "neighbours": settings.neighbours, "queries": 0, "edges": 0, "limited": 0, "compared": 0
         }  # fmt: skip
@@ -378,7 +375,6 @@ class _Search:
                     (
                         self._members,
                         bucket,
-                        self._num_clusters,
                         self._centres,
                         self._settings,
                         states,
@@ -400,88 +396,20 @@ class _Search:
 
     def _divide(self) -> None:
         """Find centres, and write the rows of each cluster."""
-        self._centres, self._num_clusters = self._train()
+        self._centres = train_centres(self._work, self._rows, self._settings, self._training, self._call_bytes)
         needed = bucket_count(self._known * self._settings.row_bytes, self._call_bytes)
-        self._members = self._sorted(min(self._num_clusters, needed))
-        self.summary["clusters"] = self._num_clusters
-
-    def _train(self) -> tuple[Blob, int]:
-        """(the centres of clusters, how many there are)"""
-        work, rows, settings, training = self._work, self._rows, self._settings, self._training
-        exchange, dimension = work.exchange.sub("centres"), settings.kind.dimension
-        parts = NumberedFiles(exchange, "sample-", rows.num_partitions)
-        chunk = chunk_rows(settings.row_bytes, self._call_bytes)
-        taken = sum(
-            run_in_workers(
-                work,
-                "sample",
-                similar.take_sample,
-                [(rows, part, training.share, settings, blob, chunk) for part, blob in enumerate(parts)],
-            )
+        self._members = sort_by_cluster(
+            self._work,
+            self._rows,
+            self._index,
+            self._settings,
+            self._centres,
+            min(self._centres.count, needed),
+            self._call_bytes,
         )
-        sample, centres = Blob(exchange, "sample.bin"), Blob(exchange, "centres-0.bin")
-        (num_clusters,) = run_in_workers(
-            work,
-            "first centres",
-            similar.start_centres,
-            [(parts, training.num_clusters, settings, training.oversampling, sample, centres)],
-        )
-        num_chunks, before, number = -(-taken // similar.CHUNK_ROWS), math.inf, 0
-        for number in range(1, training.max_iterations + 1):
-            sums = NumberedFiles(exchange, f"sums-{number}-", num_chunks)
-            distances = run_in_workers(
-                work,
-                f"centres, {number}",
-                similar.improve_centres,
-                [(sample, part, centres, settings, blob) for part, blob in enumerate(sums)],
-                on_gpu=settings.on_gpu,
-            )
-            following = Blob(exchange, f"centres-{number}.bin")
-            if not exchange.has(following.name):
-                total = np.sum([np.fromfile(blob.file(), np.int64) for blob in sums], axis=0).reshape(-1, dimension)
-                moved = clusters.moved_centres(similar.map_vectors(centres, dimension), total)
-                similar.write_matrix(following, moved)
-            centres = following
-            distance = sum(distances)
-            if before - distance <= training.min_improvement * distance:
-                break
-            before = distance
-        for each in exchange.names():
-            if each.startswith("sums-"):
-                exchange.delete(each)
-        self.summary |= {"sample": taken, "iterations": number}
-        return centres, num_clusters
-
-    def _sorted(self, num_buckets: int) -> NumberedFiles:
-        """Files of the rows and index entries by cluster, in the order of the keep policy."""
-        work, rows, index, settings = self._work, self._rows, self._index, self._settings
-        part_of = work.exchange.sub(f"clusters-{num_buckets}")
-        shuffled = NumberedFiles(part_of, "part-", rows.num_partitions)
-        chunk = chunk_rows(settings.row_bytes, self._call_bytes)
-        run_in_workers(
-            work,
-            f"clusters, {num_buckets}",
-            similar.assign,
-            [(rows, part, self._centres, num_buckets, settings, blob, chunk) for part, blob in enumerate(shuffled)],
-            on_gpu=settings.on_gpu,
-        )
-        if index is not None:
-            from_index = Blob(part_of, f"part-index{SPILL}")
-            item = (index, rows.total, self._centres, num_buckets, settings, from_index, chunk)
-            run_in_workers(
-                work, f"clusters of the index, {num_buckets}", similar.assign_index, [item], on_gpu=settings.on_gpu
-            )
-            shuffled = replace(shuffled, more=(from_index.name,))
-        members = NumberedFiles(work.exchange.sub("members"), f"{num_buckets}-", num_buckets)
-        run_in_workers(
-            work,
-            f"members, {num_buckets}",
-            similar.sort_members,
-            [(shuffled, bucket, num_buckets, blob, self._call_bytes) for bucket, blob in enumerate(members)],
-        )
-        for blob in shuffled:
-            blob.delete()
-        return members
+        self.summary |= {
+            "clusters": self._centres.count, "sample": self._centres.sample, "iterations": self._centres.iterations
+        }  # fmt: skip
 
 
 _ADDED = ("queries", "edges", "limited", "compared")

@@ -1,9 +1,6 @@
 """From vectors to pairs of similar rows. Each phase is a set of calls that fit in a worker's share of memory.
 
-    vectors of a partition   -> a sample of them                              take_sample       one call per partition
-    the sample               -> initial centres, then better ones             start_centres, improve_centres
-    vectors of a partition   -> by cluster                                    assign            one call per partition
-    some clusters            -> their rows in the order of the keep policy    sort_members      one call per bucket
+    rows by cluster          -> see `clustering`
     some clusters            -> better rows that each row is similar to       find_better       one call per bucket
     edges of similar rows    -> components, see `candidates`                  by_component      one call per bucket
     some components          -> which rows are dropped, and because of which  choose            one call per bucket
@@ -18,304 +15,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.dedup.candidates import bucket_of_component
+from tamis.dedup.clustering import Centres, Members, Settings, map_vectors, write_matrix
 from tamis.dedup.decisions import Blocks, PairWriter, histogram
-from tamis.dedup.index import Index
-from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
+from tamis.dedup.rows import MAX_MAPPED_BYTES
 from tamis.dedup.shuffle import (
     NumberedFiles,
     ShuffleWriter,
     as_numpy,
     check_free_space,
     handles_shortage,
-    read_bucket,
     read_whole_bucket,
 )
-from tamis.dedup.vectors import VectorKind
 from tamis.exchange import Blob
 from tamis.kernels import clusters as kernel
-from tamis.kernels import clusters_gpu
 from tamis.mapped import release_pages
 
 MAX_LISTED = 16
 """Better rows of one cluster that are listed for a row. With fewer, more rows are compared again."""
 
-SAMPLE_PER_CENTRE, MIN_SAMPLE = 64, 2**14
-"""Vectors in the sample that centres are computed from."""
-
-CHUNK_ROWS = 2**15
-"""Rows of the sample in one call. The same for any memory and any number of workers."""
-
 NEAR_MISS_MARGIN = 0.05
 """Kept rows whose best similarity to a kept row is this close below the threshold are recorded as near misses."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the calls need to know of the step."""
-
-    kind: VectorKind
-    keep: str
-    seed: int
-    threshold: float
-    neighbours: int | None
-    across_sources: bool
-    on_gpu: bool = False
-
-    @property
-    def kernels(self) -> ModuleType:
-        """The functions that compare vectors."""
-        return clusters_gpu if self.on_gpu else kernel
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory per row while it is compared."""
-        return 12 * self.kind.dimension + 100
-
-    def schema(self) -> pa.Schema:
-        return pa.schema(
-            {
-                "cluster": pa.int32(),
-                "row": pa.int64(),
-                "source": pa.uint64(),
-                "order": pa.uint64(),
-                "distance": pa.float32(),
-                "vector": self.kind.stored,
-            }
-        )
-
-
-# ------------------------------------------------------------------------------------------------------------- centres
-
-
-@handles_shortage
-def take_sample(rows: RowNumbers, partition: int, share: float, settings: Settings, blob: Blob, chunk: int) -> int:
-    """Write the vectors of a partition that are in the sample, as float32 of length 1."""
-    limit = np.uint64(min(2**64 - 1, int(share * 2**64)))
-    taken = 0
-    with blob.writing() as path, path.open("wb") as file:
-        for start, facts in rows.chunks(partition, settings.kind.columns, chunk):
-            local, stored = settings.kind.of(facts)
-            chosen = np.flatnonzero(kernel.mixed(local + start, settings.seed, 7) <= limit)
-            if len(chosen):
-                vectors = settings.kind.unit(stored.take(pa.array(chosen)))
-                check_free_space(blob.exchange, vectors.nbytes)
-                file.write(np.ascontiguousarray(vectors).data)
-                taken += len(chosen)
-    return taken
-
-
-def map_vectors(blob: Blob, dimension: int) -> np.ndarray:
-    """The vectors of a blob of float32, mapped."""
-    path = blob.file()
-    if not path.stat().st_size:
-        return np.empty((0, dimension), np.float32)
-    return np.memmap(path, np.float32, mode="r").reshape(-1, dimension)
-
-
-@handles_shortage
-def start_centres(
-    parts: NumberedFiles, count: int, settings: Settings, oversampling: float, sample: Blob, blob: Blob
-) -> int:
-    """Join the parts of the sample, and choose initial centres; returns how many there are."""
-    dimension = settings.kind.dimension
-    with sample.writing() as path:
-        with path.open("wb") as file:
-            for part in parts:
-                vectors = map_vectors(part, dimension)
-                check_free_space(sample.exchange, vectors.nbytes)
-                file.write(np.ascontiguousarray(vectors).data)
-                del vectors
-                release_pages()
-        whole = np.memmap(path, np.float32, mode="r").reshape(-1, dimension) if path.stat().st_size else None
-        if whole is None:
-            whole = np.empty((0, dimension), np.float32)
-        centres = kernel.initial_centres(whole, count, settings.seed, oversampling)
-        write_matrix(blob, centres)
-    return len(centres)
-
-
-@handles_shortage
-def improve_centres(sample: Blob, chunk: int, centres: Blob, settings: Settings, blob: Blob) -> float:
-    """Write the sum of the vectors of each cluster, for one chunk of the sample; returns the sum of distances."""
-    dimension = settings.kind.dimension
-    vectors = map_vectors(sample, dimension)[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS]
-    places = np.array(map_vectors(centres, dimension))
-    home, similarity = settings.kernels.nearest(vectors, places)
-    sums, _ = kernel.fixed_sums(vectors, home, len(places))
-    write_matrix(blob, sums)
-    return float(np.rint((1.0 - similarity) * 2.0**30).sum() / 2.0**30)
-
-
-def write_matrix(blob: Blob, matrix: np.ndarray) -> None:
-    with blob.writing() as path, path.open("wb") as file:
-        check_free_space(blob.exchange, matrix.nbytes)
-        file.write(np.ascontiguousarray(matrix).data)
-
-
-# ---------------------------------------------------------------------------------------------------------- assignment
-
-
-def bucket_of_cluster(cluster: np.ndarray, num_clusters: int, num_buckets: int) -> np.ndarray:
-    return cluster.astype(np.int64) * num_buckets // num_clusters
-
-
-@handles_shortage
-def assign(
-    rows: RowNumbers, partition: int, centres: Blob, num_buckets: int, settings: Settings, blob: Blob, chunk: int
-) -> int:
-    """Write the rows of a partition that have a vector, by cluster; returns how many there are."""
-    found = 0
-    places = np.array(map_vectors(centres, settings.kind.dimension))
-    with ShuffleWriter(blob, num_buckets, settings.schema()) as writer:
-        columns = [*settings.kind.columns, "order", "source"]
-        for start, facts in rows.chunks(partition, columns, chunk):
-            local, stored = settings.kind.of(facts)
-            if not len(local):
-                continue
-            facts = facts.select([name for name in ("order", "source") if name in facts.column_names])
-            chosen = facts.take(pa.array(local)) if len(local) < len(facts) else facts
-            source = column_or_zeros(chosen, "source", len(local)) + np.uint64(1)
-            order = column_or_zeros(chosen, "order", len(local))
-            found += _assign(writer, stored, local + start, source, order, places, settings)
-    return found
-
-
-@handles_shortage
-def assign_index(
-    index: Index, first: int, centres: Blob, num_buckets: int, settings: Settings, blob: Blob, chunk: int
-) -> int:
-    """Write the entries of an index, which are numbered from `first` and better than all rows, by cluster."""
-    found = 0
-    places = np.array(map_vectors(centres, settings.kind.dimension))
-    with ShuffleWriter(blob, num_buckets, settings.schema()) as writer:
-        for before, entries in index.entries():
-            for start in range(0, entries.num_rows, chunk):
-                local, stored = settings.kind.of(entries.slice(start, chunk))
-                if len(local):
-                    zeros = np.zeros(len(local), np.uint64)
-                    number = first + before + start + local
-                    found += _assign(writer, stored, number, zeros, zeros, places, settings)
-                release_pages()
-    return found
-
-
-def _assign(
-    writer: ShuffleWriter,
-    stored: pa.Array,
-    row: np.ndarray,
-    source: np.ndarray,
-    order: np.ndarray,
-    centres: np.ndarray,
-    settings: Settings,
-) -> int:
-    vectors = settings.kind.unit(stored)
-    home, similarity = settings.kernels.nearest(vectors, centres)
-    if source.any():  # not the index
-        order = order_of(settings, order, similarity, row)
-    columns = {
-        "cluster": home,
-        "row": row,
-        "source": source,
-        "order": order,
-        "distance": np.maximum(0.0, 1.0 - similarity).astype(np.float32),
-        "vector": stored,
-    }
-    writer.write(pa.table(columns), bucket_of_cluster(home, len(centres), writer.num_buckets))
-    return len(row)
-
-
-def order_of(settings: Settings, order: np.ndarray, similarity: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The place of each row in the order of the keep policy, smaller is better."""
-    if settings.keep in ("hard", "easy"):
-        steps = np.rint((similarity + 2.0) * 2.0**24).astype(np.uint64)
-        return steps if settings.keep == "hard" else np.uint64(2**27) - steps
-    if settings.keep == "random":
-        return kernel.mixed(row, settings.seed, 6)
-    return order
-
-
-@handles_shortage
-def sort_members(shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: Blob, memory: int) -> int:
-    """Write the rows of a bucket by cluster, those of a cluster in the order of the keep policy."""
-    batches = [batch for each in shuffled for batch in read_bucket(each, bucket, num_buckets, mapped=True)]
-    with blob.writing() as path:
-        if not batches:
-            path.touch()
-            return 0
-        table = pa.Table.from_batches(batches)
-        keys = [as_numpy(table.column(name)) for name in ("row", "order", "source", "cluster")]
-        order = np.lexsort(keys)
-        del keys
-        release_pages()
-        width = max(1, table.nbytes // table.num_rows)
-        step = max(1000, memory // 4 // width)
-        with pa.ipc.new_file(path, table.schema) as writer:
-            for start in range(0, len(order), step):
-                part = take_mapped(batches, order[start : start + step])
-                check_free_space(blob.exchange, part.nbytes)
-                writer.write_batch(part)
-                release_pages()
-    return len(order)
-
-
-def take_mapped(batches: list[pa.RecordBatch], order: np.ndarray) -> pa.RecordBatch:
-    """Some rows of mapped batches, in this order. Arrow's own `take` would copy all of a chunked column first."""
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    inside = np.searchsorted(ends, order, side="right")
-    by_batch = np.argsort(inside, kind="stable")
-    width = max(1, batches[0].nbytes // max(1, batches[0].num_rows))
-    step = max(1, 4 * MAX_MAPPED_BYTES // (FAULT_BYTES // 8 + width))
-    parts = []
-    for start in range(0, len(order), step):
-        some = by_batch[start : start + step]
-        for number in np.unique(inside[some]):
-            places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
-            parts.append(batches[number].take(pa.array(places)))
-        release_pages()
-    back = np.empty(len(order), np.int64)
-    back[by_batch] = np.arange(len(order))
-    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    return joined.take(pa.array(back))
-
-
 # --------------------------------------------------------------------------------------------------------- comparison
-
-
-class Members:
-    """The rows of each cluster in the order of the keep policy, mapped from the files of `sort_members`."""
-
-    def __init__(self, files: NumberedFiles, num_clusters: int, settings: Settings) -> None:
-        self._files, self._num_clusters, self._settings = files, num_clusters, settings
-        self._tables: dict[int, tuple[pa.Table, np.ndarray]] = {}
-
-    def bucket(self, number: int) -> tuple[pa.Table, np.ndarray]:
-        """(the rows of a bucket, the first row of each of its clusters and the end of the last)"""
-        if number not in self._tables:
-            path = self._files[number].file()
-            schema = self._settings.schema()
-            clusters = np.arange(self._num_clusters)
-            mine = clusters[bucket_of_cluster(clusters, self._num_clusters, len(self._files)) == number]
-            if path.stat().st_size:
-                table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            else:
-                table = schema.empty_table()
-            starts = np.searchsorted(as_numpy(table.column("cluster")), np.append(mine, self._num_clusters))
-            self._tables[number] = (table, np.concatenate([[mine[0] if len(mine) else 0], starts]))
-            release_pages()
-        return self._tables[number]
-
-    def cluster(self, number: int) -> pa.Table:
-        table, starts = self.bucket(int(bucket_of_cluster(np.array([number]), self._num_clusters, len(self._files))[0]))
-        place = 1 + number - int(starts[0])
-        first, last = int(starts[place]), int(starts[place + 1])
-        return table.slice(first, last - first)
 
 
 EDGES = pa.schema(
@@ -343,8 +71,7 @@ NEAR, FATES = ".near", ".fates"
 def find_better(
     files: NumberedFiles,
     bucket: int,
-    num_clusters: int,
-    centres: Blob,
+    centres: Centres,
     settings: Settings,
     states: Blob | None,
     blob: Blob,
@@ -354,7 +81,7 @@ def find_better(
 
     With `states`, only rows whose fate is unknown are compared, with rows that are not dropped.
     """
-    search = _Search(Members(files, num_clusters, settings), centres, settings, states)
+    search = _Search(Members(files, centres.count, settings), centres.blob, settings, states)
     table, _ = search.members.bucket(bucket)
     piece = max(256, memory // 2 // settings.row_bytes)
     found = {"queries": 0, "edges": 0, "limited": 0, "compared": 0}

@@ -336,3 +336,39 @@ def choose_kept(first, worse, better, states, full, twins):
             if other == UNKNOWN:
                 state = UNKNOWN
         states[worse[index]] = state
+
+
+# ------------------------------------------------------------------------------------------------------ representatives
+
+
+def k_center(vectors: np.ndarray, centre: np.ndarray, count: int) -> np.ndarray:
+    """The vector nearest to the centre, then each time the one least similar to those chosen; the first of equal ones."""
+    chosen = np.empty(count, np.int64)
+    closest = np.full(len(vectors), -np.inf, np.float32)
+    for number in range(count):
+        chosen[number] = (vectors @ centre).argmax() if number == 0 else closest.argmin()
+        np.maximum(closest, vectors @ vectors[chosen[number]], out=closest)
+        closest[chosen[: number + 1]] = np.inf
+    return chosen
+
+
+def facility_location(vectors: np.ndarray, centre: np.ndarray, count: int) -> np.ndarray:
+    """Vectors that greedily maximise the sum of the similarities of all vectors to the nearest chosen one (Minoux 1978).
+
+    The gain of a vector can only decrease, so that only the best few are computed again before each choice.
+    """
+    similarity = np.maximum(vectors @ vectors.T, 0.0)
+    covered = np.zeros(len(vectors), np.float32)
+    gains = similarity.sum(axis=0, dtype=np.float64)
+    fresh = np.zeros(len(vectors), np.int64)
+    chosen = np.empty(count, np.int64)
+    for number in range(count):
+        best = int(gains.argmax())
+        while fresh[best] < number:
+            gains[best] = np.maximum(similarity[best] - covered, 0.0).sum(dtype=np.float64)
+            fresh[best] = number
+            best = int(gains.argmax())
+        chosen[number] = best
+        np.maximum(covered, similarity[best], out=covered)
+        gains[best] = -np.inf
+    return chosen
