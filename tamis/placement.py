@@ -19,7 +19,7 @@ from tamis.executors.executor import Streaming
 from tamis.memory.budget import Budget, make_budget, stream_budget
 from tamis.memory.governor import Learned, gpu_need, pool_needs
 from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots
-from tamis.models.devices import GPU_HOST_BYTES, Device, choose
+from tamis.models.devices import GPU_HOST_BYTES, Device, choose, gpu_count
 from tamis.operators import Gather, Operator, Sink, Source
 from tamis.parameters import format_bytes, parse_bytes, plural
 
@@ -40,16 +40,29 @@ def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
         choose("gpu", library=None)  # raises if there is none
     found: list[Operator] = []
     here = device
+    num_bytes = _input_bytes(steps) if device == "auto" else None
     for step in steps:
         if isinstance(step, ToBackend):
             moved = step.changed(device=device) if step.device == "auto" else step
             found.append(moved)
             here = device if device == "cpu" else "cpu" if not step.to_gpu else "gpu" if moved.is_on_gpu else device
             continue
-        found.append(step.changed(device=here) if here != "auto" and getattr(step, "device", None) == "auto" else step)
+        mine = "cpu" if here == "auto" and step.worth_gpu_bytes > (num_bytes or 0) else here
+        found.append(step.changed(device=mine) if mine != "auto" and getattr(step, "device", None) == "auto" else step)
         if isinstance(step, Gather):
             here = device
     return [part for step in found for part in step.parts()]
+
+
+def _input_bytes(steps: Sequence[Operator]) -> int | None:
+    """The size of the input, if that matters and is known."""
+    if not any(step.worth_gpu_bytes for step in steps) or not gpu_count():
+        return None
+    source = next((step for step in steps if isinstance(step, Source)), None)
+    try:
+        return source.input_bytes() if source is not None else None
+    except TamisError:
+        return None  # the plan will raise it, with the number of the step
 
 
 def place(

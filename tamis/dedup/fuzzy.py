@@ -51,11 +51,10 @@ CANDIDATES = "candidates"
 
 GPU_BATCH_BYTES = 64_000_000
 """Texts that are sent to a GPU at a time."""
-WORKERS_PER_GPU = 4
+WORKERS_PER_GPU = 3
+"""One of them hashes some gigabytes per second, of which it spends most of the time copying texts and writing facts."""
 GPU_FIXED_BYTES = 500_000_000
 """Memory on the GPU that does not depend on the batch."""
-WORTH_OPENING_BYTES = 2_000_000
-"""Opening a GPU takes a second or two, in which a core hashes hundreds of megabytes; inputs of a few batches do not need it."""
 
 SETTINGS: dict[str, tuple[str, int, int, int, bool]] = {
     "fineweb": ("word", 5, 14, 8, True),  # Penedo et al. 2024, section 3.4
@@ -91,8 +90,8 @@ class FuzzyDedup(Gather):
     `ExactDedup`. `reuse` names the output of an earlier run over the same input, whose hashes are reused; only `threshold`
     may differ.
 
-    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU if there is one. A few workers then hash what all others
-    read.
+    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for inputs from 1 GB on. A few workers
+    then hash what all others read.
 
     Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
     candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
@@ -132,6 +131,7 @@ class FuzzyDedup(Gather):
     version = 4
     incidental = frozenset({"device", "storage_options"})
     path_parameters = frozenset({"against", "reuse"})
+    worth_gpu_bytes = 1_000_000_000
 
     def check(self) -> None:
         self._policy.check()
@@ -491,17 +491,17 @@ class FuzzyDedup(Gather):
 
 
 class _Observer:
-    """Observes rows; on a GPU, if it has one, which is opened for the first batch that is worth it."""
+    """Observes rows, on a GPU if the worker has one."""
 
     def __init__(self, step: FuzzyDedup, context: Context) -> None:
-        self._step, self._context = step, context
-        self._may_open = context.device != "cpu" and step.batch_bytes is not None
-        self._on_gpu = False
+        self._step = step
+        self._on_gpu = context.device != "cpu" and step.batch_bytes is not None
+        if self._on_gpu:
+            open_cupy(context)
+            data, offsets = text_buffers(pa.array(["a text of more than five words", ""]), step.column)
+            step.signed(data, offsets, on_gpu=True)  # loads the kernels
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        if self._may_open and not self._on_gpu and batch.num_bytes >= WORTH_OPENING_BYTES:
-            open_cupy(self._context)
-            self._on_gpu = True
         return self._step.facts(batch, on_gpu=self._on_gpu)
 
     def close(self) -> None:

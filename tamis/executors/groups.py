@@ -89,6 +89,7 @@ class GroupRun:
             self.max_flows = sum(pool.most for pool in self.pools) + 1
         self._balanced = time.monotonic()
         self._queues = Queues()
+        self._warm = False
 
     # ------------------------------------------------------------------------------------------------------ handing out
 
@@ -101,6 +102,8 @@ class GroupRun:
         return bool(self.flows)
 
     def hand_out(self, *, only_begun: bool) -> None:
+        if not self._warm and not only_begun:
+            self._warm_up()
         for pool in reversed(self.pools):  # what is nearly complete first
             for last_attempts in (False, True):
                 while True:
@@ -111,6 +114,19 @@ class GroupRun:
                         break
         self._grant()
         self._balance()
+
+    def _warm_up(self) -> None:
+        """Start workers on GPUs at once: opening a device, or loading a model, takes longer than reading the first rows."""
+        self._warm = True
+        for pool in self.pools[1:]:
+            if pool.slots:
+                pool.target = max(1, min(len(pool.slots), len(self.todo)))
+                for _ in range(self._allowed(pool)):
+                    self._open_stage(pool, self._start_worker(pool))
+
+    def _open_stage(self, pool: Pool, worker: Worker) -> None:
+        worker.send("stage", pool.payload)
+        worker.stage = pool.key
 
     def _next_flow(self, pool: Pool) -> Unit | None:
         """Begin another partition, if there is a worker for it."""
@@ -146,8 +162,7 @@ class GroupRun:
             job.task = task = replace(task, emission=self._emission(pool, unit), types=unit.flow.types[unit.stage])
             job.credits = 1 if task.emission is not None and task.emission.credits is not None else 0
         if worker.stage != pool.key:
-            worker.send("stage", pool.payload)
-            worker.stage = pool.key
+            self._open_stage(pool, worker)
         worker.send("task", task)
         worker.job = job
         worker.given += 1
@@ -225,7 +240,9 @@ class GroupRun:
         if kind == "overuse":
             self._on_overuse(worker, content[0])
             return
-        assert job is not None
+        if job is None:
+            self._on_warmed_up(worker, kind, content[0])
+            return
         pool, unit, task = job.pool, job.unit, job.task
         if unit.flow.abandoned and kind in ("packet", "safe"):
             return
@@ -268,6 +285,16 @@ class GroupRun:
                 self._fit_workers(pool)
         else:
             raise content[0]
+
+    def _on_warmed_up(self, worker: Worker, kind: str, content: Any) -> None:
+        """What a worker says that was started before there was work for it."""
+        pool = next(pool for pool in self.pools if worker in pool.workers)
+        if kind == "error":
+            raise content
+        if kind == "opened":
+            pool.clock.opening_s += content
+        else:  # it exits; the worker that takes its place with the first rows will say the same
+            self._stop(pool, worker)
 
     def _job_ended(self, worker: Worker) -> None:
         job: Job = worker.job

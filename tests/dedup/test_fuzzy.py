@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows, placement
 from tamis.batch import Batch
 from tamis.dedup import FuzzyDedup, Groups
 from tamis.dedup.fuzzy import best_split
@@ -22,6 +22,9 @@ from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import CallsFinished, WorkerDied
 from tamis.executors import driver
 from tamis.kernels import groups as groups_kernel
+from tamis.memory.budget import PoolNeed
+from tamis.memory.governor import Learned, pool_needs
+from tamis.models import devices
 
 VOCABULARY = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 6)) for n in range(4000)]
 
@@ -488,3 +491,38 @@ def test_a_run_reports_the_phases_of_a_deduplication():
         "decisions",
     ]
     assert all(event.calls >= 1 and event.seconds >= 0 and event.stage == 0 for event in phases)
+
+
+class TestWhereItRuns:
+    """The plan on a machine that seems to have a GPU; that it computes the same there is tested on one that has."""
+
+    @pytest.fixture
+    def corpus(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(devices, "why_not_gpu", lambda library=None: None)
+        monkeypatch.setattr(placement, "gpu_count", lambda: 1)
+        path = tmp_path / "a.jsonl"
+        path.write_text('{"text": "some words"}\n' * 100)
+        return JsonlReader(path)
+
+    def test_a_small_input_is_not_worth_a_gpu(self, corpus):
+        (_, step) = placement.placed_on([corpus, FuzzyDedup()], "auto")
+        assert step.device == "cpu"
+        assert not step.resources.uses_gpu
+        (_, step) = placement.placed_on([Rows([{"text": "a"}]), FuzzyDedup()], "auto")
+        assert step.device == "cpu", "the size is unknown"
+
+    def test_a_large_input_is(self, corpus, monkeypatch):
+        monkeypatch.setattr(FuzzyDedup, "worth_gpu_bytes", 2000)
+        (_, step) = placement.placed_on([corpus, FuzzyDedup()], "auto")
+        assert step.resources.gpus == pytest.approx(1 / 3)
+        assert placement.resource_runs([], 10**9, step) == [(), ()], "readers, and workers that observe"
+        light, heavy = pool_needs([(), ()], Learned(), step)
+        assert light.batches_after == heavy.batches == 4
+        assert heavy.worker_bytes(16_000_000) - PoolNeed(heavy.memory_bytes).worker_bytes(16_000_000) == 6 * 48_000_000
+        (_, step) = placement.placed_on([corpus, FuzzyDedup()], "cpu")
+        assert not step.resources.uses_gpu
+
+    def test_reused_hashes_need_none(self, corpus):
+        step = FuzzyDedup(device="gpu")
+        assert step.resources.uses_gpu
+        assert not step.changed(reuse="somewhere").resources.uses_gpu

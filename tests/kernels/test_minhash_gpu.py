@@ -156,7 +156,6 @@ def test_a_batch_that_does_not_fit_on_the_gpu_is_processed_on_the_cpu(settings):
 @pytest.mark.parametrize("verify", ["jaccard", "signature"])
 @pytest.mark.parametrize("executor", ["inline", "local"])
 def test_both_devices_keep_the_same_rows(verify, executor):
-    """A batch below 2 MB would not be worth opening the GPU for."""
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(3000)]
     base = [" ".join(rng.choices(words, k=800)) for _ in range(400)]
