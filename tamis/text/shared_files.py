@@ -9,11 +9,12 @@ from typing import Generic, TypeVar
 
 from tamis.context import Context, file_key
 from tamis.errors import TamisError
-from tamis.models import fasttext, heads, language_model, linear
+from tamis.models import fasttext, heads, language_model, linear, tfidf
 from tamis.models.fasttext import FastText, find_model
 from tamis.models.heads import Head
 from tamis.models.language_model import LanguageModel
 from tamis.models.linear import LinearModel
+from tamis.models.tfidf import TfidfClassifier
 from tamis.operators import Resources
 
 _T = TypeVar("_T")
@@ -48,6 +49,7 @@ class SharedFile(Generic[_T]):
 FASTTEXT = SharedFile("fasttext", FastText.open, fasttext.memory_bytes)
 LINEAR = SharedFile("linear", LinearModel.load, linear.memory_bytes)
 HEAD = SharedFile("embedding classifier", Head.load, heads.memory_bytes)
+TFIDF = SharedFile("words", TfidfClassifier.load, tfidf.memory_bytes)
 LANGUAGE_MODEL = SharedFile(
     "language model", lambda path: LanguageModel.load(path).with_table(), language_model.memory_bytes
 )
