@@ -57,6 +57,8 @@ class Context:
     """The share of the GPU's memory; None if there is no GPU or no limit."""
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """A folder for temporary files. In a run, it is removed when the stage is closed."""
+    cpus: int | None = None
+    """The cores of the worker: more than one if memory limits the number of workers; None if libraries decide."""
     run: str = ""
     """Names the output of the run; the same if the run is resumed."""
     _objects: _SharedObjects = field(default_factory=_SharedObjects, repr=False, compare=False)

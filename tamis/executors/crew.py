@@ -94,7 +94,7 @@ class Crew:
         while self._leaving:
             self._server.ending(self._leaving.pop())
 
-    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None) -> Worker:
+    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
         self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
@@ -104,6 +104,7 @@ class Crew:
         self.workers.append(worker)
         if gpu is not None or self._governor.budget.hides_gpus:
             worker.send("gpu", gpu)
+        worker.send("cpus", cpus)
         worker.send("cap", worker.share_bytes)
         return worker
 

@@ -212,7 +212,10 @@ class GroupRun:
 
     def _start_worker(self, pool: Pool, share_bytes: int | None = None) -> Worker:
         slot, number = pool.free_slot(alone=share_bytes is not None)
-        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number)
+        # In a group, only the stages between the first and the last compute for long.
+        alone = len(self.pools) == 1 or 0 < pool.stage.pool < len(self.pools) - 1
+        cpus = max(1, usable_cpus() // pool.governor.workers) if alone else 1
+        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number, cpus)
         pool.workers.append(worker)
         pool.clock.started(worker, time.monotonic())
         return worker

@@ -1,6 +1,6 @@
 """The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
 
-driver -> worker    cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
+driver -> worker    cpus, cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
 worker -> driver    opened (a stage), progress, packet, safe (point), outcome, error, gpus (memory it uses there)
                     overflow (a task ran out of memory), too large (a stage did), dying (of an error that this says)
                     compiling, compiled (a kernel; the worker then exits)
@@ -57,7 +57,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
-    share, where = 0, devices.Assigned()
+    share, where, cpus = 0, devices.Assigned(), 1
     trimmed = time.monotonic()
 
     def close_stage() -> None:
@@ -104,7 +104,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                     process.trim()
                 began = time.monotonic()
                 runner = StageRunner(
-                    loads(content), marker, Context(where.device, share or None, where.gpu_memory_bytes)
+                    loads(content), marker, Context(where.device, share or None, where.gpu_memory_bytes, cpus=cpus)
                 )
                 if share and where.device != "cpu":  # what CUDA maps when it is opened is mapped now
                     cap_this_process(share, devices.GPU_RUNNING_BYTES)
@@ -114,6 +114,9 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 where = (
                     devices.assign(content.names, content.gpu_bytes) if content is not None else devices.assign(None)
                 )
+                continue
+            if kind == "cpus":
+                cpus = content
                 continue
             if kind == "credit":
                 continue  # granted when the task had ended already

@@ -151,4 +151,4 @@ def key_of(found: ModelFiles) -> str:
 
 def shared_session(found: ModelFiles, context: Context) -> Any:
     """The session of a model, opened once per worker."""
-    return context.shared(key_of(found), lambda: open_session(found))
+    return context.shared(key_of(found), lambda: open_session(found, context.cpus or 1))

@@ -66,6 +66,13 @@ class Loaded:
         self.network.close()
 
 
+def _open_runtime(context: Context) -> Any:
+    torch = open_torch(context)
+    if context.cpus is not None:
+        torch.set_num_threads(context.cpus)
+    return torch
+
+
 def _load(found: ModelFiles, build: Build, context: Context) -> Loaded:
     tokenizer = load_tokenizer(found)
     network: Network = TorchNetwork(build(found.folder, found.config), context.device)
@@ -130,7 +137,7 @@ class TextModel:
         batch_size: int | None = None,
     ) -> TextModel:
         """Load a model once per worker. `build` makes the torch module; by default the logits of a classifier are returned."""
-        context.shared(RUNTIME, lambda: open_torch(context))
+        context.shared(RUNTIME, lambda: _open_runtime(context))
         loaded = context.shared(key_of(found, build), lambda: _load(found, build, context))
         return TextModel(
             loaded,

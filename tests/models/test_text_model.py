@@ -4,8 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tamis import Pipeline, Rows
+from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import BudgetError
+from tamis.memory.budget import usable_cpus
 from tamis.models import text_model
 from tamis.models.batching import TokenBudget
 from tamis.models.devices import choose
@@ -13,6 +16,7 @@ from tamis.models.files import ModelError, find
 from tamis.models.network import TorchNetwork
 from tamis.models.text_model import Loaded, TextModel
 from tamis.models.tokens import load_tokenizer
+from tamis.operators import Map, Resources, operator
 from tests.models.make_models import write_classifier, write_tokenizer
 
 TEXTS = pa.array(["the cat", "on " * 60, "", "one two", "mat " * 30, "sat"] * 5)
@@ -119,3 +123,29 @@ def test_a_tokenizer_with_more_tokens_than_the_network_is_refused(tmp_path):
 def test_a_gpu_gives_the_same_labels(folder, expected):
     found = TextModel.open(find(folder), Context("cuda:0")).predict(TEXTS)
     np.testing.assert_allclose(found, expected, atol=0.05, rtol=0.05)
+
+
+@operator(reads="text", writes="threads")
+class Threads(Map):
+    """Add the number of threads that torch uses in the worker that has opened a model."""
+
+    model: str
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(memory="300MB")
+
+    def open(self, context: Context) -> "Threads":
+        TextModel.open(find(self.model), context)
+        return self
+
+    def apply(self, batch: Batch) -> dict[str, np.ndarray]:
+        import torch
+
+        return {"threads": np.full(len(batch), torch.get_num_threads())}
+
+
+def test_a_worker_uses_the_cores_that_memory_leaves_without_one(folder):
+    rows = Rows([{"text": "a"}, {"text": "b"}])
+    found = Pipeline(rows, Threads(model=str(folder))).collect(workers=1)
+    assert found["threads"].to_pylist() == [usable_cpus()] * 2
