@@ -4,6 +4,7 @@
     python benchmarks/llm.py perplexity model/              fluent and shuffled paragraphs; the time against one text at a time
     python benchmarks/llm.py generate model/                tokens per second against transformers, one prompt at a time
     python benchmarks/llm.py ask gemma.gguf                 `Ask` and `AskScore` against llama.cpp on loopback
+    python benchmarks/llm.py gpu                            a random Llama of 0.3 billion parameters on a GPU
     python benchmarks/llm.py client                         requests per second of the client, against a server that waits 50 ms
 
 Needs the extras `models` and `llm`; `convert` also gguf and accelerate, `ask` also xllamacpp. The GGUF file of Gemma 3 270M
@@ -192,6 +193,36 @@ def ask(gguf: str) -> None:
         say(f"  {counts}; scores {scores}")
 
 
+def gpu() -> None:
+    """Needs no download: the weights are random, and the tokenizer splits words into letters."""
+    from tests.models.make_models import write_language_model
+
+    shape = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 4096}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(write_language_model(Path(folder), **shape, num_hidden_layers=18, max_position_embeddings=2048))
+        texts = paragraphs(2000)
+        context = Context("cuda:0")
+        scorer = NeuralPerplexity(path, score_only=True, max_tokens=512).open(context)
+        batch = Batch(pa.table({"text": texts}))
+        scorer.score(batch.select(slice(0, 64)))
+        began = time.perf_counter()
+        scorer.score(batch)
+        seconds = time.perf_counter() - began
+        tokens = sum(len(ids) for ids in scorer._model._loaded.tokenizer.prompts(texts))
+        flops = 2 * 18 * (1024 * 1024 * 3 + 1024 * 4096 * 3) * tokens / seconds
+        say(
+            f"perplexity: {tokens / seconds:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s in matrix products, {seconds:.1f} s"
+        )
+        writer = Generate(path, prompt="{text}", max_new_tokens=128).open(context)
+        prompts = Batch(pa.table({"text": [text[:200] for text in texts[:256]]}))
+        writer.apply(prompts.select(slice(0, 8)))
+        for rows in (16, 256):
+            began = time.perf_counter()
+            writer.apply(prompts.select(slice(0, rows)))
+            seconds = time.perf_counter() - began
+            say(f"generate, {rows} prompts at a time: {rows * 128 / seconds:,.0f} tokens/s at most, {seconds:.1f} s")
+
+
 def client() -> None:
     texts = [f"text number {number}" for number in range(4000)]
     with LanguageServer(latency_s=0.05) as server:
@@ -218,7 +249,7 @@ def client() -> None:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:] or ["client"]
-    if name not in ("convert", "perplexity", "generate", "ask", "client"):
+    if name not in ("convert", "perplexity", "generate", "ask", "gpu", "client"):
         sys.exit(__doc__)
     with suppress(KeyboardInterrupt):
         globals()[name](*arguments)

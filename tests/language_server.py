@@ -55,6 +55,7 @@ class LanguageServer:
         self.requests: list[dict[str, Any]] = []
         self.most_at_a_time = 0
         self.refuses_all: int | None = None
+        self.retry_after = "0.01"
         self._at_a_time = 0
         self._seen: Counter[tuple[str, str]] = Counter()
         self._answers = 0
@@ -155,7 +156,7 @@ class LanguageServer:
         prompt = prompt_of(request)
         kind = self._kind(prompt)
         if kind.isdigit():
-            headers = "Retry-After: 0.01\r\n" if kind == "429" else ""
+            headers = f"Retry-After: {self.retry_after}\r\n" if kind == "429" else ""
             return await self._send(
                 writer, int(kind), {"error": {"message": f"requested failure; you sent {head}"}}, headers
             )

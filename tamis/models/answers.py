@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,14 +30,13 @@ BUSY_S = 60.0
 LOOK_AGAIN_S = 0.02
 """How often to look for a free place for a request, and for budget that other requests release."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS spent (
-    scope TEXT PRIMARY KEY, tokens INTEGER NOT NULL, cost INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS reserved (
-    scope TEXT, pid INTEGER, started REAL, tokens INTEGER NOT NULL, cost INTEGER NOT NULL,
-    PRIMARY KEY (scope, pid, started)) WITHOUT ROWID;
-"""
+_AMOUNT = "tokens INTEGER NOT NULL, cost INTEGER NOT NULL"
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL) WITHOUT ROWID",
+    f"CREATE TABLE IF NOT EXISTS spent (scope TEXT PRIMARY KEY, {_AMOUNT}) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS reserved (scope TEXT, pid INTEGER, started REAL, "
+    f"{_AMOUNT}, PRIMARY KEY (scope, pid, started)) WITHOUT ROWID",
+)
 
 
 def default_folder() -> Path:
@@ -84,31 +83,34 @@ class AnswerStore:
     """Answers and spending in one SQLite file. Several processes may use the same file."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(folder / FILE, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
-            raise EndpointError(
-                f"cannot store answers in {folder}: {error}", hint="name a folder on a local disk with `cache`"
-            ) from error
+            raise self._failure(error) from error
+        self._do("PRAGMA journal_mode = WAL")
+        self._do("PRAGMA synchronous = NORMAL")
+        for table in _TABLES:
+            self._do(table)
         self._me = (os.getpid(), psutil.Process().create_time())
 
     def get(self, key: bytes) -> Answer | None:
-        row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        return Answer(**json.loads(zlib.decompress(row[0]))) if row is not None else None
+        row = self._do("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        try:
+            return Answer(**json.loads(zlib.decompress(row[0]))) if row is not None else None
+        except (zlib.error, ValueError, TypeError):  # damaged: ask again
+            return None
 
     def put(self, key: bytes, answer: Answer) -> Answer:
         """Store an answer, and return the one that is stored: another worker may have been first."""
         packed = zlib.compress(json.dumps(asdict(answer)).encode())
-        self._db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, packed))
+        self._do("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, packed))
         return self.get(key) or answer
 
     def spent(self, scope: str) -> Amount:
         """What requests of this scope cost so far."""
-        row = self._db.execute("SELECT tokens, cost FROM spent WHERE scope = ?", (scope,)).fetchone()
+        row = self._do("SELECT tokens, cost FROM spent WHERE scope = ?", (scope,)).fetchone()
         return Amount(*row) if row is not None else Amount()
 
     def reserve(self, scope: str, most: Amount, limit: Limit) -> bool | None:
@@ -121,7 +123,7 @@ class AnswerStore:
             if not limit.allows(spent + most):
                 return None
             held = "SELECT COALESCE(SUM(tokens), 0), COALESCE(SUM(cost), 0) FROM reserved WHERE scope = ?"
-            if not limit.allows(spent + Amount(*self._db.execute(held, (scope,)).fetchone()) + most):
+            if not limit.allows(spent + Amount(*self._do(held, (scope,)).fetchone()) + most):
                 self._release_dead(scope)
                 return False
             self._add("reserved", (scope, *self._me), most)
@@ -139,7 +141,7 @@ class AnswerStore:
 
     def _add(self, table: str, key: tuple[object, ...], amount: Amount) -> None:
         values = (*key, amount.tokens, amount.cost)
-        self._db.execute(
+        self._do(
             f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))}) ON CONFLICT DO UPDATE SET "
             "tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
             values,
@@ -147,24 +149,37 @@ class AnswerStore:
 
     def _release_dead(self, scope: str) -> None:
         """Release what was reserved by processes that no longer exist."""
-        for pid, started in self._db.execute("SELECT pid, started FROM reserved WHERE scope = ?", (scope,)).fetchall():
+        for pid, started in self._do("SELECT pid, started FROM reserved WHERE scope = ?", (scope,)).fetchall():
             try:
                 alive = abs(psutil.Process(pid).create_time() - started) < 1
             except psutil.NoSuchProcess:
                 alive = False
             if not alive:
                 found = "scope = ? AND pid = ? AND started = ?"
-                self._db.execute(f"DELETE FROM reserved WHERE {found}", (scope, pid, started))
+                self._do(f"DELETE FROM reserved WHERE {found}", (scope, pid, started))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._do("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        self._do("COMMIT")
+
+    def _do(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> EndpointError:
+        return EndpointError(
+            f"cannot store answers in {self._folder}: {error}",
+            hint="name a folder on a local disk with free space with `cache`; if the file is damaged, remove it",
+        )
 
 
 class Places:
@@ -175,9 +190,18 @@ class Places:
         self._free = list(range(number))
         self._looking = asyncio.Lock()
         self._freed = asyncio.Semaphore(number)
-        if folder is not None:
+        if folder is None:
+            return
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._files = [os.open(folder / str(place), os.O_RDWR | os.O_CREAT, 0o600) for place in range(number)]
+            for place in range(number):
+                self._files.append(os.open(folder / str(place), os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            self.close()
+            raise EndpointError(
+                f"cannot open {number} files in {folder}: {error}",
+                hint="lower `concurrency`, raise `ulimit -n`, or name a folder that can be written to with `cache`",
+            ) from error
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:

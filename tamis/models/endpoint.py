@@ -231,9 +231,10 @@ class Endpoint:
                 found[key] = known
                 self._count("cached", 1)
         waiting = iter(missing.items())
-        await asyncio.gather(
-            *(self._work(waiting, found, check) for _ in range(min(self.settings.concurrency, len(missing))))
-        )
+        workers = [self._work(waiting, found, check) for _ in range(min(self.settings.concurrency, len(missing)))]
+        for error in await asyncio.gather(*workers, return_exceptions=True):  # after all of them have ended
+            if error is not None:
+                raise error
         if self._fatal is not None:
             raise self._fatal
         return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import resource
 import signal
 from pathlib import Path
 
 import pytest
 
+from tamis.errors import EndpointError
 from tamis.models.answers import Amount, Answer, AnswerStore, Limit, Places
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -81,6 +83,26 @@ def test_processes_do_not_lose_each_others_sums(store, tmp_path):
     for process in processes:
         process.join()
     assert store.spent("run") == Amount(400, 800)
+
+
+def test_a_damaged_answer_is_asked_again_and_a_damaged_file_is_an_error(store, tmp_path):
+    store.put(b"key", Answer("a", None, 0, 0))
+    store._db.execute("UPDATE answers SET answer = x'0102'")
+    assert store.get(b"key") is None
+    store._db.execute("DROP TABLE answers")
+    with pytest.raises(EndpointError, match=r"cannot store answers in .*no such table"):
+        store.get(b"key")
+
+
+def test_too_many_places_are_an_error(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with pytest.raises(EndpointError, match="cannot open 300 files") as raised:
+            Places(tmp_path, 300)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "lower `concurrency`" in str(raised.value)
 
 
 def test_places_are_shared_through_the_folder(tmp_path):

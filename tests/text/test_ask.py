@@ -136,6 +136,13 @@ def test_a_refusal_of_everything_ends_the_run(server, cache, status, message):
         run(Rows([{"text": "a"}, {"text": "b"}]), step)
 
 
+def test_a_server_that_requests_a_wait_of_hours_ends_the_run(server, cache):
+    server.retry_after = "7200"
+    with pytest.raises(EndpointError, match="requests a wait of 7200 s") as raised:
+        run(Rows([{"text": "[[429]]"}]), Ask("{text}", endpoint=server.url, cache=cache, **FAST))
+    assert raised.value.hint == "rerun the same command later to resume"
+
+
 def test_a_server_that_does_not_exist_ends_the_run(cache):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens

@@ -16,6 +16,7 @@ from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.models.causal import TextGenerator, _Noise
+from tamis.models.devices import choose
 from tamis.models.files import ModelError, find
 from tamis.text import Generate, NeuralPerplexity
 from tests.models.make_models import write_language_model
@@ -210,3 +211,32 @@ def test_losses_are_the_same_in_small_parts(folders, monkeypatch):
     monkeypatch.setattr("tamis.models.causal.LOGITS_BYTES", 2000)  # a few tokens at a time
     parts = step.open(Context()).score(column(*TEXTS))["neural_perplexity"].to_numpy()
     assert np.allclose(whole, parts, rtol=1e-5)
+
+
+on_gpu = pytest.mark.skipif(choose("auto") == "cpu", reason="no GPU")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_perplexity_on_a_gpu_is_almost_that_on_a_cpu(folders, name):
+    step = NeuralPerplexity(folders[name], max_perplexity=1)
+    cpu, gpu = (
+        step.open(Context(device)).score(column(*TEXTS))["neural_perplexity"].to_numpy() for device in ("cpu", "cuda:0")
+    )
+    assert np.abs(np.log(gpu / cpu)).max() < 0.1  # the weights are large and random, which makes rounding worse
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_made_on_a_gpu_do_not_depend_on_the_order(folders, temperature):
+    def made(prompts: list[str]) -> dict[str, str]:
+        generator = TextGenerator(
+            find(folders["llama"]), Context("cuda:0"), max_new_tokens=8, temperature=temperature, seed=0
+        )
+        return dict(zip(prompts, generator.texts(prompts), strict=True))
+
+    first = made(TEXTS)
+    assert all(first.values())
+    assert made(TEXTS[::-1]) == first
