@@ -45,6 +45,9 @@ GPU_TOKENS = 131_072
 GPU_SHARE = 0.8
 """How much of the free GPU memory a batch may take; the rest is lost to fragmentation."""
 
+PROBED_LENGTHS = 64
+"""Memory per token is measured for lengths that are a multiple of this."""
+
 DEFAULT_TOKENS = 512
 """The longest input of a model that does not state one."""
 
@@ -236,8 +239,9 @@ class TextModel:
     def _most(self, width: int) -> int:
         """The most tokens per batch for texts of this length, measured on a GPU before the first batch."""
         network = self._loaded.network
+        width = round_up(width, PROBED_LENGTHS) if self._on_gpu else width
         if self._on_gpu and width not in self._budget.known and isinstance(network, TorchNetwork):
-            self._budget.known[width] = self._measured(network, width)
+            self._budget.known[width] = self._measured(network, min(width, self.max_tokens))
         return self._budget.most(width)
 
     def _measured(self, network: TorchNetwork, width: int) -> int:
