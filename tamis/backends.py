@@ -44,6 +44,10 @@ class ToBackend(Filter):
         return self.to_gpu and choose(self.device, library=None) == "gpu"
 
     @property
+    def decides(self) -> bool:
+        return False
+
+    @property
     def resources(self) -> Resources:
         return Resources(gpus=1) if self.is_on_gpu else Resources()
 

@@ -180,6 +180,11 @@ class Operator:
     def check(self) -> None:
         """Raise a `TamisError` for mistakes that can be found before any data is read."""
 
+    @property
+    def decides(self) -> bool:
+        """Whether rows depend on this step. Committed work is not repeated because of steps on which they do not."""
+        return True
+
     def parts(self) -> Sequence[Operator]:
         """The steps that a run has in place of this one: a step on a GPU may have part of its work done by CPU workers."""
         return (self,)

@@ -51,7 +51,17 @@ def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
         found.append(step.changed(device=mine) if mine != "auto" and getattr(step, "device", None) == "auto" else step)
         if isinstance(step, Gather):
             here = device
-    return [part for step in found for part in step.parts()]
+    return _divided(found)
+
+
+def _divided(steps: Sequence[Operator]) -> list[Operator]:
+    """The parts of the steps. What the first step after a move to a GPU has done by CPU workers comes before the move."""
+    found: list[Operator] = []
+    for step in steps:
+        *before, last = step.parts()
+        moved = found.pop() if before and found and isinstance(found[-1], ToBackend) else None
+        found += [*before, *([moved] if moved is not None else []), last]
+    return found
 
 
 def _input_bytes(steps: Sequence[Operator]) -> int | None:

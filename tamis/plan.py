@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 
 import tamis
-from tamis.backends import ToBackend
 from tamis.errors import ColumnError, ParameterError, SinkError
 from tamis.exchange import Exchange, FolderExchange
 from tamis.executors.packets import PacketRows
@@ -236,7 +235,7 @@ def make_plan(
         blocksize=chosen,
         store=store,
         exchange=exchange,
-        identity=identity,
+        identity=[found for step, found in zip(steps, identity, strict=True) if step.decides],
         recipe=[{step.name: _written(step)} for step in steps],
         reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
@@ -318,7 +317,7 @@ def _cut(
         assert end is None or isinstance(end, (Sink, Gather))
         # Rows that no step has changed are read from the source again instead of being copied to disk.
         untouched = isinstance(source, type(shape.source)) and not operators and index == 0
-        decisive = [known[id(op)] for op in operators if not isinstance(op, ToBackend)]
+        decisive = [known[id(op)] for op in operators if op.decides]
         parts = [fingerprint, decisive, known[id(end)] if end else None]
         fingerprint = digest(parts)
         stages.append(

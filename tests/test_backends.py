@@ -21,9 +21,15 @@ from tamis.batch import Batch
 from tamis.cli import main
 from tamis.errors import BudgetError, ParameterError
 from tamis.fields import AddId
+from tamis.memory.governor import Learned
 from tamis.models import devices
 from tamis.operators import Gather, Map, operator
+from tamis.placement import place
+from tamis.plan import make_plan
+from tamis.store import Store
+from tamis.text.embed import Embed
 from tamis.text.quality import WordCount
+from tests.models.make_models import write_encoder
 from tests.test_pipeline import numbered, write_jsonl
 
 
@@ -296,3 +302,26 @@ def test_without_memory_for_workers_on_a_gpu_steps_run_on_the_cpu(gpus):
     for requested in ({"device": "gpu"}, {"gpu_memory": "5GB"}):
         with pytest.raises(BudgetError):
             pipeline.explain(memory="900MB", workers=1, **requested)
+
+
+def test_committed_work_is_the_same_on_both_devices(gpus, tmp_path, monkeypatch):
+    """On a GPU, a network reads tokens that another step has made; rows do not depend on that."""
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    model = write_encoder(tmp_path / "model")
+    source = write_jsonl(tmp_path / "in.jsonl", numbered(20))
+    steps = [JsonlReader(source), ToBackend("gpu"), Embed(model), JsonlWriter(tmp_path / "out")]
+    found = []
+    for device in ("gpu", "cpu"):
+        placed, budget = place(
+            steps, Learned(), "auto", memory="6GB", workers=1, caller_bytes=0, device=device, gpu_memory="5GB"
+        )
+        found.append(make_plan(placed, budget, Store(str(tmp_path / "out"))))
+    on_gpu, on_cpu = found
+    assert [[step.name for step in stage.steps] for stage in on_gpu.groups[0].stages] == [
+        ["jsonl_reader", "tokenize"],
+        ["packet_rows", "to_backend", "embed"],
+        ["packet_rows", "jsonl_writer"],
+    ]
+    assert [step.name for step in on_cpu.stages[0].steps] == ["jsonl_reader", "to_backend", "embed", "jsonl_writer"]
+    assert on_gpu.identity == on_cpu.identity
+    assert on_gpu.stages[0].fingerprint == on_cpu.stages[0].fingerprint

@@ -250,7 +250,8 @@ class GroupRun:
         if unit.flow.abandoned and kind in ("packet", "safe"):
             return
         if kind == "opened":
-            job.opened_s = content[0]
+            job.opened_s = min(content[0], time.monotonic() - job.began)  # it may have begun before the job
+            pool.clock.opening_s += content[0] - job.opened_s
         elif kind == "progress":
             if not pool.stage.pool:
                 self.emit(PartitionProgress(self.group.index, unit.flow.index, worker.number, *content))
@@ -609,6 +610,8 @@ class GroupRun:
         self._balanced = now
         loads = stage_loads(self.pools, self.flows, more_partitions=bool(self.todo))
         for pool, wanted in zip(self.pools, balance(loads, usable_cpus()), strict=True):
+            if pool.slots and wanted:  # opening a GPU again would cost more than a worker that waits
+                wanted = max(wanted, len(pool.workers))
             pool.target = wanted
             for worker in pool.idle()[: max(0, len(pool.workers) - wanted)]:
                 self._stop(pool, worker)

@@ -61,7 +61,7 @@ class Embed(Map):
 
     cost = 1000.0
     tolerance = 1e-5
-    incidental = frozenset({"batch_size", "device"})
+    incidental = frozenset({"batch_size", "device", "tokens"})
 
     def check(self) -> None:
         check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars, batch_size=self.batch_size)

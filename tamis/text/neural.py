@@ -75,8 +75,14 @@ class Tokenize(Map):
     max_tokens: int | None = None
     max_chars: int | None = None
     long_texts: LongTexts = "truncate"
+    as_part: bool = False
+    """Added by a run, in place of work that the next step would do itself."""
 
     cost = 20.0
+
+    @property
+    def decides(self) -> bool:
+        return not self.as_part
 
     def check(self) -> None:
         check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars)
@@ -122,7 +128,7 @@ def tokenized_before(step: Operator, model: str | Path, device: Device, column: 
     if device == "cpu":
         return [step]
     settings = {name: getattr(step, name) for name in ("model", "max_tokens", "max_chars", "long_texts")}
-    return [Tokenize(column=column, output=tokens, **settings), step.changed(tokens=tokens)]
+    return [Tokenize(column=column, output=tokens, as_part=True, **settings), step.changed(tokens=tokens)]
 
 
 @operator(reads="text", writes=("label", "score"))
@@ -168,7 +174,7 @@ class Classifier(Filter):
     tolerance = 1e-5
     measuring_parameters = frozenset({"max_tokens", "max_chars"})
     verdict_parameters = frozenset({"filter_by"})
-    incidental = frozenset({"model_inference_batch_size", "device"})
+    incidental = frozenset({"model_inference_batch_size", "device", "tokens"})
 
     @property
     def adds_scores(self) -> bool:
