@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from tamis import JsonlReader, JsonlWriter, LocalExecutor, Pipeline, Resources, Rows, operator, step
 from tamis.batch import Batch
 from tamis.dedup import ExactDedup
-from tamis.errors import BudgetError, Interrupted, ParameterError
+from tamis.errors import BudgetError, Interrupted, ParameterError, WorkerError
 from tamis.executors.packets import PacketRows, PacketWriter, partition_of
 from tamis.executors.tasks import Emission
 from tamis.memory import slots
@@ -447,6 +448,48 @@ class GpuRunnerForTests:
     def apply(self, batch):
         time.sleep(0.02)
         return {"gpu": pa.array([self.name] * len(batch))}
+
+
+@operator(reads="text", writes="was_open")
+class AwaitOpenForTests(Map):
+    """Says whether a step after it was opened before the first rows, or soon after; keeps the byte for the next worker."""
+
+    pipe: str
+
+    def apply(self, batch):
+        end = os.open(self.pipe, os.O_RDWR)
+        found = bool(select.select([end], [], [], 60)[0])
+        os.close(end)
+        return {"was_open": pa.array([found] * len(batch))}
+
+
+@operator(reads="text", writes="gpu", resources=Resources(gpus=1))
+class OpenOnGpuForTests(Map):
+    pipe: str
+    error: str | None = None
+
+    def open(self, context):
+        if self.error:
+            raise ValueError(self.error)
+        self_end = os.open(self.pipe, os.O_RDWR)
+        os.write(self_end, b"1")
+        return GpuRunnerForTests(str(self_end))  # stays open, as a pipe without any end forgets what was written
+
+
+def test_workers_on_gpus_are_opened_before_rows_arrive(tmp_path, monkeypatch):
+    monkeypatch.setattr(slots, "usable_gpus", lambda: ["3"])
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    steps = [AwaitOpenForTests(pipe=pipe), OpenOnGpuForTests(pipe=pipe)]
+    table = Pipeline(Rows(numbered(10)), *steps).collect(executor=LocalExecutor(workers=2), memory="4GB")
+    assert table["was_open"].to_pylist() == [True] * 10
+
+
+def test_a_step_on_a_gpu_that_cannot_be_opened_ends_the_run(monkeypatch):
+    monkeypatch.setattr(slots, "usable_gpus", lambda: ["3", "5"])
+    step = OpenOnGpuForTests(pipe="", error="there are no weights")
+    with pytest.raises(WorkerError, match="there are no weights"):
+        Pipeline(Rows(numbered(10)), step).run(executor=LocalExecutor(workers=2), memory="4GB")
 
 
 def test_more_gpus_than_there_are_is_an_error(monkeypatch):
