@@ -86,8 +86,6 @@ class Operator:
     """Approximate time per megabyte relative to counting words; used for hints about the order of steps."""
     path_parameters: ClassVar[frozenset[str]] = frozenset({"file_paths", "path", "paths", "model", "tokenizer"})
     """Parameters that name files. In a recipe they are relative to the recipe."""
-    worth_gpu_bytes: ClassVar[int] = 0
-    """With device="auto", the step runs on the CPU if the input is smaller than this, or if its size is unknown."""
     incidental: ClassVar[frozenset[str]] = frozenset()
     """Parameters that do not affect the rows: locations of files, partitioning, credentials."""
     tolerance: ClassVar[float] = 0.0
@@ -106,6 +104,11 @@ class Operator:
     def resources(self) -> Resources:
         """What a worker needs to run this step. Override it if that depends on parameters, such as the size of a model."""
         return self.declared_resources
+
+    @property
+    def worth_gpu_bytes(self) -> int:
+        """With device="auto", this step runs on the CPU if the input is smaller than this, or if its size is unknown."""
+        return 0
 
     @property
     def batch_bytes(self) -> int | None:

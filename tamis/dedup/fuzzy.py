@@ -90,8 +90,8 @@ class FuzzyDedup(Gather):
     `ExactDedup`. `reuse` names the output of an earlier run over the same input, whose hashes are reused; only `threshold`
     may differ.
 
-    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for inputs from 1 GB on. A few workers
-    then hash what all others read.
+    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for inputs from 1 GB on, or from 200
+    MB for character n-grams. A few workers then hash what all others read.
 
     Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
     candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
@@ -131,7 +131,6 @@ class FuzzyDedup(Gather):
     version = 4
     incidental = frozenset({"device", "storage_options"})
     path_parameters = frozenset({"against", "reuse"})
-    worth_gpu_bytes = 1_000_000_000
 
     def check(self) -> None:
         self._policy.check()
@@ -196,6 +195,11 @@ class FuzzyDedup(Gather):
             gpus=1 / WORKERS_PER_GPU,
             gpu_memory=GPU_FIXED_BYTES + batch_bytes * (160 if self._unit == "character" else 40),
         )
+
+    @property
+    def worth_gpu_bytes(self) -> int:
+        """What many cores hash in the time that it takes to open a GPU."""
+        return 200_000_000 if self._unit == "character" else 1_000_000_000
 
     @property
     def batch_bytes(self) -> int | None:

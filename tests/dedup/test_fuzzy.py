@@ -512,7 +512,7 @@ class TestWhereItRuns:
         assert step.device == "cpu", "the size is unknown"
 
     def test_a_large_input_is(self, corpus, monkeypatch):
-        monkeypatch.setattr(FuzzyDedup, "worth_gpu_bytes", 2000)
+        monkeypatch.setattr(FuzzyDedup, "worth_gpu_bytes", property(lambda step: 2000))
         (_, step) = placement.placed_on([corpus, FuzzyDedup()], "auto")
         assert step.resources.gpus == pytest.approx(1 / 3)
         assert placement.resource_runs([], 10**9, step) == [(), ()], "readers, and workers that observe"
