@@ -215,6 +215,8 @@ class TorchNetwork:
             self.module = module.eval().to(device)
         if self.on_gpu:
             fuse(module)
+        else:
+            use_onednn(module)
         self.vocabulary = _vocabulary(self._torch, module)
         self._copies = self._torch.cuda.Stream(device) if self.on_gpu else None
 
@@ -271,6 +273,51 @@ class TorchNetwork:
 
     def close(self) -> None:
         self.module = None
+
+
+def use_onednn(network: Any) -> int:
+    """Replace the linear layers of a network on a CPU by calls of oneDNN; returns how many were replaced.
+
+    torch multiplies float32 matrices with MKL, which is slower on processors of other makers than Intel: by 10 to 40 % where
+    this was measured. The weights stay where they are, mapped. Does nothing if this build of torch has no such operation.
+    """
+    torch = require("torch", extra="models", purpose="running a model")
+    found = _onednn_linear(torch)
+    if found is None:
+        return 0
+    multiply = found
+
+    class OneDnnLinear(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            self.weight, self.bias = layer.weight, layer.bias
+
+        def forward(self, values: Any) -> Any:
+            return multiply(values, self.weight, self.bias)
+
+    replaced = 0
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32:
+                setattr(parent, name, OneDnnLinear(layer))
+                replaced += 1
+    return replaced
+
+
+def _onednn_linear(torch: Any) -> Callable[[Any, Any, Any], Any] | None:
+    """A linear layer by oneDNN, checked against torch's own; None if it is missing or differs."""
+    try:
+        operation = torch.ops.mkldnn._linear_pointwise
+
+        def multiply(values: Any, weight: Any, bias: Any) -> Any:
+            return operation(values, weight, bias, "none", [], "")
+
+        with torch.inference_mode():
+            values, weight = torch.linspace(-1, 1, 24).reshape(2, 4, 3), torch.linspace(-1, 1, 15).reshape(5, 3)
+            same = torch.allclose(multiply(values, weight, None), torch.nn.functional.linear(values, weight), atol=1e-5)
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        return None
+    return multiply if same else None
 
 
 def _vocabulary(torch: Any, module: Any) -> int | None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tamis.models.files import ModelError, find
-from tamis.models.network import TorchNetwork, load_weights, map_safetensors, sequence_classifier
+from tamis.models.network import TorchNetwork, load_weights, map_safetensors, sequence_classifier, use_onednn
 from tests.models.make_models import write_classifier, write_tokenizer
 
 
@@ -132,3 +132,13 @@ def test_padding_does_not_change_the_outputs(folder):
     together = network.start(padded, np.array([4, 9]))()
     np.testing.assert_allclose(together[:1], alone, atol=1e-6)
     assert network.vocabulary == find(folder).config["vocab_size"]
+
+
+def test_linear_layers_of_onednn_give_the_same_outputs(folder):
+    module = sequence_classifier(folder, {}).eval()
+    ids, mask = torch.randint(5, 60, (3, 20)), torch.ones((3, 20), dtype=torch.long)
+    with torch.inference_mode():
+        expected = module(ids, mask)
+        layers = sum(type(layer) is torch.nn.Linear for layer in module.modules())
+        assert use_onednn(module) in (0, layers)
+        torch.testing.assert_close(module(ids, mask), expected, atol=1e-5, rtol=1e-5)
