@@ -162,11 +162,12 @@ def verdicts_of(op: Filter, scores: Mapping[str, pa.Array], alive: np.ndarray) -
 
 
 def with_scores(op: Filter, batch: Batch, scores: Mapping[str, pa.Array]) -> Batch:
-    """The batch with the scores as columns, if the filter adds them."""
+    """The batch with the scores as columns, if the filter adds them, and without what it removes."""
     if not op.adds_scores:
         return batch
     names = op.score_columns()
-    return batch.with_columns({names.get(name, name): values for name, values in scores.items()})
+    kept = batch.without(op.removes([name for name in batch.columns if not name.startswith(HIDDEN)]))
+    return kept.with_columns({names.get(name, name): values for name, values in scores.items()})
 
 
 def _filter(op: Filter, batch: Batch, runner: Any) -> Applied:

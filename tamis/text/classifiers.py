@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,10 @@ from tamis.models.devices import Device, choose
 from tamis.models.files import ModelError, ModelFiles, find, find_folder, labels_of, with_files
 from tamis.models.network import Build, sequence_classifier
 from tamis.models.text_model import TextModel
-from tamis.operators import Filter, Resources, Rule, Scores, one_of, operator
+from tamis.models.tokens import LongTexts
+from tamis.operators import Filter, Operator, Resources, Rule, Scores, one_of, operator
 from tamis.text.clean import strings
-from tamis.text.neural import check_lengths, network_resources, sigmoid, softmax, vectors
+from tamis.text.neural import check_lengths, network_resources, sigmoid, softmax, tokenized_before, vectors
 
 EDU_LABELS = ("high_quality", "low_quality")
 EDU_THRESHOLD = 2.5
@@ -72,14 +73,19 @@ class PublishedClassifier(Filter):
     max_chars: int | None = None
     model_inference_batch_size: int | None = None
     device: Device = "auto"
+    tokens: str | None = None
+    """A column that `Tokenize` wrote, which is then read in place of the text and removed."""
 
     cost = 1000.0
     tolerance = 1e-4
     max_tokens = 512
+    long_texts: ClassVar[LongTexts] = "truncate"
     measuring_parameters = frozenset({"max_chars"})
     verdict_parameters = frozenset({"filter_by"})
-    incidental = frozenset({"model_inference_batch_size", "device"})
+    incidental = frozenset({"model_inference_batch_size", "device", "tokens"})
     path_parameters = frozenset({"model", "base_model", "aegis_variant"})
+    reads_texts_as_they_are: ClassVar[bool] = True
+    """Whether a tokenizer can read the texts before this step, without a prompt around them or a part of them cut out."""
 
     @property
     def adds_scores(self) -> bool:
@@ -121,9 +127,26 @@ class PublishedClassifier(Filter):
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.files())
 
+    def parts(self) -> Sequence[Operator]:
+        if not self.reads_texts_as_they_are:
+            return [self]
+        return tokenized_before(self, getattr(self, "model"), self.device, self.column, f"{self.name}_tokens")  # noqa: B009
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.tokens or "text",)
+
+    def real_names(self) -> dict[str, str]:
+        return {self.tokens: self.tokens} if self.tokens else super().real_names()
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return (self.tokens,) if self.tokens else ()
+
     @property
     def resources(self) -> Resources:
-        return network_resources(self.files(), self.device, self.build())
+        try:
+            return network_resources(self.files(), self.device, self.build())
+        except ModelError:  # `check` reports it
+            return Resources()
 
     def open(self, context: Context) -> _Runner:
         model = TextModel.open(
@@ -134,7 +157,7 @@ class PublishedClassifier(Filter):
             max_chars=self.max_chars,
             batch_size=self.model_inference_batch_size,
         )
-        return _Runner(model, self.texts, self.columns)
+        return _Runner(model, self.texts, self.columns, self.tokens)
 
     def rules(self) -> list[Rule]:
         return [one_of(self.declared_writes[0], self.filter_by)] if self.filter_by else []
@@ -142,18 +165,22 @@ class PublishedClassifier(Filter):
 
 class _Runner:
     def __init__(
-        self, model: TextModel, texts: Callable[[Column], Column], columns: Callable[[np.ndarray], Columns]
+        self,
+        model: TextModel,
+        texts: Callable[[Column], Column],
+        columns: Callable[[np.ndarray], Columns],
+        tokens: str | None = None,
     ) -> None:
-        self._model, self._texts, self._columns = model, texts, columns
+        self._model, self._texts, self._columns, self._tokens = model, texts, columns, tokens
 
     def score(self, batch: Batch) -> Scores:
-        texts = strings(batch["text"])
-        outputs = self._model.predict(self._texts(texts))
-        missing = np.asarray(pc.is_null(texts).to_numpy(zero_copy_only=False), np.bool_)
-        rows = pa.array(np.arange(len(texts)), mask=missing)
-        # A null text has no label, and neither columns nor a probability.
-        return {name: pa.array(column).take(rows) if isinstance(column, np.ndarray) else column.take(rows)
-                for name, column in self._columns(outputs).items()}  # fmt: skip
+        given = batch[self._tokens] if self._tokens else strings(batch["text"])
+        found = self._model.predict_tokens(given) if self._tokens else self._model.predict(self._texts(given))
+        missing = np.asarray(pc.is_null(given).to_numpy(zero_copy_only=False), np.bool_)
+        rows = pa.array(np.arange(len(given)), mask=missing)
+        # A null text has no label and no score.
+        return {name: pa.array(values).take(rows) if isinstance(values, np.ndarray) else values.take(rows)
+                for name, values in self._columns(found).items()}  # fmt: skip
 
     def close(self) -> None:
         self._model.close()
@@ -343,6 +370,8 @@ class FineMathClassifier(PublishedClassifier):
     int_score_column: str = "finemath_int_scores"
     center_crop_chars: int | None = 10_000
 
+    reads_texts_as_they_are = False
+
     def check(self) -> None:
         check_lengths(self.name, center_crop_chars=self.center_crop_chars)
         super().check()
@@ -527,6 +556,7 @@ class AegisClassifier(PublishedClassifier):
     max_chars: int | None = 6000
 
     max_tokens = AEGIS_TOKENS
+    reads_texts_as_they_are = False
 
     def check(self) -> None:
         super().check()
@@ -616,6 +646,7 @@ class InstructionDataGuardClassifier(PublishedClassifier):
     filter_by: Sequence[bool] = ()  # type: ignore[assignment]
 
     max_tokens = AEGIS_TOKENS
+    reads_texts_as_they_are = False
 
     def files(self) -> ModelFiles:
         return find(self.base_model)

@@ -31,6 +31,7 @@ from tamis.text.classifiers import (
     PromptTaskComplexityClassifier,
     QualityClassifier,
 )
+from tamis.text.neural import Tokenize
 from tests.models.make_networks import DEBERTA, PROMPT, QUALITY, TARGETS, TASKS, TEXT, put_in_cache
 
 ALL = [
@@ -259,6 +260,22 @@ class TestAsSteps:
         }
         only = Pipeline(Rows(rows), step(filter_by=[label], score_only=True)).collect(executor="inline").to_pylist()
         assert only == every
+
+    @pytest.mark.parametrize("step", [QualityClassifier, FineWebEduClassifier, PromptTaskComplexityClassifier])
+    def test_tokens_that_cpu_workers_make_give_the_same_labels(self, step):
+        """On a GPU, this is how a run divides the step."""
+        rows = [{"text": text} for text in [*TEXTS, None]]
+        plain = step(max_chars=50)
+        divided = [
+            Tokenize(plain.model, output="t", max_tokens=plain.max_tokens, max_chars=50),
+            plain.changed(tokens="t"),
+        ]
+        expected = Pipeline(Rows(rows), plain).collect(executor="inline").to_pylist()
+        found = Pipeline(Rows(rows), *divided).collect(executor="inline").to_pylist()
+        for row, other in zip(found, expected, strict=True):
+            assert row.keys() == other.keys()
+            for name, value in row.items():
+                assert value == (pytest.approx(other[name], abs=1e-4) if isinstance(value, float) else other[name])
 
     def test_data_guard_filters_by_true_or_false(self):
         rows = [{"text": text} for text in TEXTS]
