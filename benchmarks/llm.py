@@ -37,9 +37,6 @@ from tamis.context import Context  # noqa: E402
 from tamis.text import Ask, AskScore, Generate, NeuralPerplexity  # noqa: E402
 from tests.language_server import LanguageServer  # noqa: E402
 
-NUM_TEXTS = 12
-"""Of each kind; a model of 270 million parameters reads about 200 tokens per second on two cores."""
-
 
 def say(*words: object) -> None:
     print(*words, flush=True)  # noqa: T201
@@ -79,12 +76,14 @@ def add_start_token(file: Path, token: str) -> None:
     tokenizer.save(str(file))
 
 
-def perplexity(folder: str) -> None:
+def perplexity(folder: str, texts: str = "12") -> None:
+    """`texts` of each kind. The model reads about 200 tokens per second on two idle cores."""
     import torch
     import transformers
     from tokenizers import Tokenizer
 
-    fluent = paragraphs(NUM_TEXTS)
+    count = int(texts)
+    fluent = paragraphs(count)
     shuffled = []
     for number, text in enumerate(fluent):
         words = text.split()
@@ -99,9 +98,10 @@ def perplexity(folder: str) -> None:
     began = time.perf_counter()
     found = runner.score(Batch(pa.table({"text": [*fluent, *shuffled]})))["neural_perplexity"].to_pylist()
     ours = time.perf_counter() - began
-    for name, values in {"fluent": found[:NUM_TEXTS], "shuffled": found[NUM_TEXTS:]}.items():
+    say(f"{tokens} tokens in {ours:.1f} s, {tokens / ours:.0f} tokens/s")
+    for name, values in {"fluent": found[:count], "shuffled": found[count:]}.items():
         say(
-            f"{name:9} median perplexity {sorted(values)[NUM_TEXTS // 2]:8.1f}, from {min(values):.1f} to {max(values):.1f}"
+            f"{name:9} median perplexity {sorted(values)[count // 2]:8.1f}, from {min(values):.1f} to {max(values):.1f}"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     began = time.perf_counter()
@@ -118,11 +118,11 @@ def perplexity(folder: str) -> None:
     say(f"ratio {plain / ours:.2f}; largest difference of a logarithm {worst:.1e}")
 
 
-def generate(folder: str) -> None:
+def generate(folder: str, prompts: str = "16") -> None:
     import torch
     import transformers
 
-    texts = [text[:300] for text in paragraphs(16)]
+    texts = [text[:300] for text in paragraphs(int(prompts))]
     step = Generate(folder, prompt="{text}\n\nIn short:", max_new_tokens=32)
     runner = step.open(Context())
     batch = Batch(pa.table({"text": texts}))
@@ -145,9 +145,9 @@ def generate(folder: str) -> None:
     alone = time.perf_counter() - began
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     say(
-        f"{count} tokens for 16 prompts: Tamis {count / batched:.0f} tokens/s, transformers {count / alone:.0f} tokens/s"
+        f"{count} tokens for {prompts} prompts: Tamis {count / batched:.0f} tokens/s, transformers {count / alone:.0f} tokens/s"
     )
-    say(f"ratio {alone / batched:.2f}; {same} of 16 texts equal; for example {ours[0][:80]!r}")
+    say(f"ratio {alone / batched:.2f}; {same} of {prompts} texts equal; for example {ours[0][:80]!r}")
 
 
 def ask(gguf: str) -> None:
