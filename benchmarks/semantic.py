@@ -84,7 +84,7 @@ def gpu(arguments: argparse.Namespace) -> None:
     from tamis.dedup.clustering import Training
     from tamis.dedup.resident import Resident
     from tamis.dedup.vectors import VectorKind
-    from tamis.kernels import clusters_gpu
+    from tamis.kernels import clusters, clusters_gpu
 
     clusters_gpu.library()
     rows, dimension, device = arguments.rows, DIMENSION, clusters_gpu.DEVICE
@@ -142,14 +142,13 @@ def gpu(arguments: argparse.Namespace) -> None:
     synced("an iteration: sums of all rows", lambda: clusters_gpu.fixed_sums_on(found.vectors, home, num_clusters))
     halves = home = None
     synced("rows by cluster, in order", found.arrange)
-    if rows <= 20_000_000:
-        synced(
-            "clusters within reach (part of the next line)",
-            lambda: clusters_gpu.reach_on(
-                found.vectors[: rows // 8], centres, found.home[: rows // 8], settings.threshold, settings.neighbours
-            ),
-            flops / 8,
-        )
+    synced(
+        "clusters within reach (part of the next line)",
+        lambda: clusters_gpu.reach_on(found.vectors, centres, found.home, settings.threshold, settings.neighbours),
+        2.0 * rows * dimension * clusters.num_near(settings.neighbours, num_clusters),
+    )
+    clusters_gpu.FUSED = not arguments.plain
+    edges, near = synced("similar rows (kernels are compiled)", lambda: found.compare(None))
     edges, near = synced("similar rows", lambda: found.compare(None))
     sizes = np.bincount(found.home.cpu().numpy(), minlength=num_clusters).astype(float)
     print(f"{edges.num_rows:,} edges, {near.num_rows:,} near misses, {found.counts}")
@@ -216,6 +215,7 @@ def main() -> None:
         command.add_argument("--workers", type=int, default=16)
         command.add_argument("--devices", default="gpu")
         command.add_argument("--half", action="store_true")
+        command.add_argument("--plain", action="store_true", help="without kernels of triton")
     arguments = parser.parse_args()
     arguments.function(arguments)
 

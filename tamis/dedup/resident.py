@@ -274,7 +274,7 @@ class Resident:
         torch, settings = clusters_gpu.library(), self.settings
         count = len(self.row)
         row, cluster, limited = clusters_gpu.reach_on(
-            self.vectors[queries],
+            self.vectors[queries] if len(queries) < count else self.vectors,
             clusters_gpu.to_device(self.centres),
             self.home[queries],
             settings.threshold,
@@ -287,13 +287,28 @@ class Resident:
         some = (before > 0).nonzero()[:, 0]
         some = some[torch.sort(cluster[some], stable=True)[1]]
         query, cluster, before = query[some], cluster[some], before[some]
-        ends = torch.searchsorted(cluster, torch.arange(len(self.centres) + 1, device=query.device)).tolist()
+        ends = torch.searchsorted(cluster, torch.arange(len(self.centres) + 1, device=query.device))
+        self.counts["compared"] += len(query)
+        floor = max(0.0, settings.threshold - similar.NEAR_MISS_MARGIN)
+        matches = clusters_gpu.fused_matches(
+            self.vectors, self.halves, query, before, ends, self._starts, settings.threshold, similar.MAX_LISTED, floor
+        )
+        if matches is None:
+            return self._compare_each(query, before, ends.tolist(), floor)
+        self._full[matches.full] = True
+        self._near[matches.near_query], self._near_value[matches.near_query] = matches.near_target, matches.near_value
+        found = (matches.query.cpu().numpy(), matches.target.cpu().numpy(), matches.value.cpu().numpy())
+        return [(found[0], found[1], found[2].astype(np.float32))]
+
+    def _compare_each(
+        self, query, before, ends: list[int], floor: float
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Compare one cluster after another: for any number of pairs, and without triton."""
+        torch, settings = clusters_gpu.library(), self.settings
         starts = self._starts.tolist()
         search = clusters_gpu.Search(
-            self.vectors, self.halves, self.vectors, self.halves, settings.threshold, similar.MAX_LISTED,
-            max(0.0, settings.threshold - similar.NEAR_MISS_MARGIN),
-        )  # fmt: skip
-        self.counts["compared"] += len(query)
+            self.vectors, self.halves, self.vectors, self.halves, settings.threshold, similar.MAX_LISTED, floor
+        )
         found = []
         for number in range(len(self.centres)):
             first, last = ends[number], ends[number + 1]

@@ -170,40 +170,47 @@ def reach(
 
     A vector of another cluster is nearer to the centre of that cluster, so it is beyond the plane halfway between the two
     centres. If that plane is further away than two vectors of this similarity are from each other, the cluster is out of
-    reach. Of the clusters in reach, the `limit` with the nearest planes are returned.
+    reach. Of the clusters in reach, the `limit` with the nearest planes are returned, if their centres are among the
+    `num_near(limit)` nearest to the vector's own centre.
     """
-    chord = chord_of(threshold)
-    rows_found, clusters_found, left_out = [], [], 0
-    apart = _distances(centres)
-    for rows in _row_blocks(len(vectors), len(centres)):
-        products = vectors[rows] @ centres.T
-        number = np.arange(len(products))
-        own = products[number, home[rows]][:, None]
-        between = apart[home[rows]]
-        margin = np.subtract(own, products, out=products)
-        margin /= between
-        margin[number, home[rows]] = np.inf
-        if limit is not None and limit < len(centres) - 1:
-            left_out += int(np.count_nonzero(np.count_nonzero(margin <= chord, axis=1) > limit))
-            if limit == 0:
-                continue
-            near = np.argpartition(margin, limit - 1, axis=1)[:, :limit]
-            found = margin[number[:, None], near] <= chord
-            row, column = np.nonzero(found)
-            column = near[row, column]
-        else:
-            row, column = np.nonzero(margin <= chord)
-        rows_found.append(row + rows.start)
-        clusters_found.append(column.astype(np.int32))
-    if not rows_found:
-        return np.empty(0, np.int64), np.empty(0, np.int32), left_out
+    chord, near = chord_of(threshold), num_near(limit, len(centres))
+    rows_found, clusters_found, left_out = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 0
+    if limit == 0 or len(centres) == 1:
+        return rows_found[0], clusters_found[0], 0
+    order = np.argsort(home, kind="stable")
+    begins = np.flatnonzero(np.append(True, home[order[1:]] != home[order[:-1]])) if len(order) else order
+    for first, last in zip(begins, [*begins[1:], len(order)], strict=True):
+        own = int(home[order[first]])
+        others = nearest_others(centres, own, near)
+        apart = np.sqrt(np.maximum(2.0 - 2.0 * (centres[others] @ centres[own]), 1e-12)).astype(np.float32)
+        for rows in _row_blocks(last - first, near):
+            some = order[first:last][rows]
+            mine = vectors[some]
+            margin = ((mine @ centres[own])[:, None] - mine @ centres[others].T) / apart
+            if limit is not None and limit < near:
+                left_out += int(np.count_nonzero(np.count_nonzero(margin <= chord, axis=1) > limit))
+                closest = np.argpartition(margin, limit - 1, axis=1)[:, :limit]
+                row, place = np.nonzero(np.take_along_axis(margin, closest, axis=1) <= chord)
+                place = closest[row, place]
+            else:
+                row, place = np.nonzero(margin <= chord)
+            rows_found.append(some[row])
+            clusters_found.append(others[place].astype(np.int32))
     return np.concatenate(rows_found), np.concatenate(clusters_found), left_out
 
 
-def _distances(centres: np.ndarray) -> np.ndarray:
-    """The distance between each two centres; those of equal ones are tiny, so that they are in reach of each other."""
-    gram = centres @ centres.T
-    return np.sqrt(np.maximum(2.0 - 2.0 * gram, 1e-12)).astype(np.float32)
+def num_near(limit: int | None, count: int) -> int:
+    """How many centres are examined for each cluster: all others without a limit, otherwise many times the limit."""
+    return count - 1 if limit is None else min(count - 1, max(64, 8 * limit))
+
+
+def nearest_others(centres: np.ndarray, own: int, count: int) -> np.ndarray:
+    """The numbers of the centres that are most similar to one of them, in ascending order."""
+    products = centres @ centres[own]
+    products[own] = -np.inf
+    if count >= len(centres) - 1:
+        return np.delete(np.arange(len(centres)), own)
+    return np.sort(np.argpartition(-products, count - 1)[:count])
 
 
 def first_matches(

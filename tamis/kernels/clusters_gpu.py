@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tamis.errors import require
+from tamis.errors import MissingExtra, require
 from tamis.kernels import clusters
 
 DEVICE = "cuda:0"
@@ -26,6 +27,18 @@ MARGIN = 1.5e-3
 
 BLOCK_BYTES = 512_000_000
 """Products that are computed at a time."""
+
+FUSED = True
+"""Use kernels of triton where it is installed."""
+
+TILE = {"queries": 128, "targets": 128, "step": 64}
+"""Vectors and dimensions that a program of these kernels multiplies at a time."""
+
+STAGES = (32, 512, 2**31 - 1)
+"""Clusters are compared in parts that end here: a row with enough matches in one part is left out of the next."""
+
+MAX_PAIRS = 2**27
+"""Pairs that the kernels may find at a time: 2 GB."""
 
 PAIR_ROWS = 2**18
 """Pairs that are computed again at a time."""
@@ -52,6 +65,35 @@ def short(vectors) -> Any:
     return vectors.half() if vectors.is_cuda else vectors
 
 
+@functools.cache
+def _kernels() -> Any:
+    """Kernels that do not write products to memory, or None without triton."""
+    try:
+        require("triton", extra="models", purpose="kernels on a GPU")
+    except MissingExtra:
+        return None
+    from tamis.kernels import clusters_kernel
+
+    return clusters_kernel
+
+
+_unsupported: set[str] = set()
+"""Kernels that cannot be used on the GPU of this process."""
+
+
+def _launch(name: str, programs: int, halves, *arguments: Any) -> bool:
+    """Run a kernel; False if it cannot be used: not on a GPU, not in float16, without triton, or not on this GPU."""
+    kernels = _kernels() if FUSED and halves.dtype == library().float16 and name not in _unsupported else None
+    if kernels is None or not programs:
+        return False
+    try:
+        getattr(kernels, name)[(programs,)](halves, *arguments, dimension=halves.shape[1], num_warps=8, **TILE)
+    except kernels.FAILURES:
+        _unsupported.add(name)
+        return False
+    return True
+
+
 def _blocks(rows: int, width: int, item: int) -> Iterator[tuple[int, int]]:
     step = max(1, BLOCK_BYTES // max(1, width * item))
     return ((start, min(rows, start + step)) for start in range(0, rows, step))
@@ -73,6 +115,11 @@ def nearest_on(vectors, halves, centres) -> tuple[Any, Any]:
     short_centres = short(centres).T.contiguous()
     home = torch.empty(len(halves), dtype=torch.int64, device=halves.device)
     margin = 2 * (MARGIN if halves.dtype == torch.float16 else clusters.MARGIN)
+    if (fused := _nearest_fused(halves, short(centres), margin)) is not None:
+        home, close = fused
+        if len(close):
+            home[close] = _exact_nearest(vectors[close], centres)
+        return home, _exact_similarity(vectors, centres, home)
     for start, stop in _blocks(len(halves), len(centres), 2 * halves.element_size()):
         products = halves[start:stop] @ short_centres
         top, best = products.max(dim=1)
@@ -83,12 +130,27 @@ def nearest_on(vectors, halves, centres) -> tuple[Any, Any]:
             if len(close):
                 best[close] = _exact_nearest(vectors[start:stop][close], centres)
         home[start:stop] = best
-    similarity = torch.empty(len(halves), dtype=torch.float64, device=halves.device)
-    every = torch.arange(len(halves), device=halves.device)
-    for start in range(0, len(halves), PAIR_ROWS):
+    return home, _exact_similarity(vectors, centres, home)
+
+
+def _exact_similarity(vectors, centres, home) -> Any:
+    torch = library()
+    similarity = torch.empty(len(home), dtype=torch.float64, device=home.device)
+    for start in range(0, len(home), PAIR_ROWS):
         some = slice(start, start + PAIR_ROWS)
-        similarity[some] = exact_on(vectors, every[some], centres, home[some])
-    return home, similarity.clamp_(max=1.0)
+        similarity[some] = _exact(vectors[some], centres[home[some]])
+    return similarity.clamp_(max=1.0)
+
+
+def _nearest_fused(halves, centres, margin: float) -> tuple[Any, Any] | None:
+    """(the most similar centre of each vector by products in float16, vectors for which it may be another)"""
+    torch, rows = library(), len(halves)
+    best = torch.empty(rows, dtype=torch.int32, device=halves.device)
+    top, second = (torch.empty(rows, dtype=torch.float32, device=halves.device) for _ in range(2))
+    programs = -(-rows // TILE["queries"])
+    if not _launch("top_two", programs, halves, centres.contiguous(), rows, len(centres), best, top, second):
+        return None
+    return best.long(), (second >= top - margin).nonzero()[:, 0]
 
 
 def _exact_nearest(vectors, centres) -> Any:
@@ -108,8 +170,12 @@ def _exact_nearest(vectors, centres) -> Any:
 
 def exact_on(left, row, right, column) -> Any:
     """See `clusters.exact_products`."""
-    products = (left[row].double() * right[column].double()).sum(dim=1)
-    return (products * 2.0**40).round() / 2.0**40
+    return _exact(left[row], right[column])
+
+
+def _exact(left, right) -> Any:
+    products = (left.double() * right.double()).sum(dim=1)
+    return (products * 2.0**40).round_() / 2.0**40
 
 
 def fixed_sums(vectors: np.ndarray, home: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -164,33 +230,39 @@ def reach(
 
 
 def reach_on(vectors, centres, home, threshold: float, limit: int | None) -> tuple[Any, Any, int]:
-    torch = library()
-    chord = clusters.chord_of(threshold)
-    apart = (2.0 - 2.0 * (centres @ centres.T)).clamp_(min=1e-12).sqrt_()
-    rows_found, clusters_found, left_out = [], [], torch.zeros((), dtype=torch.int64, device=vectors.device)
-    limited = limit is not None and limit < len(centres) - 1
-    if limit == 0:
-        nothing = torch.empty(0, dtype=torch.int64, device=vectors.device)
+    torch, device = library(), vectors.device
+    chord, near = clusters.chord_of(threshold), clusters.num_near(limit, len(centres))
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    if limit == 0 or len(centres) == 1 or not len(vectors):
         return nothing, nothing, 0
-    for start, stop in _blocks(len(vectors), len(centres), 16):
-        products = vectors[start:stop] @ centres.T
-        mine = home[start:stop, None]
-        margin = (products.gather(1, mine) - products).div_(apart[home[start:stop]])
-        del products
-        margin.scatter_(1, mine, torch.inf)
-        if limited:
-            left_out += ((margin <= chord).sum(dim=1) > limit).sum()
-            near, near_cluster = margin.topk(limit, dim=1, largest=False, sorted=False)
-            row, place = (near <= chord).nonzero(as_tuple=True)
-            column = near_cluster[row, place]
-        else:
-            row, column = (margin <= chord).nonzero(as_tuple=True)
-        rows_found.append(row + start)
-        clusters_found.append(column)
-    if not rows_found:
-        nothing = torch.empty(0, dtype=torch.int64, device=vectors.device)
-        return nothing, nothing, 0
-    return torch.cat(rows_found), torch.cat(clusters_found), int(left_out)
+    order = torch.sort(home, stable=True)[1]
+    ends = torch.searchsorted(home[order], torch.arange(len(centres) + 1, device=device)).tolist()
+    gram = centres @ centres.T
+    apart = (2.0 - 2.0 * gram).clamp_(min=1e-12).sqrt_()
+    gram.fill_diagonal_(-torch.inf)
+    table = gram.topk(near, dim=1)[1].sort(dim=1)[0]
+    kept = near if limit is None else min(limit, near)
+    rows_found, clusters_found, left_out = [nothing], [nothing], torch.zeros((), dtype=torch.int64, device=device)
+    for own in range(len(centres)):
+        others = table[own]
+        for first, last in _blocks(ends[own + 1] - ends[own], near, 16):
+            some = order[ends[own] + first : ends[own] + last]
+            mine = vectors[some]
+            margin = ((mine @ centres[own])[:, None] - mine @ centres[others].T) / apart[own, others]
+            inside = margin <= chord
+            if kept < near:
+                left_out += (inside.sum(dim=1) > kept).sum()
+                margin, place = margin.topk(kept, dim=1, largest=False, sorted=False)
+                # Without a copy to the host: those out of reach are removed at the end.
+                rows_found.append(some.repeat_interleave(kept))
+                clusters_found.append(torch.where(margin <= chord, others[place], -1).flatten())
+            else:
+                row, place = inside.nonzero(as_tuple=True)
+                rows_found.append(some[row])
+                clusters_found.append(others[place])
+    row, cluster = torch.cat(rows_found), torch.cat(clusters_found)
+    inside = (cluster >= 0).nonzero()[:, 0]
+    return row[inside], cluster[inside], int(left_out)
 
 
 def first_matches(
@@ -286,3 +358,107 @@ class Search:
         row, column, value = row[within], column[within], value[within]
         counts.index_add_(0, some[row], torch.ones_like(row))
         return some[row], start + column, value.clamp_(max=1.0)
+
+
+# ------------------------------------------------------------------------------------------------------ all clusters at once
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Matches of visits: (visit, target) are positions, in the order of visits; near misses are of queries."""
+
+    query: Any
+    target: Any
+    value: Any
+    full: Any
+    """Queries that may have more matches."""
+    near_query: Any
+    near_target: Any
+    near_value: Any
+
+
+def fused_matches(
+    vectors, halves, query, before, ends, starts, threshold: float, limit: int, floor: float
+) -> Matches | None:
+    """What `Search` finds for all visits of all clusters; None if triton is missing or there are too many pairs.
+
+    query      int64[visits]    the vectors that are compared, by cluster that they visit
+    before     int64[visits]    with how many vectors of the cluster, from its first on
+    ends       int64[clusters + 1]    the visits of each cluster
+    starts     int64[clusters + 1]    the vectors of each cluster
+    """
+    torch, device, visits = library(), halves.device, len(query)
+    cluster = torch.repeat_interleave(torch.arange(len(ends) - 1, device=device), ends.diff())
+    order = torch.sort(cluster * (len(vectors) + 1) + before)[1]  # tiles of visits that are compared with equally many
+    query, before, cluster = query[order], before[order], cluster[order]
+    counts = torch.zeros(visits, dtype=torch.int64, device=device)
+    active = torch.arange(visits, device=device)
+    parts: list[tuple[Any, Any, Any]] = []
+    skip = 0
+    for stop in STAGES:
+        active = active[(before[active] > skip) & (counts[active] < limit)]
+        if not len(active):
+            break
+        mine, span = cluster[active], torch.arange(len(ends), device=device)
+        found = _pairs_above(
+            halves, query[active], before[active], torch.searchsorted(mine, span), starts,
+            min(floor, threshold - clusters.TOLERANCE) - MARGIN, skip, stop,
+        )  # fmt: skip
+        if found is None:
+            return None
+        visit, target = active[found[0]], found[1] + starts[cluster[active[found[0]]]]
+        value = torch.empty(len(visit), dtype=torch.float64, device=device)
+        for start in range(0, len(visit), PAIR_ROWS):
+            some = slice(start, start + PAIR_ROWS)
+            value[some] = exact_on(vectors, query[visit[some]], vectors, target[some])
+        parts.append((visit, target, value.clamp_(max=1.0)))
+        reached = visit[value >= threshold - clusters.TOLERANCE]
+        counts.index_add_(0, reached, torch.ones_like(reached))
+        skip = stop
+    if not parts:
+        parts = [(active, active, active.double())]
+    visit, target, value = (torch.cat(each) for each in zip(*parts, strict=True))
+    by_visit = torch.sort(visit, stable=True)[1]  # the stages, and the targets of each, are in ascending order
+    visit, target, value = visit[by_visit], target[by_visit], value[by_visit]
+    reached = value >= threshold - clusters.TOLERANCE
+    near = _best_of(query[visit[~reached]], target[~reached], value[~reached], floor)
+    visit, target, value = visit[reached], target[reached], value[reached]
+    place = torch.arange(len(visit), device=device) - torch.searchsorted(visit, visit)
+    within = place < limit
+    return Matches(query[visit[within]], target[within], value[within], query[counts >= limit], *near)
+
+
+def _best_of(query, target, value, floor: float) -> tuple[Any, Any, Any]:
+    """The target with the highest value of each query, if that is at least `floor`."""
+    torch = library()
+    some = (value >= floor).nonzero()[:, 0]
+    some = some[torch.argsort(value[some], stable=True)]
+    some = some[torch.argsort(query[some], stable=True)]
+    last = torch.ones(len(some), dtype=torch.bool, device=query.device)
+    last[:-1] = query[some[1:]] != query[some[:-1]]
+    some = some[last]
+    return query[some], target[some], value[some]
+
+
+def _pairs_above(halves, query, before, ends, starts, least: float, skip: int, stop: int) -> Any:
+    """(visit, number of the target in its cluster), sorted, of all pairs with a product of at least `least`."""
+    torch, device, size = library(), halves.device, TILE["queries"]
+    per_cluster = (ends.diff() + size - 1) // size
+    cluster = torch.repeat_interleave(torch.arange(len(per_cluster), device=device), per_cluster)
+    number = torch.arange(len(cluster), device=device) - (per_cluster.cumsum(0) - per_cluster)[cluster]
+    first = ends[cluster] + number * size
+    last = torch.minimum(first + size, ends[cluster + 1])
+    visit = torch.empty(MAX_PAIRS, dtype=torch.int64, device=device)
+    target = torch.empty(MAX_PAIRS, dtype=torch.int32, device=device)
+    value = torch.empty(MAX_PAIRS, dtype=torch.float32, device=device)
+    found = torch.zeros(1, dtype=torch.int64, device=device)
+    if not _launch(
+        "pairs_above", len(cluster), halves, query, before.int(), first, last, starts[cluster], least, skip, stop,
+        MAX_PAIRS, visit, target, value, found,
+    ):  # fmt: skip
+        return None
+    count = int(found)
+    if count > MAX_PAIRS:
+        return None
+    order = torch.sort(visit[:count] * 2**31 + target[:count])[1]
+    return visit[:count][order], target[:count][order].long()

@@ -552,3 +552,21 @@ def test_no_gpu_is_an_error_only_if_one_is_demanded():
     with pytest.raises(ParameterError, match="GPU"):
         SemanticDedup(device="gpu").check()
     SemanticDedup(device="auto").check()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(choose("auto") == "cpu", reason="no GPU")
+@pytest.mark.parametrize("stages", [(32, 512, 2**31 - 1), (4, 20, 2**31 - 1)])
+def test_kernels_that_do_not_write_products_find_the_same(stages, monkeypatch):
+    rng = np.random.default_rng(44)
+    vectors = planted(6000, dimension=100, noise=0.2, seed=44)
+    vectors[rng.integers(0, 6000, 500)] = vectors[0]  # a crowd of equal rows
+    rows = rows_of(vectors)
+    step = SemanticDedup(device="gpu", num_clusters=20, neighbours=4)
+    monkeypatch.setattr(clusters_gpu, "STAGES", stages)
+    found = [fates(rows, replace(step, device=device), 2000) for device in ("gpu", "cpu")]
+    assert not clusters_gpu._unsupported
+    monkeypatch.setattr(clusters_gpu, "FUSED", False)
+    found.append(fates(rows, step, 2000))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][1]) > 2000
