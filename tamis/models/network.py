@@ -148,7 +148,11 @@ def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path) -
     transformers.utils.logging.set_verbosity_error()  # what it would print is checked below
     try:
         module, info = kind.from_pretrained(
-            None, config=config, state_dict=dict(tensors), output_loading_info=True, dtype=torch.float32
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            output_loading_info=True,
+            **{_dtype(transformers): torch.float32},
         )
     except Exception as error:
         if is_shortage(error):
@@ -167,6 +171,12 @@ def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path) -
             hint="config.json and the weights must be of the same model, and complete",
         )
     return module.eval()
+
+
+def _dtype(transformers: Any) -> str:
+    """The name of the parameter for the type of weights, which transformers 4.56 renamed."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def transformers_module(folder: Path, table: str) -> Any:
