@@ -216,14 +216,14 @@ def classifiers(folder: Path) -> None:
 
 
 def topics(folder: Path) -> tuple[list[str], list[str]]:
-    """Return Reuters stories with exactly one topic, one of the eight most frequent."""
+    """Return Reuters stories with exactly one topic, one of the four most frequent."""
     found = [
         (story["body"], story["topics"][0])
         for path in sorted((folder / "reuters/package/data/full").glob("*.json"))
         for story in json.loads(path.read_text("utf-8"))
         if story.get("body") and len(story.get("topics", ())) == 1
     ]
-    frequent = {topic for topic, _ in Counter(topic for _, topic in found).most_common(8)}
+    frequent = {topic for topic, _ in Counter(topic for _, topic in found).most_common(4)}
     kept = [(text, topic) for text, topic in found if topic in frequent]
     return [text for text, _ in kept], [topic for _, topic in kept]
 
@@ -235,28 +235,26 @@ def embeddings(folder: Path) -> None:
 
     say("## Classifiers on embeddings: `tamis train-classifier --embeddings`, and on n-grams\n")
     say(
-        "Accuracy and AUC on the same 1,000 texts, after training on the first 200, 1,000 and 2,000 of a random order. Texts"
+        "Accuracy and AUC on the same 500 texts, after training on the first 100, 300 and 1,000 of a random order. Texts"
     )
-    say(
-        "are cut at 500 characters for all. Times are CPU seconds of all threads, for embedding 3,000 texts and for training on"
-    )
-    say("2,000. Eight topics need eight n-gram models, of which the most probable is taken.\n")
-    say("| set | classifier | 200 texts | 1,000 texts | 2,000 texts | embedding, s | training on 2,000, s |")
+    say("are cut at 500 characters for all. Times are CPU seconds of all threads, to embed 1,500 texts and to train on")
+    say("1,000. Four topics need four n-gram models, of which the most probable is taken.\n")
+    say("| set | classifier | 100 texts | 300 texts | 1,000 texts | embedding, s | training, s |")
     say("|---|---|---|---|---|---|---|")
     binary = {"SpamAssassin, spam": mails(folder), "Reuters, earnings": news(folder)}
     sets = {name: (texts, [("no", "yes")[label] for label in labels]) for name, (texts, labels) in binary.items()}
-    for name, (texts, named) in {**sets, "Reuters, 8 topics": topics(folder)}.items():
-        order = np.random.Generator(np.random.PCG64(1)).permutation(len(texts))[:3000]
+    for name, (texts, named) in {**sets, "Reuters, 4 topics": topics(folder)}.items():
+        order = np.random.Generator(np.random.PCG64(1)).permutation(len(texts))[:1500]
         chosen = [texts[number][:500] for number in order]
         labels = sorted(set(named))
         targets = np.array([labels.index(named[number]) for number in order])
         data, offsets = buffers(pa.array(chosen, pa.large_string()))
         train(data[: offsets[40]], offsets[:41], np.arange(40) % 2, epochs=1, holdout=0.1)  # compile
         rows, used = [], []
-        for count in (200, 1000, 2000):
+        for count in (100, 300, 1000):
             began = time.process_time()
             rows.append(
-                HeadEvaluation.of(labels, targets[2000:], _n_gram_scores(data, offsets, targets, count, len(labels)))
+                HeadEvaluation.of(labels, targets[1000:], _n_gram_scores(data, offsets, targets, count, len(labels)))
             )
             used.append(time.process_time() - began)
         _compared(name, "n-grams", rows, 0.0, used[-1])
@@ -265,8 +263,8 @@ def embeddings(folder: Path) -> None:
             vectors = step.open(Context()).vectors(pa.array(chosen, pa.large_string()))
             spent, rows, used = time.process_time() - began, [], []
             made = Embeddings(model, "", vectors.shape[1])
-            for count in (200, 1000, 2000):
-                kept = np.r_[:count, 2000:3000]
+            for count in (100, 300, 1000):
+                kept = np.r_[:count, 1000:1500]
                 began = time.process_time()
                 trained = train_head(
                     vectors[kept], targets[kept], labels, np.arange(len(kept)) >= count, made, balanced=len(labels) == 2
@@ -278,9 +276,9 @@ def embeddings(folder: Path) -> None:
 
 
 def _n_gram_scores(data: np.ndarray, offsets: np.ndarray, targets: np.ndarray, count: int, labels: int) -> np.ndarray:
-    """Return the scores of texts from 2,000 on, after training a model for each label on the first texts."""
+    """Return the scores of texts from 1,000 on, after training a model for each label on the first texts."""
     given, ends = data[: offsets[count]], offsets[: count + 1]
-    tested = data[offsets[2000] :], offsets[2000:] - offsets[2000]
+    tested = data[offsets[1000] :], offsets[1000:] - offsets[1000]
     scores = [
         np.nan_to_num(train(given, ends, (targets[:count] == label).astype(np.uint8), holdout=0).model.predict(*tested))
         for label in ([1] if labels == 2 else range(labels))
