@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import sys
 
+from tamis.errors import TamisError
+from tamis.models.fasttext import find_model
 from tamis.models.files import ModelError, find
 
 KNOWN = {
@@ -17,6 +19,8 @@ KNOWN = {
         "l2_supercat_tokenizer_config.json": "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
     },
 }
+
+SINGLE_FILES = {"hatesonar.onnx": "3d881e00b16eb0cf8a6df58a68305f6a1b36e512334aa702a9501eaa0afe51b5"}
 
 
 def main() -> int:
@@ -31,6 +35,13 @@ def main() -> int:
             expected = files.get(path.name)
             if expected is not None and hashlib.sha256(path.read_bytes()).hexdigest() != expected:
                 wrong.append(str(path))
+    for name, expected in SINGLE_FILES.items():
+        try:
+            file = find_model(name)
+        except TamisError:
+            continue
+        if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            wrong.append(str(file))
     for path in wrong:
         sys.stderr.write(f"{path} is not the file that was reviewed\n")
     return 1 if wrong else 0
