@@ -50,8 +50,8 @@ def cache(small_classifiers, monkeypatch):
     return small_classifiers
 
 
-def scored(step, texts):
-    context = Context()
+def scored(step, texts, device="cpu"):
+    context = Context(device=device)
     try:
         found = step.open(context).score(Batch(pa.table({"text": pa.array(texts, pa.string())})))
         return {step.score_columns()[name]: pa.array(values).to_pylist() for name, values in found.items()}
@@ -226,6 +226,23 @@ class TestAegis:
         assert found["is_poisoned"] == [score >= 0.5 for score in scores]
         assert len({round(score, 4) for score in scores}) > 1
         assert len(set(found["is_poisoned"])) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", ALL)
+def test_a_gpu_gives_nearly_the_same_result(step):
+    """Numbers up to the precision of bfloat16, which random weights amplify; labels where they are not close."""
+    texts = [*TEXTS, None]
+    expected, found = scored(step(), texts), scored(step(), texts, "cuda:0")
+    for name, values in expected.items():
+        assert [value is None for value in found[name]] == [value is None for value in values]
+        pairs = [(value, other) for value, other in zip(values, found[name], strict=True) if value is not None]
+        if isinstance(pairs[0][0], float):
+            assert max(abs(value - other) for value, other in pairs) < 0.25
+        else:
+            assert sum(value == other for value, other in pairs) >= 0.7 * len(pairs)
+    if step is AegisClassifier:
+        assert found == expected
 
 
 class TestAsSteps:
