@@ -15,6 +15,7 @@ from tamis import Pipeline, Rows
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import ParameterError
+from tamis.models.devices import why_not_gpu
 from tamis.models.files import ModelError
 from tamis.registry import build_operator
 from tamis.text import classifiers
@@ -229,6 +230,7 @@ class TestAegis:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(why_not_gpu("torch") is not None, reason="there is no GPU that torch can use")
 @pytest.mark.parametrize("step", ALL)
 def test_a_gpu_gives_nearly_the_same_result(step):
     """Numbers up to the precision of bfloat16, which random weights amplify; labels where they are not close."""
