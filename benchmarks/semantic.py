@@ -200,10 +200,133 @@ def gpu_files(arguments: argparse.Namespace) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+# ---------------------------------------------------------------------------------------------------------------- CPU
+
+
+def greedy(row: np.ndarray, other: np.ndarray, count: int) -> np.ndarray:
+    """Which rows are kept, from all pairs of a row and an earlier similar row."""
+    kept = np.ones(count, np.bool_)
+    order = np.lexsort([other, row])
+    row, other = row[order], other[order]
+    begins = np.searchsorted(row, np.arange(count + 1))
+    for number in np.flatnonzero(np.diff(begins)):
+        kept[number] = not kept[other[begins[number] : begins[number + 1]]].any()
+    return kept
+
+
+def by_faiss(matrix: np.ndarray, threshold: float, lists: int = 0, probes: int = 0) -> np.ndarray:
+    """All pairs, or those of the nearest lists of an inverted file."""
+    import faiss
+
+    index = faiss.IndexFlatIP(matrix.shape[1])
+    if lists:
+        index = faiss.IndexIVFFlat(index, matrix.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+        index.train(matrix[:: max(1, len(matrix) // (64 * lists))])
+        index.nprobe = probes
+    index.add(matrix)
+    limits, _, found = index.range_search(matrix, threshold)
+    row = np.repeat(np.arange(len(matrix)), np.diff(limits).astype(np.int64))
+    earlier = found < row
+    return greedy(row[earlier], found[earlier], len(matrix))
+
+
+def by_sklearn(matrix: np.ndarray, threshold: float, num_clusters: int) -> np.ndarray:
+    """k-means on a sample of 64 rows per cluster, and all pairs within a cluster."""
+    from sklearn.cluster import KMeans
+
+    sample = matrix[:: max(1, len(matrix) // (64 * num_clusters))]
+    model = KMeans(num_clusters, n_init=1, max_iter=20, random_state=42).fit(sample)
+    home = model.predict(matrix)
+    rows, others = [], []
+    for cluster in range(num_clusters):
+        mine = np.flatnonzero(home == cluster)
+        left, right = np.nonzero(np.tril(matrix[mine] @ matrix[mine].T >= threshold, -1))
+        rows.append(mine[left])
+        others.append(mine[right])
+    return greedy(np.concatenate(rows), np.concatenate(others), len(matrix))
+
+
+def by_tamis(source: str, out: Path, arguments: argparse.Namespace, **parameters: Any) -> tuple[float, set[str], Any]:
+    """(seconds, ids of the dropped rows, report) of a run from files to groups."""
+    from tamis import ParquetReader, Pipeline
+    from tamis.dedup import Groups, SemanticDedup
+    from tamis.dedup.groups_only import GroupsOnly
+
+    step = SemanticDedup(threshold=arguments.threshold, keep="first", device="cpu", **parameters)
+    pipeline = Pipeline(ParquetReader(source), step, GroupsOnly(str(out)))
+    seconds, report = timed(lambda: pipeline.run(memory=arguments.memory, workers=arguments.workers, progress=False))
+    return seconds, set(Groups.load(out).table()["id"].to_pylist()), report
+
+
+def ids_of(places: np.ndarray) -> set[str]:
+    return {f"{place // 100_000}-{place % 100_000}" for place in places.tolist()}
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Time and rows found against scikit-learn and faiss, with the same number of threads."""
+    import faiss
+
+    faiss.omp_set_num_threads(arguments.workers)
+    folder = Path(arguments.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    source = write_files(folder / "in", arguments.rows)
+    matrix = np.concatenate(list(vectors(arguments.rows)))
+    num_clusters = int(np.ceil(arguments.rows**0.5))
+    print(f"{machine()}; {arguments.rows:,} vectors of {DIMENSION}, threshold {arguments.threshold}")
+    brute, kept = timed(lambda: by_faiss(matrix, arguments.threshold))
+    truth = ids_of(np.flatnonzero(~kept))
+    print(f"{'faiss, all pairs':<44}{brute:8.1f} s   dropped {len(truth):,}")
+
+    def line(name: str, seconds: float, dropped: set[str]) -> None:
+        recall = len(dropped & truth) / max(1, len(truth))
+        print(f"{name:<44}{seconds:8.1f} s   recall {recall:.4f}   wrong {len(dropped - truth):,}", flush=True)
+
+    for neighbours in (16, 4):
+        seconds, dropped, _ = by_tamis(source, folder / f"out-{neighbours}", arguments, neighbours=neighbours)
+        line(f"Tamis from Parquet, neighbours={neighbours}", seconds, dropped)
+    for probes in (17, 5):
+        seconds, kept = timed(lambda probes=probes: by_faiss(matrix, arguments.threshold, num_clusters, probes))
+        line(f"faiss, inverted file, {probes} lists", seconds, ids_of(np.flatnonzero(~kept)))
+    seconds, kept = timed(lambda: by_sklearn(matrix, arguments.threshold, num_clusters))
+    line("scikit-learn, within clusters", seconds, ids_of(np.flatnonzero(~kept)))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def recall(arguments: argparse.Namespace) -> None:
+    """Rows found, by threshold and number of neighbouring clusters, against all pairs."""
+    folder = Path(arguments.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    source = write_files(folder / "in", arguments.rows)
+    matrix = np.concatenate(list(vectors(arguments.rows)))
+    print(f"{arguments.rows:,} vectors of {DIMENSION}; recall by threshold and neighbours")
+    for threshold in (0.8, 0.9, 0.95):
+        arguments.threshold = threshold
+        truth = ids_of(np.flatnonzero(~by_faiss(matrix, threshold)))
+        found = []
+        for neighbours in (0, 1, 4, 16, 64):
+            _, dropped, _ = by_tamis(source, folder / f"{threshold}-{neighbours}", arguments, neighbours=neighbours)
+            found.append(f"{neighbours}: {len(dropped & truth) / max(1, len(truth)):.4f}")
+        print(f"threshold {threshold}, {len(truth):,} rows to drop: {', '.join(found)}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Peak memory of a run within a budget."""
+    folder = Path(arguments.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    source = write_files(folder / "in", arguments.rows)
+    seconds, dropped, report = by_tamis(source, folder / "out", arguments)
+    peak = f"{report.peak_memory_bytes / 1e6:,.0f} MB"
+    print(f"{arguments.rows:,} rows within {arguments.memory}: {seconds:.0f} s, dropped {len(dropped):,}, peak {peak}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, function in (("gpu", gpu), ("gpu-files", gpu_files)):
+    for name, function in (
+        ("recall", recall), ("compare", compare), ("memory", memory), ("gpu", gpu), ("gpu-files", gpu_files)
+    ):  # fmt: skip
         command = commands.add_parser(name)
         command.set_defaults(function=function)
         command.add_argument("--rows", type=int, default=1_000_000)

@@ -1,5 +1,9 @@
 """Semantic deduplication: the same rows as comparing all pairs, for any division of the work."""
 
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -234,9 +238,6 @@ PHASES = [
 
 
 def test_workers_killed_while_resolving_change_nothing(tmp_path, monkeypatch):
-    import os
-    import signal
-
     source = write_vectors(tmp_path / "in", planted(300, seed=13))
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -300,6 +301,43 @@ def test_a_run_interrupted_in_any_phase_resumes_there(tmp_path, monkeypatch):
     pipeline.run(executor="inline")
     assert done == PHASES
     assert same_output(tmp_path / "out", tmp_path / "calm")
+
+
+KILLED = """
+import os, signal, sys
+from tamis import ParquetReader, ParquetWriter, Pipeline
+from tamis.dedup import SemanticDedup
+from tamis.executors import driver
+
+source, out, *phases = sys.argv[1:]
+plain = driver._GatherWork.map
+
+def map(self, name, function, items, **more):
+    def counted(*item):
+        if any(name.startswith(phase) for phase in phases) and items.index(item) == len(items) - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*item)
+    return plain(self, name, counted, items, **more)
+
+driver._GatherWork.map = map
+Pipeline(ParquetReader(source), SemanticDedup(num_clusters=4), ParquetWriter(out)).run(executor="inline")
+"""
+
+
+def test_a_run_killed_in_several_phases_resumes_with_the_same_result(tmp_path):
+    """`kill -9` of the whole process, before the last call of a phase."""
+    source = write_vectors(tmp_path / "in", planted(200, seed=15))
+
+    def run(out, *phases):
+        command = [sys.executable, "-c", KILLED, source, str(tmp_path / out), *phases]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert run("calm").returncode == 0
+    for phase in ("centres, 2", "similar rows"):
+        assert run("killed", phase).returncode == -9
+    done = run("killed")
+    assert done.returncode == 0, done.stderr
+    assert same_output(tmp_path / "killed", tmp_path / "calm")
 
 
 # --------------------------------------------------------------------------------------------------------- odd vectors
