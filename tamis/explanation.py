@@ -101,6 +101,7 @@ class Explanation:
             return []
         found = self._stream(group)
         last = len(group.stages) - 1
+        last_edge = "shared memory and disk" if found.last_edge_bytes else "disk"
         return [
             {
                 "steps": [step.name for step in stage.steps],
@@ -108,7 +109,7 @@ class Explanation:
                 "gpu_slots": [{"gpus": slot.names, "gpu_bytes": slot.gpu_bytes} for slot in share.slots],
                 "most_workers": share.most,
                 "worker_bytes": share.worker_bytes,
-                "hands_on": None if number == last else "disk" if number == last - 1 else "shared memory",
+                "hands_on": None if number == last else last_edge if number == last - 1 else "shared memory",
                 "packet_bytes": None
                 if number == last
                 else found.packet_bytes

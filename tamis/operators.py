@@ -111,6 +111,11 @@ class Operator:
         return 0
 
     @property
+    def cores_like_a_gpu(self) -> int | None:
+        """With device="auto", this step runs on the CPU if there are this many cores for each GPU; None for any number."""
+        return None
+
+    @property
     def batch_bytes(self) -> int | None:
         """How many bytes of rows to process at a time if this step has workers of its own; None for the usual size."""
         return None

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from tamis.backends import ToBackend
 from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.executors.executor import Streaming
-from tamis.memory.budget import Budget, make_budget, stream_budget
+from tamis.memory.budget import Budget, make_budget, stream_budget, usable_cpus
 from tamis.memory.governor import Learned, gpu_need, pool_needs
 from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots
 from tamis.models.devices import GPU_HOST_BYTES, Device, choose, gpu_count
@@ -47,7 +47,7 @@ def placed_on(steps: Sequence[Operator], device: Device) -> Sequence[Operator]:
             found.append(moved)
             here = device if device == "cpu" else "cpu" if not step.to_gpu else "gpu" if moved.is_on_gpu else device
             continue
-        mine = "cpu" if here == "auto" and step.worth_gpu_bytes > (num_bytes or 0) else here
+        mine = "cpu" if here == "auto" and not _is_worth_a_gpu(step, num_bytes) else here
         found.append(step.changed(device=mine) if mine != "auto" and getattr(step, "device", None) == "auto" else step)
         if isinstance(step, Gather):
             here = device
@@ -62,6 +62,12 @@ def _divided(steps: Sequence[Operator]) -> list[Operator]:
         moved = found.pop() if before and found and isinstance(found[-1], ToBackend) else None
         found += [*before, *([moved] if moved is not None else []), last]
     return found
+
+
+def _is_worth_a_gpu(step: Operator, num_bytes: int | None) -> bool:
+    cores = step.cores_like_a_gpu
+    few_cores = cores is None or usable_cpus() < cores * max(1, gpu_count())
+    return few_cores and step.worth_gpu_bytes <= (num_bytes or 0)
 
 
 def _input_bytes(steps: Sequence[Operator]) -> int | None:

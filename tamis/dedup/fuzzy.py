@@ -90,8 +90,8 @@ class FuzzyDedup(Gather):
     `ExactDedup`. `reuse` names the output of an earlier run over the same input, whose hashes are reused; only `threshold`
     may differ.
 
-    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for inputs from 1 GB on, or from 200
-    MB for character n-grams. A few workers then hash what all others read.
+    Hashes are the same on CPU and GPU. `device="auto"` uses a GPU, if there is one, for character n-grams from 200 MB of
+    input on, and for words from 1 GB on if there are fewer than twelve cores per GPU, which are about as fast.
 
     Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
     candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
@@ -198,8 +198,13 @@ class FuzzyDedup(Gather):
 
     @property
     def worth_gpu_bytes(self) -> int:
-        """What many cores hash in the time that it takes to open a GPU."""
+        """What cores hash in the time that it takes to open a GPU."""
         return 200_000_000 if self._unit == "character" else 1_000_000_000
+
+    @property
+    def cores_like_a_gpu(self) -> int | None:
+        """Many cores hash words as fast as a GPU can be fed."""
+        return None if self._unit == "character" else 12
 
     @property
     def batch_bytes(self) -> int | None:

@@ -137,7 +137,7 @@ def _memory_bytes(group: Group, layout: Layout, rows: int, budget: Budget, learn
             pool.most * min(pool.worker_bytes, pool.fixed_bytes + BATCH_COPIES * pool.batch_bytes)
             for pool in found.pools
         )
-        return min(budget.total_bytes, budget.driver_bytes + found.edge_bytes + workers)
+        return min(budget.total_bytes, budget.driver_bytes + found.edge_bytes + found.last_edge_bytes + workers)
     governor = Governor(budget, Events(), learned)
     governor.begin(stage.name)
     # What a Gather declares is for deciding, after its rows were observed.

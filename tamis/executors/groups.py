@@ -70,7 +70,9 @@ class GroupRun:
         self.paused = False
         self.compiled: Counter[int] = Counter()
         self.packet_bytes = 0
-        """Bytes of packets in shared memory."""
+        """Bytes of packets in shared memory, without those for the last stage."""
+        self.last_packet_bytes = 0
+        """Bytes of packets for the last stage in shared memory."""
         if stream is None:
             (slots,) = gpu_slots(governor.budget.gpus, [group.whole.slots_needed], [governor.workers])
             if slots:  # those there are have no GPU
@@ -178,12 +180,30 @@ class GroupRun:
         rows = [op.batch_rows for op in following.operators if op.batch_rows is not None]
         return Emission(
             folder=str(self.shared if shared else self.disk),
+            first_folder=None if shared else str(self.shared),
+            first_bytes=0 if shared else self._last_edge_bytes(unit.flow),
             stem=f"{unit.flow.index:06d}-{pool.stage.pool}-{uuid.uuid4().hex[:12]}",
             packet_bytes=self.stream.packet_bytes if shared else self.stream.pools[pool.stage.pool + 1].batch_bytes,
             packet_rows=min(rows, default=None),
             credits=1 if shared else None,
             skip=unit.skip + unit.handed_on,
         )
+
+    def _last_edge_bytes(self, flow: Flow) -> int:
+        """What the packets of a partition for the last stage may still take in shared memory: each has an equal share."""
+        assert self.stream is not None
+        assert self.max_flows is not None
+        used = sum(packet.num_bytes for _, packet in flow.packets if self._in_memory(packet))
+        return max(0, self.stream.last_edge_bytes // self.max_flows - used)
+
+    def _in_memory(self, packet: Packet) -> bool:
+        return self.shared is not None and self.shared != self.disk and Path(packet.path).is_relative_to(self.shared)
+
+    def _discard(self, flow: Flow) -> None:
+        """Remove the files of a flow that is abandoned, or complete."""
+        self.last_packet_bytes -= sum(packet.num_bytes for _, packet in flow.packets if self._in_memory(packet))
+        flow.discard()
+        flow.packets = []
 
     def _next_is_shared(self, pool: Pool) -> bool:
         """Whether the packets of a pool lie in shared memory: all but those for the last stage."""
@@ -344,7 +364,7 @@ class GroupRun:
         self.flows.remove(flow)
         self.done(replace(flow.task, allowance=job.task.allowance), outcome)
         flow.units[-1] = []
-        flow.discard()
+        self._discard(flow)
 
     def _learn(self, job: Job, outcome: Outcome | Segment) -> None:
         account, governor = outcome.account, job.pool.governor
@@ -364,6 +384,7 @@ class GroupRun:
         following.bytes_in += packet.num_bytes
         if not self._next_is_shared(pool):
             unit.flow.packets.append((key, packet))
+            self.last_packet_bytes += packet.num_bytes if self._in_memory(packet) else 0
             return
         self.packet_bytes += packet.num_bytes
         job.credits -= 1
@@ -479,9 +500,10 @@ class GroupRun:
         """Remove a packet that a worker was writing when it was killed."""
         emission = job.task.emission
         if emission is not None:
-            for file in Path(emission.folder).glob(f"{emission.stem}-*"):
-                if str(file) not in job.reported:
-                    file.unlink(missing_ok=True)
+            for folder in filter(None, {emission.folder, emission.first_folder}):
+                for file in Path(folder).glob(f"{emission.stem}-*"):
+                    if str(file) not in job.reported:
+                        file.unlink(missing_ok=True)
 
     def _rest_of(self, job: Job) -> Task:
         """The rows of a job that are not done: those after its last safe point."""
@@ -567,7 +589,7 @@ class GroupRun:
                     self.packet_bytes -= unit.packet.num_bytes
             pool.drop(units)
         before = flow.units[0][0].progress if flow.units[0] else None
-        flow.discard()
+        self._discard(flow)
         self.flows.remove(flow)
         again = Task(
             task.partition,
@@ -628,7 +650,7 @@ class GroupRun:
                 self.crew.kill(worker) if worker.job is not None else self.crew.stop(worker)
             pool.workers.clear()
         for flow in self.flows:
-            flow.discard()
+            self._discard(flow)
         self.hooks.streams.append(figures_of(self.group, self.pools, self.stream, self._queues))
 
 

@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -103,7 +103,7 @@ class LocalSession:
 
     def packet_bytes(self) -> int:
         group = self._group
-        return group.packet_bytes if group is not None else 0
+        return group.packet_bytes + group.last_packet_bytes if group is not None else 0
 
     def pause(self, *, paused: bool) -> bool:
         changed, self._paused = paused != self._paused, paused
@@ -126,6 +126,8 @@ class LocalSession:
             if group.streams:
                 stream = stream_budget(self.governor.budget, group.needs(self.governor.learned))
                 shared, disk = stack.enter_context(_packet_folders(group, stream))
+                if shared == disk or not _has_room(stream.edge_bytes + stream.last_edge_bytes):
+                    stream = replace(stream, last_edge_bytes=0)
                 for worker in list(self.crew.workers):  # their shares are others
                     self.crew.stop(worker)
             run = GroupRun(
@@ -198,7 +200,7 @@ def _shared_folder(num_bytes: int) -> Iterator[Path | None]:
         yield None
         return
     _remove_abandoned()
-    if shutil.disk_usage(SHARED_MEMORY).free < 2 * num_bytes:
+    if not _has_room(num_bytes):
         yield None
         return
     folder = SHARED_MEMORY / f"tamis-{uuid.uuid4().hex}"
@@ -209,6 +211,10 @@ def _shared_folder(num_bytes: int) -> Iterator[Path | None]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_room(num_bytes: int) -> bool:
+    return shutil.disk_usage(SHARED_MEMORY).free >= 2 * num_bytes
 
 
 def _remove_abandoned() -> None:

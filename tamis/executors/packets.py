@@ -5,8 +5,9 @@
             +-- name, rows, bytes --> driver: queues, order, permission for more -----+
 
 Files between two stages that both work on single packets lie in shared memory, and their bytes count in the budget: a worker
-waits for the driver's permission before it writes more than its share. Files for the last stage lie on disk until the partition
-is committed, so that a worker that dies while it writes shards costs only that writing.
+waits for the driver's permission before it writes more than its share. Files for the last stage are kept until the partition is
+committed, so that a worker that dies while it writes shards costs only that writing. They lie in shared memory as far as each
+partition's share of it goes, and on disk beyond that.
 
 After a packet that ends with a whole batch of its input, a worker reports a *safe point*: the next row to read, and the account
 up to there. If it dies, the next worker begins at the last safe point and skips the rows that were handed on since, because the
@@ -24,7 +25,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tamis.batch import Batch
+from tamis.batch import Batch, bytes_of
 from tamis.executors.regroup import joined
 from tamis.executors.segments import Segment
 from tamis.executors.steps import Applied, Types
@@ -33,6 +34,9 @@ from tamis.mapped import SPILL
 from tamis.media import MediaAccess
 from tamis.memory import spill
 from tamis.operators import Layout, Partition, Piece, Reading, Source
+
+METADATA_BYTES = 100_000
+"""More than what an Arrow file takes beside its columns."""
 
 ENOUGH = 0.5
 """At the end of a batch of input, rows are handed on if they fill at least this share of a packet."""
@@ -93,6 +97,7 @@ class PacketWriter:
         self._waiting_bytes = self._waiting_rows = 0
         self._number = 0
         self._credits = emission.credits
+        self._first_bytes = emission.first_bytes
         self.skip = emission.skip
         self.waited_s = 0.0
 
@@ -153,11 +158,18 @@ class PacketWriter:
         rows = self._waiting_rows
         self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
         self._await_credit()
-        path = Path(self._emission.folder) / f"{self._emission.stem}-{self._number:06d}{SPILL}"
+        path = Path(self._folder_for(table)) / f"{self._emission.stem}-{self._number:06d}{SPILL}"
         self._number += 1
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
-        self._stream.packet(Packet(str(path), rows, path.stat().st_size))
+        size = path.stat().st_size
+        self._first_bytes -= size
+        self._stream.packet(Packet(str(path), rows, size))
+
+    def _folder_for(self, table: pa.Table) -> str:
+        first = self._emission.first_folder
+        fits = first is not None and bytes_of(table) + METADATA_BYTES <= self._first_bytes
+        return first if first is not None and fits else self._emission.folder
 
     def _await_credit(self) -> None:
         if self._credits is None:

@@ -143,6 +143,9 @@ class Emission:
     """How many packets may be written before the driver allows more; None for any number."""
     skip: int = 0
     """Rows at the beginning that an earlier attempt has handed on already."""
+    first_folder: str | None = None
+    """A folder in shared memory that is used before `folder`, up to `first_bytes`."""
+    first_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ SMALLEST_ROW_LIMIT = 1_000_000
 
 SMALLEST_EDGE_BYTES = 16_000_000
 LARGEST_EDGE_BYTES = 512_000_000
+LARGEST_LAST_EDGE_BYTES = 4_000_000_000
 SMALLEST_PACKET_BYTES = 250_000
 
 DEFAULT_BATCH_BYTES = 16_000_000
@@ -226,6 +227,8 @@ class StreamBudget:
     """The most that rows between stages may take in shared memory."""
     packet_bytes: int
     """The size of a piece of these rows."""
+    last_edge_bytes: int = 0
+    """The most that rows for the last stage may take in shared memory, from what workers leave; others wait on disk."""
 
 
 def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
@@ -260,7 +263,9 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
                 used = sum(count * size for count, size in zip(most, each, strict=True))
                 if need.heavy == heavy and most[number] < limits[number] and used + each[number] <= available:
                     most[number] += 1
-    left = (available - sum(count * size for count, size in zip(most, each, strict=True))) // sum(most)
+    spare = available - sum(count * size for count, size in zip(most, each, strict=True))
+    last_edge = min(LARGEST_LAST_EDGE_BYTES, spare // 4)
+    left = (spare - last_edge) // sum(most)
     slots = gpu_slots(budget.gpus, on_gpus, most)
     pools = tuple(
         PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count, found, batch * need.batches)
@@ -268,7 +273,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     )
     # Two packets for each worker that writes some, so that it need not wait while one of them is read.
     packet = max(SMALLEST_PACKET_BYTES, min(batch, edge // (2 * sum(most))))
-    return StreamBudget(pools, batch, edge, packet)
+    return StreamBudget(pools, batch, edge, packet, last_edge)
 
 
 def default_blocksize(input_bytes: int | None) -> int:

@@ -500,6 +500,7 @@ class TestWhereItRuns:
     def corpus(self, tmp_path, monkeypatch):
         monkeypatch.setattr(devices, "why_not_gpu", lambda library=None: None)
         monkeypatch.setattr(placement, "gpu_count", lambda: 1)
+        monkeypatch.setattr(placement, "usable_cpus", lambda: 4)
         path = tmp_path / "a.jsonl"
         path.write_text('{"text": "some words"}\n' * 100)
         return JsonlReader(path)
@@ -521,6 +522,13 @@ class TestWhereItRuns:
         assert heavy.worker_bytes(16_000_000) - PoolNeed(heavy.memory_bytes).worker_bytes(16_000_000) == 6 * 48_000_000
         (_, step) = placement.placed_on([corpus, FuzzyDedup()], "cpu")
         assert not step.resources.uses_gpu
+
+    def test_many_cores_hash_words_as_fast(self, corpus, monkeypatch):
+        monkeypatch.setattr(FuzzyDedup, "worth_gpu_bytes", property(lambda step: 2000))
+        monkeypatch.setattr(placement, "usable_cpus", lambda: 16)
+        for name, device in (("fineweb", "cpu"), ("nemo", "auto")):
+            (_, step) = placement.placed_on([corpus, FuzzyDedup(settings=name)], "auto")
+            assert step.device == device
 
     def test_reused_hashes_need_none(self, corpus):
         step = FuzzyDedup(device="gpu")

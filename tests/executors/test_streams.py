@@ -362,12 +362,31 @@ def test_packets_hold_the_rows_in_order_without_those_handed_on_before(tmp_path,
         assert all(packet.rows <= packet_rows for packet in heard.packets)
 
 
+def test_packets_lie_in_shared_memory_as_far_as_their_share_goes(tmp_path):
+    shared, disk = tmp_path / "shared", tmp_path / "disk"
+    shared.mkdir()
+    disk.mkdir()
+    heard = Heard()
+    emission = Emission(str(disk), "a", 20_000, first_folder=str(shared), first_bytes=150_000)
+    writer = PacketWriter(emission, heard)
+    rows = [{"id": number, "text": "x" * 10_000} for number in range(40)]
+    for row in rows:
+        writer.write(Batch.from_rows([row]))
+    writer.close(None, None, {})
+    assert read_back(heard.packets) == rows
+    in_memory = [packet for packet in heard.packets if packet.path.startswith(str(shared))]
+    assert in_memory == heard.packets[: len(in_memory)]
+    assert 1 <= len(in_memory) < len(heard.packets)
+    assert sum(packet.num_bytes for packet in in_memory) <= emission.first_bytes
+
+
 def test_memory_is_divided_among_stages():
     budget = make_budget(memory="4GB", workers=2)
     found = stream_budget(budget, [PoolNeed(0), PoolNeed(2_000_000_000, heavy=True), PoolNeed(0)])
     assert [pool.most for pool in found.pools] == [2, 1, 2]
     held = sum(pool.most * pool.worker_bytes for pool in found.pools)
-    assert held + found.edge_bytes + budget.driver_bytes <= budget.total_bytes
+    assert held + found.edge_bytes + found.last_edge_bytes + budget.driver_bytes <= budget.total_bytes
+    assert found.last_edge_bytes > 0
     with pytest.raises(BudgetError, match="not enough for 3 stages"):
         stream_budget(make_budget(memory="2GB", workers=2), [PoolNeed(0), PoolNeed(2_000_000_000), PoolNeed(0)])
 
