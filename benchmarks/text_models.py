@@ -34,8 +34,10 @@ from corpus import make_tokenizer
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.models.fasttext import FastText, find_model
+from tamis.models.heads import Embeddings, HeadEvaluation, train_head
 from tamis.models.linear import train
 from tamis.text.decontaminate import Decontaminate
+from tamis.text.embed import Embed
 from tamis.text.language import Language, LanguageScorer, script_of
 from tamis.text.segment import buffers
 from tamis.text.statistics import TextStatistics
@@ -229,50 +231,60 @@ def topics(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def embeddings(folder: Path) -> None:
-    """Compare heads on embeddings with n-grams: the same texts to train on, and the same 1,000 texts to test."""
-    from tamis.models.heads import Embeddings, HeadEvaluation, train_head
-    from tamis.text.embed import Embed
-
+    """Compare heads on embeddings with n-grams: the same texts to train on, and the same 500 texts to test."""
     say("## Classifiers on embeddings: `tamis train-classifier --embeddings`, and on n-grams\n")
     say(
-        "Accuracy and AUC on the same 500 texts, after training on the first 100, 300 and 1,000 of a random order. Texts"
+        "Accuracy and AUC on the same 500 texts, after training on the first 100, 300 and 1,000 of a random order. Texts are"
     )
-    say("are cut at 500 characters for all. Times are CPU seconds of all threads, to embed 1,500 texts and to train on")
-    say("1,000. Four topics need four n-gram models, of which the most probable is taken.\n")
+    say(
+        "cut at 500 characters for all. Times are CPU seconds of one thread, to embed 1,500 texts and to train on 1,000. Four"
+    )
+    say("topics need four n-gram models, of which the most probable is taken.\n")
     say("| set | classifier | 100 texts | 300 texts | 1,000 texts | embedding, s | training, s |")
     say("|---|---|---|---|---|---|---|")
-    binary = {"SpamAssassin, spam": mails(folder), "Reuters, earnings": news(folder)}
-    sets = {name: (texts, [("no", "yes")[label] for label in labels]) for name, (texts, labels) in binary.items()}
-    for name, (texts, named) in {**sets, "Reuters, 4 topics": topics(folder)}.items():
-        order = np.random.Generator(np.random.PCG64(1)).permutation(len(texts))[:1500]
-        chosen = [texts[number][:500] for number in order]
-        labels = sorted(set(named))
-        targets = np.array([labels.index(named[number]) for number in order])
-        data, offsets = buffers(pa.array(chosen, pa.large_string()))
-        train(data[: offsets[40]], offsets[:41], np.arange(40) % 2, epochs=1, holdout=0.1)  # compile
-        rows, used = [], []
-        for count in (100, 300, 1000):
-            began = time.process_time()
-            rows.append(
-                HeadEvaluation.of(labels, targets[1000:], _n_gram_scores(data, offsets, targets, count, len(labels)))
-            )
-            used.append(time.process_time() - began)
-        _compared(name, "n-grams", rows, 0.0, used[-1])
-        for model in ("minilm", "wordllama"):
-            step, began = Embed(model), time.process_time()
-            vectors = step.open(Context()).vectors(pa.array(chosen, pa.large_string()))
-            spent, rows, used = time.process_time() - began, [], []
-            made = Embeddings(model, "", vectors.shape[1])
-            for count in (100, 300, 1000):
-                kept = np.r_[:count, 1000:1500]
-                began = time.process_time()
-                trained = train_head(
-                    vectors[kept], targets[kept], labels, np.arange(len(kept)) >= count, made, balanced=len(labels) == 2
-                )
-                rows.append(trained.evaluation)
-                used.append(time.process_time() - began)
-            _compared(name, model, rows, spent, used[-1])
+    for name, (texts, spam) in {"SpamAssassin, spam": mails(folder), "Reuters, earnings": news(folder)}.items():
+        compare_embeddings(name, texts, [("no", "yes")[label] for label in spam])
+    compare_embeddings("Reuters, 4 topics", *topics(folder))
     say()
+
+
+def compare_embeddings(name: str, texts: list[str], named: list[str]) -> None:
+    """Train on the same texts with n-grams and on embeddings, and print a row for each."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)
+    order = np.random.Generator(np.random.PCG64(1)).permutation(len(texts))[:1500]
+    chosen = pa.array([texts[number][:500] for number in order], pa.large_string())
+    labels = sorted(set(named))
+    targets = np.array([labels.index(named[number]) for number in order])
+    data, offsets = buffers(chosen)
+    train(data[: offsets[40]], offsets[:41], np.arange(40) % 2, epochs=1, holdout=0.1)  # compile
+    rows, used = [], []
+    for count in (100, 300, 1000):
+        began = time.process_time()
+        scores = _n_gram_scores(data, offsets, targets, count, len(labels))
+        used.append(time.process_time() - began)
+        rows.append(HeadEvaluation.of(labels, targets[1000:], scores))
+    _compared(name, "n-grams", rows, 0.0, used[-1])
+    for model in ("minilm", "wordllama"):
+        embedder = Embed(model).open(Context())
+        began = time.process_time()
+        vectors = embedder.vectors(chosen)
+        spent, rows, used = time.process_time() - began, [], []
+        for count in (100, 300, 1000):
+            kept = np.r_[:count, 1000:1500]
+            began = time.process_time()
+            trained = train_head(
+                vectors[kept],
+                targets[kept],
+                labels,
+                np.arange(len(kept)) >= count,
+                Embeddings(model, "", vectors.shape[1]),
+                balanced=len(labels) == 2,
+            )
+            rows.append(trained.evaluation)
+            used.append(time.process_time() - began)
+        _compared(name, model, rows, spent, used[-1])
 
 
 def _n_gram_scores(data: np.ndarray, offsets: np.ndarray, targets: np.ndarray, count: int, labels: int) -> np.ndarray:
@@ -286,7 +298,7 @@ def _n_gram_scores(data: np.ndarray, offsets: np.ndarray, targets: np.ndarray, c
     return np.stack([1 - scores[0], scores[0]] if labels == 2 else scores, axis=1)
 
 
-def _compared(name: str, model: str, rows: list, embedded: float, trained: float) -> None:
+def _compared(name: str, model: str, rows: list[HeadEvaluation], embedded: float, trained: float) -> None:
     shown = " | ".join(f"{row.accuracy:.3f}, {row.auc:.3f}" for row in rows)
     say(f"| {name} | {model} | {shown} | {f'{embedded:.0f}' if embedded else ''} | {trained:.1f} |")
 
