@@ -119,7 +119,7 @@ def _end_of_piece(data, start, end, style):
 
 
 @inlined
-def _key(data, start, stop):
+def key_of(data, start, stop):
     size = stop - start
     if size <= _INSIDE:
         first = tail64(data, start, min(stop, start + 8))
@@ -130,7 +130,7 @@ def _key(data, start, stop):
 
 
 @inlined
-def _slot(keys, first, second):
+def slot_of(keys, first, second):
     """Return the slot of a piece, or the slot to insert it at; keys: uint64[a power of two, 2], the second 0 if empty."""
     mask = len(keys) - 1
     slot = np.int64(mix(first, second) & np.uint64(mask))
@@ -163,8 +163,8 @@ def count_pieces(data, offsets, whole, style, keys, counts, position, out, new, 
                 position[0], position[1] = row, start
                 return num_new, num_pending
             stop = _end_of_piece(data, start, end, style)
-            first, second = _key(data, start, stop)
-            slot = _slot(keys, first, second)
+            first, second = key_of(data, start, stop)
+            slot = slot_of(keys, first, second)
             if keys[slot, 1] == 0:
                 keys[slot, 0], keys[slot, 1], counts[slot] = first, second, -1
                 new[num_new, 0], new[num_new, 1], new[num_new, 2] = start, stop, slot

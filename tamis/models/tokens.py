@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tamis.batch import Column
 from tamis.errors import require
 from tamis.models.files import ModelError, ModelFiles
+from tamis.models.word_cache import word_cache_of
 
 LongTexts: TypeAlias = Literal["truncate", "head_tail", "windows"]
 
@@ -72,6 +73,7 @@ class TextTokenizer:
         tokenizer.no_padding()
         self.prefix, self.suffix = _special_tokens(tokenizer)
         self.size = int(tokenizer.get_vocab_size(with_added_tokens=True))
+        self._words = word_cache_of(tokenizer)
 
     @property
     def special(self) -> int:
@@ -164,9 +166,9 @@ class TextTokenizer:
                 parts.append(part)
                 chars += len(part)
                 if chars >= PORTION_CHARS or len(parts) >= PORTION_TEXTS:
-                    found.extend(np.array(rows), *self._encode(parts))
+                    found.extend(np.array(rows), *self._encode(pa.array(parts, pa.large_string())))
                     rows, parts, chars = [], [], 0
-        found.extend(np.array(rows, np.int64), *self._encode(parts))
+        found.extend(np.array(rows, np.int64), *self._encode(pa.array(parts, pa.large_string())))
         return found
 
     def _edges(self, texts: Column, space: int, *, from_end: bool) -> _Contents:
@@ -181,7 +183,7 @@ class TextTokenizer:
                 whole = len(rows) == len(texts)
                 column = texts.slice(part.start, len(some)) if whole else texts.take(pa.array(some))
                 cut = pc.utf8_slice_codeunits(column, -size) if from_end else pc.utf8_slice_codeunits(column, 0, size)
-                found.put(some, *self._encode(list(_strings(cut))))
+                found.put(some, *self._encode(cut))
             found.is_whole[rows] = chars[rows] <= size
             rows = rows[~found.is_whole[rows] & (found.count[rows] < space + MARGIN_TOKENS)]
             size *= 4
@@ -203,11 +205,14 @@ class TextTokenizer:
             joined = np.concatenate([content[:head], end])
             heads.put(np.array([row]), joined, np.array([len(joined)]))
 
-    def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def _encode(self, texts: Column) -> tuple[np.ndarray, np.ndarray]:
         """(ids of all texts without special tokens, their number for each text)."""
+        if self._words is not None:
+            return self._words.encode(texts)
         flat = array("i")
         counts = np.zeros(len(texts), np.int64)
-        for number, encoding in enumerate(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)):
+        strings = list(_strings(texts))
+        for number, encoding in enumerate(self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)):
             flat.fromlist(encoding.ids)
             counts[number] = len(encoding)
         return np.frombuffer(flat, np.int32) if len(flat) else np.empty(0, np.int32), counts

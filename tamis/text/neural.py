@@ -23,6 +23,7 @@ from tamis.models.files import ModelError, ModelFiles, find, labels_of, with_fil
 from tamis.models.network import Build, sequence_classifier
 from tamis.models.text_model import TextModel, input_length
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
+from tamis.models.word_cache import CACHE_BYTES
 from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, between, one_of, operator
 from tamis.text.clean import strings
 
@@ -41,7 +42,7 @@ def network_resources(found: ModelFiles, device: Device, build: Build) -> Resour
     shared = {text_model.RUNTIME: text_model.runtime_bytes(place), text_model.key_of(found, build): found.num_bytes}
     if place == "gpu":
         return Resources(gpus=1, shared=shared)
-    return Resources(memory=ACTIVATION_BYTES, shared=shared)
+    return Resources(memory=ACTIVATION_BYTES + CACHE_BYTES, shared=shared)
 
 
 def known(model: str | Path) -> ModelFiles | None:
@@ -100,7 +101,7 @@ class Tokenize(Map):
         if found is None:
             return Resources()
         size = sum(path.stat().st_size for path in found.others)
-        return Resources(shared={found.key("tokenizer"): TOKENIZER_COPIES * size})
+        return Resources(shared={found.key("tokenizer"): TOKENIZER_COPIES * size + CACHE_BYTES})
 
     def open(self, context: Context) -> _Tokenizer:
         found = find(self.model)
