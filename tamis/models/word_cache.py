@@ -86,6 +86,10 @@ class WordCache:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._around = tokenizer.encode("a", add_special_tokens=False).ids
+        self._keys: np.ndarray
+        self._starts: np.ndarray
+        self._counts: np.ndarray
+        self._ids: np.ndarray
         self._clear()
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
