@@ -230,7 +230,7 @@ class QualityClassifier(LabelClassifier):
 
     nvidia/quality-classifier-deberta: DeBERTa v3 base, trained on 22,828 Common Crawl texts labelled by people. It reads the
     first `max_chars` characters and at most 1,024 tokens. `score_field` names a column for the three probabilities. A null
-    text has no label, and a filter drops it. Needs `tamis[models]`; about 1,600 documents/s on an H200.
+    text has no label, and a filter drops it. Needs `tamis[models]`.
 
     >>> QualityClassifier(filter_by=["High", "Medium"]).rules()[0].allowed
     ('High', 'Medium')

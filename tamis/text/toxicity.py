@@ -24,7 +24,7 @@ class Toxicity(Filter):
     The model of the package hatesonar 0.1.0 (MIT): logistic regression on the TF-IDF of English words, trained on 24,783 tweets
     labelled by people (Davidson et al. 2017). `toxicity` is the sum of `hate_speech` and `offensive_language`; a text without
     words that the model knows scores 0.325. It judges words and not what is meant by them, so check what it drops.
-    `max_chars` limits it to that many characters from the start. Needs `tamis[toxicity]`; about 5 MB/s.
+    `max_chars` limits it to that many characters from the start. Needs `tamis[toxicity]`; about 12 MB/s.
 
     >>> Toxicity(max_toxicity=0.9).rules()[0].maximum
     0.9
