@@ -39,6 +39,9 @@ from tamis.mapped import release_pages
 MAX_LISTED = 16
 """Better rows of one cluster that are listed for a row. With fewer, more rows are compared again."""
 
+EDGE_BYTES = 250
+"""Memory per listed row, if it is similar to as many rows in several clusters."""
+
 NEAR_MISS_MARGIN = 0.05
 """Kept rows whose best similarity to a kept row is this close below the threshold are recorded as near misses."""
 
@@ -83,7 +86,7 @@ def find_better(
     """
     search = _Search(Members(files, centres.count, settings), centres.blob, settings, states)
     table, _ = search.members.bucket(bucket)
-    piece = max(256, memory // 2 // settings.row_bytes)
+    piece = max(256, memory // 2 // (settings.row_bytes + EDGE_BYTES * MAX_LISTED))
     found = {"queries": 0, "edges": 0, "limited": 0, "compared": 0}
     with (
         blob.writing() as path,
