@@ -8,7 +8,7 @@ at the end                runner.close(), context.close()     in reverse order
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,8 @@ class Context:
     """The cores of the worker: more than one if memory limits the number of workers; None if libraries decide."""
     run: str = ""
     """Names the output of the run; the same if the run is resumed."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What earlier runs over the same output learned, such as how many tokens fit in a batch; see `Operator.open`."""
     _objects: _SharedObjects = field(default_factory=_SharedObjects, repr=False, compare=False)
 
     def shared(self, key: str, load: Callable[[], _T]) -> _T:

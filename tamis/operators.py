@@ -207,7 +207,8 @@ class Operator:
         A step without state runs itself. A step with a model, an index or a connection leaves out the methods that its kind
         calls on batches (`apply`, `score`, `expand`, `observe`, `rewrite`, `read`, `open_shard`) and returns an object that
         has them. If that object has a `close()`, it is called at the end, and if it has a `take_counts()`, the numbers it
-        returns since the last call are added up in the report. The step itself must not change.
+        returns since the last call are added up in the report. What its `take_limits()` returns, such as how many tokens fit
+        in memory, is in `context.limits` of later runs over the same output. The step itself must not change.
         """
         return self
 

@@ -423,6 +423,7 @@ def _planner(
     from tamis.sinks.tables import ParquetWriter
 
     side = ParquetWriter(store.root) if rejects else None
+    limits = learned_from(store).limits
     return lambda blocksize: make_plan(
         steps,
         budget,
@@ -433,6 +434,7 @@ def _planner(
         profile=profile,
         scores=scores,
         exchange=exchange,
+        limits=limits,
     )
 
 

@@ -189,6 +189,7 @@ def make_plan(
     profile: bool = False,
     scores: bool = False,
     exchange: Exchange | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Plan:
     """Turn the steps into stages. Reads only file listings, footers and samples of the input.
 
@@ -229,7 +230,7 @@ def make_plan(
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
     return Plan(
-        groups=tuple(_group(stage, budget.heavy_bytes) for stage in stages),
+        groups=tuple(_group(replace(stage, limits=limits or {}), budget.heavy_bytes) for stage in stages),
         layout=layout,
         budget=budget,
         blocksize=chosen,

@@ -155,6 +155,8 @@ class Account:
     """Files that could not be read, or not to their end, with the first error of each."""
     errors: list[ErrorCount] = field(default_factory=list)
     """The errors of failed rows."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """What steps learned about what fits in memory, for later runs."""
 
     @property
     def failed(self) -> int:
@@ -187,6 +189,7 @@ class Account:
         for path, error in other.damaged_files.items():
             self.damaged_files.setdefault(path, error)
         self.errors = ErrorCounts([*self.errors, *other.errors]).entries
+        self.limits |= other.limits
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -371,6 +371,7 @@ class GroupRun:
         assert job.task.allowance is not None
         governor.finished(account.peak_memory_bytes, job.task.allowance.batch_bytes, account.splits)
         governor.learned.note_setup((op.name, op.setup_bytes) for op in account.operators)
+        governor.learned.limits.update(account.limits)
 
     # ---------------------------------------------------------------------------------------------------------- packets
 

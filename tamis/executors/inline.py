@@ -80,6 +80,7 @@ class InlineSession:
                 outcome = publish(group.whole, task, [segment])
                 self.governor.finished(outcome.account.peak_memory_bytes, allowance.batch_bytes, outcome.account.splits)
                 self.governor.learned.note_setup((op.name, op.setup_bytes) for op in outcome.account.operators)
+                self.governor.learned.limits.update(outcome.account.limits)
                 done(task, outcome)
         finally:
             runner.close()

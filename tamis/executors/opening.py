@@ -75,7 +75,9 @@ class OpenStage:
         self.taken_bytes: list[int] = []
         """Memory that the source, each operator and the end took when they were opened."""
         scratch = stage.store.scratch()
-        self._context = replace(given, scratch=scratch / f"open-{uuid.uuid4().hex}", run=str(scratch))
+        self._context = replace(
+            given, scratch=scratch / f"open-{uuid.uuid4().hex}", run=str(scratch), limits=stage.limits
+        )
         self._share_bytes = given.memory_bytes
         self._stack = ExitStack()
         self._fates_of: Any = None

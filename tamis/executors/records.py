@@ -77,6 +77,9 @@ class Records:
         take_counts = getattr(runner, "take_counts", None)
         if take_counts is not None:
             account.count(take_counts())
+        take_limits = getattr(runner, "take_limits", None)
+        if take_limits is not None:
+            self.account.limits.update(take_limits())
 
     def settle(self, step: int, applied: Applied) -> Batch:
         """Add what a step did to the account, and keep dropped rows if requested."""

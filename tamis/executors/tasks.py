@@ -65,6 +65,8 @@ class Stage:
     """The operators of the stages before it in its group."""
     hands_on: bool = False
     """The rows go to the next stage of the group, in packets."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What earlier runs learned about what fits in memory, for the steps."""
 
     @property
     def gathers(self) -> bool:

@@ -63,6 +63,8 @@ class Learned:
     """By stage: memory held per byte of batch."""
     setup: dict[str, int] = field(default_factory=dict)
     """By operator: memory it took before its first batch, such as the weights of a model."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """What fits in memory, by whatever a step names it: tokens per batch of a model, by length and device."""
 
     def note(self, stage: str, peak_bytes: int, batch_bytes: int) -> None:
         if batch_bytes > 0 and peak_bytes > 0:
@@ -104,7 +106,8 @@ class Learned:
         return largest
 
     def as_text(self) -> bytes:
-        return json.dumps(self.as_dict() | {"bytes_held_after_setup": self.setup}, indent=2).encode()
+        known = {"bytes_held_after_setup": self.setup, "limits": self.limits}
+        return json.dumps(self.as_dict() | known, indent=2).encode()
 
     def as_dict(self) -> dict[str, Any]:
         """For the report, which leaves out operators that take next to nothing."""
@@ -119,9 +122,10 @@ class Learned:
             found = json.loads(text)
             copies = {str(name): float(value) for name, value in found["bytes_held_per_batch_byte"].items()}
             setup = {str(name): int(value) for name, value in found.get("bytes_held_after_setup", {}).items()}
+            limits = {str(name): int(value) for name, value in found.get("limits", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             return Learned()  # only a hint for the next run: a damaged file is ignored
-        return Learned(copies, setup)
+        return Learned(copies, setup, limits)
 
 
 def _stages(steps: Iterable[Operator]) -> list[list[Operator]]:

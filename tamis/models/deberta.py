@@ -18,8 +18,8 @@ from tamis.errors import MissingExtra, require
 ATTENTION = "DisentangledSelfAttention"
 """The class of transformers that is replaced."""
 
-_BLOCK = 64
-"""Queries, and keys, that a program processes at a time."""
+QUERIES, KEYS, WARPS, STAGES = 64, 64, 4, 2
+"""Queries and keys that a program processes at a time, its warps, and the loads it prepares in advance."""
 
 
 def fuse(network: Any) -> int:
@@ -114,11 +114,11 @@ def _attend(query: Any, key: Any, value: Any, to_position: Any, from_position: A
     (rows, length), (_, heads, size) = mask.shape, query.shape
     out = torch.empty_like(query)
     scale = 1 / (math.sqrt(3 * size) * math.log(2))  # the kernel computes powers of two
-    grid = (-(-length // _BLOCK), rows * heads)
+    grid = (-(-length // QUERIES), rows * heads)
     _kernel()[grid](
         query, key, value, to_position, from_position, table, mask, out,
         rows, length, heads, to_position.shape[2], scale,
-        size=size, queries=_BLOCK, keys=_BLOCK, num_warps=4, num_stages=2,
+        size=size, queries=QUERIES, keys=KEYS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
 

@@ -274,6 +274,9 @@ class TorchNetwork:
         self.start(np.zeros((rows, width), np.int64), np.full(rows, width, np.int64))()
         return (torch.cuda.max_memory_allocated(self.device) - before) / (rows * width)
 
+    def device_name(self) -> str:
+        return str(self._torch.cuda.get_device_name(self.device))
+
     def free_bytes(self) -> int:
         """GPU memory that this process could still allocate."""
         torch = self._torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,13 +120,38 @@ class TextModel:
         max_chars: int | None = None,
         long_texts: LongTexts = "truncate",
         batch_size: int | None = None,
+        name: str = "",
     ) -> None:
         self._loaded, self._context = loaded, context
         self.max_tokens = input_length(loaded.most_tokens, max_tokens)
         self._max_chars, self._long_texts, self._batch_size = max_chars, long_texts, batch_size
         self._on_gpu = context.device != "cpu"
         limit = GPU_TOKENS if self._on_gpu else CPU_TOKENS
-        self._budget = loaded.budgets.setdefault("tokens", TokenBudget(limit))
+        self._key = f"{name}, {self._place()}"
+        if "tokens" not in loaded.budgets:
+            loaded.budgets["tokens"] = TokenBudget(limit, self._remembered(context.limits))
+        self._budget = loaded.budgets["tokens"]
+        self._told = dict(self._budget.known)
+
+    def _place(self) -> str:
+        """Where batches have to fit: the device, and the share of its memory."""
+        share = self._context.gpu_memory_bytes if self._on_gpu else self._context.memory_bytes
+        network = self._loaded.network
+        device = network.device_name() if self._on_gpu and isinstance(network, TorchNetwork) else "cpu"
+        return device if share is None else f"{device} with {share / 1e9:.1f} GB"
+
+    def _remembered(self, limits: Mapping[str, int]) -> dict[int, int]:
+        """By length, what an earlier run found for this model in this place."""
+        found = {
+            name.removeprefix(f"{self._key}, "): most for name, most in limits.items() if name.startswith(self._key)
+        }
+        return {int(length.split()[0]): most for length, most in found.items() if length.split()[0].isdigit()}
+
+    def take_limits(self) -> dict[str, int]:
+        """What was learned since the last call: tokens per batch, by model, device and length."""
+        new = {length: most for length, most in self._budget.known.items() if self._told.get(length) != most}
+        self._told |= new
+        return {f"{self._key}, {length} tokens": most for length, most in new.items()}
 
     @staticmethod
     def open(
@@ -149,6 +174,7 @@ class TextModel:
             max_chars=max_chars,
             long_texts=long_texts,
             batch_size=batch_size,
+            name=key_of(found, build),
         )
 
     def predict(self, texts: Column) -> np.ndarray:

@@ -182,6 +182,9 @@ class _Runner:
         return {name: pa.array(values).take(rows) if isinstance(values, np.ndarray) else values.take(rows)
                 for name, values in self._columns(found).items()}  # fmt: skip
 
+    def take_limits(self) -> dict[str, int]:
+        return self._model.take_limits()
+
     def close(self) -> None:
         self._model.close()
 

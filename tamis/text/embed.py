@@ -163,5 +163,8 @@ class Embedder:
             found = self.vectors(column)
         return {step.output: vectors(found, empty, step.dtype)}
 
+    def take_limits(self) -> dict[str, int]:
+        return self._model.take_limits() if isinstance(self._model, TextModel) else {}
+
     def close(self) -> None:
         self._model.close()

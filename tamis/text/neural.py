@@ -302,6 +302,9 @@ class _Labeler:
             found["probabilities"] = vectors(probabilities, empty)
         return found
 
+    def take_limits(self) -> dict[str, int]:
+        return self._model.take_limits()
+
     def close(self) -> None:
         self._model.close()
 

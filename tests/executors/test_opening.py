@@ -1,6 +1,7 @@
 """Steps are opened once per worker and stage, share what they load, and are closed in reverse order."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import tamis.models.fasttext as reading
 from tamis import Context, JsonlWriter, Pipeline, Resources, Rows
+from tamis.batch import Batch
 from tamis.errors import OperatorError, TamisError
 from tamis.memory.governor import Learned
 from tamis.operators import Expand, Filter, Gather, Map, at_least, operator
@@ -295,3 +297,31 @@ class TestResources:
         assert step.resources.memory_bytes == 0
         with pytest.raises(TamisError, match="there is no model file"):
             Pipeline(Rows(ROWS), step).check()
+
+
+@operator(reads="n", writes="limit")
+class Limited(Map):
+    """Add what an earlier run learned."""
+
+    def open(self, context: Context) -> "LimitedRunner":
+        return LimitedRunner(context.limits.get("rows", 0))
+
+
+class LimitedRunner:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def apply(self, batch: Batch) -> dict[str, np.ndarray]:
+        return {"limit": np.full(len(batch), self.limit)}
+
+    def take_limits(self) -> dict[str, int]:
+        return {"rows": self.limit + 5}
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_what_steps_learn_reaches_the_next_run(tmp_path, executor):
+    for expected in (0, 5, 10):
+        pipeline = Pipeline(Rows([{"n": expected}]), Limited(), JsonlWriter(tmp_path / "out"))
+        pipeline.run(executor=executor, workers=1 if executor == "local" else "auto")
+        (file,) = (tmp_path / "out").glob("*.jsonl")
+        assert json.loads(file.read_text())["limit"] == expected

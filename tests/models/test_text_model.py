@@ -149,3 +149,17 @@ def test_a_worker_uses_the_cores_that_memory_leaves_without_one(folder):
     rows = Rows([{"text": "a"}, {"text": "b"}])
     found = Pipeline(rows, Threads(model=str(folder))).collect(workers=1)
     assert found["threads"].to_pylist() == [usable_cpus()] * 2
+
+
+def test_what_fits_is_remembered_for_the_next_run(folder, expected):
+    model, network, budget = limited(folder, most=200)
+    model.predict(TEXTS)
+    learned = model.take_limits()
+    assert set(learned.values()) == set(budget.known.values())
+    assert model.take_limits() == {}, "only what is new"
+    loaded = Loaded(network, load_tokenizer(find(folder)), 64)
+    again = TextModel(loaded, Context(limits={**learned, "another model, cpu, 8 tokens": 1}))
+    assert loaded.budgets["tokens"].known == budget.known
+    failed = network.failed
+    np.testing.assert_allclose(again.predict(TEXTS), expected, atol=1e-5)
+    assert network.failed == failed
