@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tamis.errors import TamisError
     from tamis.executors.inline import InlineExecutor
     from tamis.executors.local import LocalExecutor
+    from tamis.executors.ray import RayExecutor
     from tamis.functions import step
     from tamis.memory.monitor import MemoryMonitor
     from tamis.operators import (
@@ -60,6 +61,7 @@ _HOMES = {
     "TamisError": "errors",
     "InlineExecutor": "executors.inline",
     "LocalExecutor": "executors.local",
+    "RayExecutor": "executors.ray",
     "step": "functions",
     "MemoryMonitor": "memory.monitor",
     **dict.fromkeys(["Expand", "Filter", "Gather", "Map", "Operator", "Sink", "Source", "operator"], "operators"),
@@ -107,6 +109,7 @@ __all__ = [
     "ParquetReader",
     "ParquetWriter",
     "Pipeline",
+    "RayExecutor",
     "Report",
     "Resources",
     "Rows",

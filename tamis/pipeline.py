@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import psutil
 import pyarrow as pa
@@ -35,7 +35,7 @@ from tamis.functions import as_operator
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
-from tamis.memory.budget import Budget
+from tamis.memory.budget import CALLER_BYTES, Budget, Machine
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
@@ -50,6 +50,8 @@ from tamis.sources.listing import forget_listings, one_listing
 from tamis.store import INTERNAL, Store, make_scratch, scratch_notes
 
 Step: TypeAlias = Operator | Callable[..., Any]
+
+ExecutorName: TypeAlias = Literal["local", "inline", "ray", "dask"]
 
 
 class Pipeline:
@@ -81,7 +83,7 @@ class Pipeline:
         *,
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
-        executor: Literal["local", "inline"] | Executor = "local",
+        executor: ExecutorName | Executor = "local",
         device: Device = "auto",
         gpu_memory: int | str | None = None,
         scratch: str | Path | None = None,
@@ -91,10 +93,11 @@ class Pipeline:
         if workers == "auto":
             workers = where.workers
         with ExitStack() as stack:
+            machine = stack.enter_context(where.connected())
             store = self._store(stack, scratch)
             learned = learned_from(store)
             with one_listing():
-                placed, budget = self._placed(memory, workers, learned, where.streaming, device, gpu_memory)
+                placed, budget = self._placed(memory, workers, learned, where.streaming, device, gpu_memory, machine)
                 return Explanation(make_plan(placed.steps, budget, store), learned)
 
     def run(
@@ -102,7 +105,7 @@ class Pipeline:
         *,
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
-        executor: Literal["local", "inline"] | Executor = "local",
+        executor: ExecutorName | Executor = "local",
         device: Device = "auto",
         gpu_memory: int | str | None = None,
         rejects: bool = False,
@@ -172,30 +175,31 @@ class Pipeline:
         if workers == "auto":
             workers = where.workers
         streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
-        placed, budget = self._placed(memory, workers, self._learned(), streaming, device, gpu_memory)
         errors = on_error or ("raise" if inline else "isolate")
 
-        def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
-            with ExitStack() as stack:
-                return Pipeline(*steps)._run(
-                    stack,
-                    budget,
-                    where,
-                    rejects=rejects,
-                    fresh=fresh,
-                    on_error=errors,
-                    limit=limit,
-                    emit=emit,
-                    alerts=alerts,
-                    scores=scores,
-                    keep_work=keep_work,
-                    card=card,
-                    license=license,
-                    scratch=scratch,
-                    exchange=exchange,
-                )
+        with where.connected() as machine, shown:
+            placed, budget = self._placed(memory, workers, self._learned(), streaming, device, gpu_memory, machine)
 
-        with shown:
+            def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
+                with ExitStack() as stack:
+                    return Pipeline(*steps)._run(
+                        stack,
+                        budget,
+                        where,
+                        rejects=rejects,
+                        fresh=fresh,
+                        on_error=errors,
+                        limit=limit,
+                        emit=emit,
+                        alerts=alerts,
+                        scores=scores,
+                        keep_work=keep_work,
+                        card=card,
+                        license=license,
+                        scratch=scratch,
+                        exchange=exchange,
+                    )
+
             try:
                 return attempt(placed.steps, fresh=fresh)
             except (BudgetError, DiskFull) as error:
@@ -362,11 +366,12 @@ class Pipeline:
         streaming: Streaming,
         device: Device,
         gpu_memory: int | str | None,
+        machine: Machine | None = None,
     ) -> tuple[Pipeline, Budget]:
         """The pipeline with its steps on their devices, and the budget of a run."""
         release_pages(code=True)  # otherwise resident memory depends on the page cache when libraries were loaded
         # Not PSS: the share of pages that other processes map changes when they start and end.
-        caller_bytes = psutil.Process().memory_info().rss
+        caller_bytes = psutil.Process().memory_info().rss if machine is None else CALLER_BYTES  # an agent
         steps, budget = place(
             self.steps,
             learned,
@@ -376,18 +381,28 @@ class Pipeline:
             caller_bytes=caller_bytes,
             device=device,
             gpu_memory=gpu_memory,
+            machine=machine,
         )
         return Pipeline(*steps), budget
 
 
-def executor_of(given: str | Executor) -> Executor:
-    """An executor, by name or as it is."""
+def executor_of(given: str | Executor, address: str | None = None) -> Executor:
+    """An executor, by name or as it is; `address` is that of a cluster."""
     if not isinstance(given, str):
         return given
-    known: dict[str, Executor] = {"local": LocalExecutor(), "inline": InlineExecutor()}
-    if given not in known:
-        raise ParameterError(f"there is no executor {given!r}", hint=f"executors: {', '.join(known)}")
-    return known[given]
+    if given not in get_args(ExecutorName):
+        raise ParameterError(f"there is no executor {given!r}", hint=f"executors: {', '.join(get_args(ExecutorName))}")
+    if given in ("local", "inline"):
+        if address is not None:
+            raise ParameterError(f"the executor {given} has no address", hint="--address is for ray and dask")
+        return LocalExecutor() if given == "local" else InlineExecutor()
+    if given == "dask":
+        from tamis.executors.dask import DaskExecutor
+
+        return DaskExecutor(address)
+    from tamis.executors.ray import RayExecutor
+
+    return RayExecutor(address)
 
 
 def _flat(steps: Sequence[Any]) -> Iterator[Any]:

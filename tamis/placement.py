@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from tamis.backends import ToBackend
 from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.executors.executor import Streaming
-from tamis.memory.budget import Budget, make_budget, stream_budget, usable_cpus
+from tamis.memory.budget import Budget, Machine, make_budget, stream_budget, usable_cpus
 from tamis.memory.governor import Learned, gpu_need, pool_needs
 from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots
 from tamis.models.devices import GPU_HOST_BYTES, Device, choose, gpu_count
@@ -91,12 +91,17 @@ def place(
     caller_bytes: int,
     device: Device = "auto",
     gpu_memory: int | str | None = None,
+    machine: Machine | None = None,
 ) -> tuple[Sequence[Operator], Budget]:
     """The steps on their devices, and the budget of a run.
 
     If there is not enough memory for workers on a GPU, and neither a GPU nor GPU memory was requested, all steps run on the
-    CPU.
+    CPU. On the nodes of a cluster, like `machine`, all steps run on the CPU.
     """
+    if machine is not None:
+        if device == "gpu" or gpu_memory is not None:
+            raise ParameterError("on a cluster, steps run on the CPU so far", hint='use executor="local" for GPUs')
+        device = "cpu"
 
     def attempt(device: Device) -> tuple[Sequence[Operator], Budget]:
         placed = placed_on(steps, device)
@@ -109,6 +114,7 @@ def place(
             caller_bytes=caller_bytes,
             device=device,
             gpu_memory=gpu_memory,
+            machine=machine,
         )
         return placed, found
 
@@ -133,6 +139,7 @@ def choose_budget(
     caller_bytes: int,
     device: str = "auto",
     gpu_memory: int | str | None = None,
+    machine: Machine | None = None,
 ) -> Budget:
     """Derive the budget, and decide whether operators that need much memory or a GPU get workers of their own.
 
@@ -159,6 +166,7 @@ def choose_budget(
             learned_bytes=max(least, learned.setup_bytes(chosen)),
             caller_bytes=caller_bytes,
             most_workers=most_workers,
+            machine=machine,
         )
         reasons = {"gpu_memory": _gpu_reason(gpus, gpu_memory)} if on_gpu else {}
         return replace(found, gpus=gpus, hides_gpus=device == "cpu", reasons=found.reasons | reasons)

@@ -45,7 +45,8 @@ class Calls:
 
     def hand_out(self, *, only_begun: bool) -> None:
         running = sum(worker.job is not None for worker in self._crew.workers)
-        most = min(self._governor.workers, len(self._slots) or self._governor.workers)
+        places = self._crew.places(self._governor.workers)
+        most = min(places, len(self._slots) or places)
         while self._pending and not only_begun and running < most:
             idle = self._crew.idle()
             worker = idle[0] if idle else self._start()
@@ -84,7 +85,7 @@ class Calls:
             return
         name = self._function.__name__
         self._emit(WorkerDied(worker.number, how, None, name))
-        self._deaths[call.number] += 1
+        self._deaths[call.number] += not worker.lost
         if self._deaths[call.number] > MAX_CALL_DEATHS:
             raise WorkerError(
                 f"workers died {self._deaths[call.number]} times in {name} ({how})",

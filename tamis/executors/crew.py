@@ -1,4 +1,4 @@
-"""The worker processes of this machine: start, stop, and what they report. Rows never pass through here.
+"""Worker processes: start, stop, and what they report; here those of this machine. Rows never pass through here.
 
 driver                                worker
   stage (once), task  ------------->    StageRunner.run(task): reads, processes, writes its shards
@@ -17,13 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tamis.errors import WorkerError
 from tamis.executors.executor import Hooks
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker_process import MARK
+from tamis.memory.budget import usable_cpus
 from tamis.memory.governor import OVERUSE_BYTES, Governor
+from tamis.memory.monitor import private_bytes
 from tamis.memory.slots import GpuSlot
 from tamis.memory.tree import descendants
 from tamis.parameters import format_bytes
@@ -35,9 +37,11 @@ class Worker:
 
     number: int
     pid: int
-    connection: Connection
-    marker: Path
+    connection: Connection | None
+    """None as long as there is none, and after it is lost."""
     share_bytes: int
+    marker: Path | None = None
+    """The file in which it notes what it is doing, if the driver can read it."""
     job: Any = None
     """What it is doing; None if it is idle."""
     compiling: bool = False
@@ -51,6 +55,8 @@ class Worker:
     """Why it is about to exit."""
     slot: int | None = None
     """The number of its slot on a GPU, among those of its pool."""
+    lost: bool = False
+    """It ended with its node, so that its death says nothing about the rows."""
 
     @property
     def used(self) -> bool:
@@ -59,16 +65,68 @@ class Worker:
 
     def send(self, *message: Any) -> None:
         """Send a message. If the worker has died, that shows when its answer is awaited."""
+        assert self.connection is not None
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(pickle.dumps(message))
 
     def last_mark(self) -> tuple[int, int, int]:
         """(first row, rows, step) the worker noted last."""
+        assert self.marker is not None
         return MARK.unpack(self.marker.read_bytes()[: MARK.size])
 
 
-class Crew:
-    """Worker processes forked from a server."""
+class Crew(Protocol):
+    """Workers, wherever they run."""
+
+    workers: list[Worker]
+
+    def places(self, workers: int) -> int:
+        """How many workers there may be now, given how many the budget has for one machine."""
+        ...
+
+    def cpus(self) -> int:
+        """The cores of all machines."""
+        ...
+
+    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
+        """Start a worker, on a machine that has a place."""
+        ...
+
+    def stop(self, worker: Worker) -> None:
+        """Ask a worker to exit."""
+        ...
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker, and the processes it started, now."""
+        ...
+
+    def replace(self, worker: Worker, why: str) -> None:
+        """Ask a worker to exit to release its memory; another is started when needed."""
+        ...
+
+    def bury(self, worker: Worker) -> str:
+        """Remove a worker that died; returns how it did."""
+        ...
+
+    def stop_overuse(self, worker: Worker, held_bytes: int, step: str) -> str:
+        """Kill a worker that holds more than it may; returns why, for messages."""
+        ...
+
+    def private_bytes(self, worker: Worker) -> int | None:
+        """Memory that an idle worker shares with no other; None if that is unknown."""
+        ...
+
+    def is_busy(self) -> bool: ...
+
+    def idle(self) -> list[Worker]: ...
+
+    def messages(self) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
+        """What workers report; None for one that died, ("overuse", bytes) for one that holds too much."""
+        ...
+
+
+class LocalCrew:
+    """Worker processes of this machine, forked from a server."""
 
     def __init__(self, server: ForkServer, folder: Path, governor: Governor, hooks: Hooks) -> None:
         self.workers: list[Worker] = []
@@ -86,7 +144,7 @@ class Crew:
         with suppress(WorkerError):  # the server has ended, and the workers with it
             self._await_leaving()
         for worker in self.workers:
-            worker.connection.close()
+            _close(worker)
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -94,13 +152,22 @@ class Crew:
         while self._leaving:
             self._server.ending(self._leaving.pop())
 
+    def places(self, workers: int) -> int:
+        return workers
+
+    def cpus(self) -> int:
+        return usable_cpus()
+
+    def private_bytes(self, worker: Worker) -> int | None:
+        return private_bytes(worker.pid)
+
     def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
         self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"
         marker.write_bytes(b"\0" * MARK.size)
         pid, connection = self._server.start(str(marker))
-        worker = Worker(number, pid, connection, marker, share_bytes, slot=slot)
+        worker = Worker(number, pid, connection, share_bytes, marker, slot=slot)
         self.workers.append(worker)
         if gpu is not None or self._governor.budget.hides_gpus:
             worker.send("gpu", gpu)
@@ -109,38 +176,30 @@ class Crew:
         return worker
 
     def stop(self, worker: Worker) -> None:
-        """Ask a worker to exit."""
         self.workers.remove(worker)
         self._leaving.append(worker.pid)
-        worker.connection.close()
+        _close(worker)
         self._hooks.on_gpus(worker.pid, {})
 
     def kill(self, worker: Worker) -> None:
-        """End a worker, and the processes it started, now."""
         for pid in [worker.pid, *descendants(worker.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.stop(worker)
 
     def replace(self, worker: Worker, why: str) -> None:
-        """Ask a worker to exit to release its memory; another is started when needed."""
         self.stop(worker)
         self._governor.recycled(worker.number, why)
 
     def bury(self, worker: Worker) -> str:
-        """Remove a worker that died; returns how it did."""
         how = self._server.ending(worker.pid)
         self.stop(worker)
         return f"{how} after {worker.last_words}" if worker.last_words else how
 
     def stop_overuse(self, worker: Worker, held_bytes: int, step: str) -> str:
-        """Kill a worker that holds more than it may; returns why, for messages."""
         self.kill(worker)
         self._server.ending(worker.pid)
-        why = (
-            f"it held {format_bytes(held_bytes)} in `{step}`, more than the "
-            f"{format_bytes(worker.share_bytes + OVERUSE_BYTES)} a worker may hold"
-        )
+        why = why_stopped(worker, held_bytes, step)
         self._governor.stopped(worker.number, why)
         return f"stopped because {why}"
 
@@ -164,8 +223,7 @@ class Crew:
         os.write(self._wake_write, b".")
 
     def messages(self) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
-        """What workers report; None for one that died, ("overuse", bytes) for one that holds too much."""
-        by_connection = {worker.connection: worker for worker in self.workers}
+        by_connection = {w.connection: w for w in self.workers if w.connection is not None}
         for ready in wait([*by_connection, self._wake_read], timeout=0.2):
             if ready == self._wake_read:
                 os.read(self._wake_read, 4096)
@@ -174,7 +232,7 @@ class Crew:
             if worker not in self.workers:
                 continue  # stopped because of another worker's message
             try:
-                message = pickle.loads(worker.connection.recv_bytes())
+                message = pickle.loads(ready.recv_bytes())  # type: ignore[union-attr]
             except (EOFError, ConnectionResetError):
                 message = None
             if message is not None and message[0] == "gpus":
@@ -189,3 +247,16 @@ class Crew:
             if found is not None and not found.compiling:
                 yield found, ("overuse", held)
         self._hooks.on_tick()
+
+
+def why_stopped(worker: Worker, held_bytes: int, step: str) -> str:
+    """Why a worker was stopped that held too much, for messages."""
+    return (
+        f"it held {format_bytes(held_bytes)} in `{step}`, more than the "
+        f"{format_bytes(worker.share_bytes + OVERUSE_BYTES)} a worker may hold"
+    )
+
+
+def _close(worker: Worker) -> None:
+    if worker.connection is not None:
+        worker.connection.close()

@@ -324,6 +324,9 @@ class Run:
         report.notes = [*self.notes, *self.watch.notes()]
         report.damaged_files = {**self.plan.layout.damaged_files, **report.damaged_files}
         report.memory = self.governor.as_dict() | {"gpus": self.watch.gpu_figures()}
+        nodes = self.watch.executor.hooks.nodes
+        if nodes:
+            report.memory["nodes"] = [nodes[node] for node in sorted(nodes)]
         report.memory_events = self.memory_log.entries
         report.streams = self.streams
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from tamis.events import Events
 from tamis.executors.segments import Outcome
 from tamis.executors.tasks import Group, Task
+from tamis.memory.budget import Machine
 from tamis.memory.governor import Governor
 from tamis.memory.gpu import GpuShare
 from tamis.memory.leaks import Leak
@@ -46,6 +47,8 @@ class Hooks:
     """Called with a leak; returns whether to replace the worker."""
     streams: list[dict[str, Any]] = field(default_factory=list)
     """Figures about groups that streamed, for the report."""
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures about the nodes of a cluster, for the report."""
 
 
 class Session(Protocol):
@@ -75,6 +78,11 @@ class Session(Protocol):
 
     def roles(self) -> dict[int, str]:
         """What each process of the run on this machine does."""
+        ...
+
+    @property
+    def whole_tree(self) -> bool:
+        """Whether the processes that this one started belong to the run, beside those of `roles`."""
         ...
 
     def limits(self) -> dict[int, int]:
@@ -109,6 +117,10 @@ class Executor(Protocol):
 
     @property
     def streaming(self) -> Streaming: ...
+
+    def connected(self) -> AbstractContextManager[Machine | None]:
+        """While the block runs, be ready for sessions. Yields what a node of a cluster has; None for this machine."""
+        ...
 
     def session(
         self, governor: Governor, modules: set[str], emit: Events, stop: Stop

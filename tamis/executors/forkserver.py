@@ -41,11 +41,14 @@ OOM_SCORE = "800"
 class ForkServer:
     """Starts workers and reports how they ended. Use as a context manager."""
 
-    def __init__(self, *, fork: bool = False) -> None:
-        """Start the server: as a new process, or with `fork` as a copy of this one, which must have no threads."""
+    def __init__(self, *, fork: bool = False, folder: str | None = None, path: Sequence[str] = ()) -> None:
+        """Start the server: as a new process, or with `fork` as a copy of this one, which must have no threads.
+
+        A new process has `folder` as its working directory, and `path` at the end of its `sys.path`.
+        """
         mine, theirs = socket.socketpair()
         with theirs:
-            self._process = _Copy(mine, theirs) if fork else _new_process(theirs)
+            self._process = _Copy(mine, theirs) if fork else _new_process(theirs, folder, [*sys.path, *path])
         self._control = mine
         self._buffer = b""
         self._ended: dict[int, int] = {}
@@ -67,16 +70,33 @@ class ForkServer:
 
         mine, theirs = socket.socketpair()
         with mine:  # closes nothing once detached
-            try:
-                with theirs:
-                    request = json.dumps({"marker": marker}).encode() + b"\n"
-                    socket.send_fds(self._control, [request], [theirs.fileno()])
-            except ConnectionError as error:
-                raise self._gone() from error
-            while True:
-                message = self._receive()
-                if "started" in message:
-                    return message["started"], Connection(mine.detach())
+            with theirs:
+                pid = self.fork(marker, theirs.fileno())
+            return pid, Connection(mine.detach())
+
+    def fork(self, marker: str, descriptor: int) -> int:
+        """Start a worker that serves the other side of a connection; returns its process id."""
+        try:
+            request = json.dumps({"marker": marker}).encode() + b"\n"
+            socket.send_fds(self._control, [request], [descriptor])
+        except ConnectionError as error:
+            raise self._gone() from error
+        while True:
+            message = self._receive()
+            if "started" in message:
+                return message["started"]
+
+    def fileno(self) -> int:
+        """Readable when `ended` has something to report."""
+        return self._control.fileno()
+
+    def ended(self) -> dict[int, str]:
+        """By process id, how workers ended since the last call; does not wait."""
+        while b"\n" in self._buffer or select.select([self._control], [], [], 0)[0]:
+            self._receive()
+        found = {pid: _in_words(os.waitstatus_to_exitcode(status)) for pid, status in self._ended.items()}
+        self._ended.clear()
+        return found
 
     def ending(self, pid: int) -> str:
         """Describe how a worker ended, such as "killed by signal 9 (SIGKILL)"; blocks until it has."""
@@ -115,12 +135,13 @@ class ForkServer:
         self._process.wait()
 
 
-def _new_process(control: socket.socket) -> subprocess.Popen[bytes]:
+def _new_process(control: socket.socket, folder: str | None, path: Sequence[str]) -> subprocess.Popen[bytes]:
     descriptor = control.fileno()
-    code = f"import sys; sys.path[:] = {sys.path!r}; from tamis.executors.forkserver import serve; serve({descriptor})"
+    code = f"import sys; sys.path[:] = {path!r}; from tamis.executors.forkserver import serve; serve({descriptor})"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         pass_fds=[descriptor],
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, **worker_environment()},

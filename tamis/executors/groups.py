@@ -37,9 +37,8 @@ from tamis.executors.schedule import (
 )
 from tamis.executors.segments import Outcome, Segment, publish
 from tamis.executors.tasks import Emission, Group, Packet, Task
-from tamis.memory.budget import StreamBudget, usable_cpus
+from tamis.memory.budget import StreamBudget
 from tamis.memory.governor import Allowance, Governor
-from tamis.memory.monitor import private_bytes
 from tamis.memory.slots import gpu_slots
 from tamis.parameters import format_bytes
 
@@ -214,6 +213,8 @@ class GroupRun:
         if task.last_attempt:  # with all the memory of the pool, and so without other workers
             if pool.is_busy():
                 return None
+            if not self.crew.places(1):
+                return None
             for worker in list(pool.workers):
                 self._stop(pool, worker)
             return self._start_worker(pool, pool.governor.single_worker_bytes)
@@ -228,13 +229,14 @@ class GroupRun:
         return self._start_worker(pool) if len(pool.workers) < self._allowed(pool) else None
 
     def _allowed(self, pool: Pool) -> int:
-        return min(pool.governor.workers, max(1, pool.target))
+        places = self.crew.places(pool.governor.workers)
+        return places if self.stream is None else min(places, max(1, pool.target))
 
     def _start_worker(self, pool: Pool, share_bytes: int | None = None) -> Worker:
         slot, number = pool.free_slot(alone=share_bytes is not None)
         # In a group, only the stages between the first and the last compute for long.
         alone = len(self.pools) == 1 or 0 < pool.stage.pool < len(self.pools) - 1
-        cpus = max(1, usable_cpus() // pool.governor.workers) if alone else 1
+        cpus = max(1, self.crew.cpus() // self.crew.places(pool.governor.workers)) if alone else 1
         worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number, cpus)
         pool.workers.append(worker)
         pool.clock.started(worker, time.monotonic())
@@ -250,7 +252,7 @@ class GroupRun:
 
     def _fit_workers(self, pool: Pool) -> None:
         """After the governor reduced the number of workers: stop idle ones, and raise the share of the rest."""
-        while len(pool.workers) > pool.governor.workers and (idle := pool.idle()):
+        while len(pool.workers) > self.crew.places(pool.governor.workers) and (idle := pool.idle()):
             self._stop(pool, idle[0])
         for worker in pool.workers:
             worker.share_bytes = max(worker.share_bytes, pool.governor.worker_bytes)
@@ -464,6 +466,9 @@ class GroupRun:
         name = _step_name(pool, step)
         path = _path_of(flow)
         self.emit(WorkerDied(worker.number, how, flow.index, name))
+        if worker.lost:
+            self._try(job, [task])
+            return
         progress = unit.progress
         progress.deaths += 1
         progress.deaths_while_reading += not rows
@@ -611,7 +616,9 @@ class GroupRun:
     def _look_for_leak(self, pool: Pool, worker: Worker) -> None:
         """After a task, when a worker has released what it can: if its memory keeps rising, replace it."""
         worker.shards += 1
-        held, limit = private_bytes(worker.pid), pool.governor.worker_bytes
+        held, limit = self.crew.private_bytes(worker), pool.governor.worker_bytes
+        if held is None:
+            return
         leak = pool.leaks.add(worker.number, worker.shards, held, time.monotonic(), limit)
         if leak is not None:
             self.emit(
@@ -632,7 +639,7 @@ class GroupRun:
             return
         self._balanced = now
         loads = stage_loads(self.pools, self.flows, more_partitions=bool(self.todo))
-        for pool, wanted in zip(self.pools, balance(loads, usable_cpus()), strict=True):
+        for pool, wanted in zip(self.pools, balance(loads, self.crew.cpus()), strict=True):
             if pool.slots and wanted:  # opening a GPU again would cost more than a worker that waits
                 wanted = max(wanted, len(pool.workers))
             pool.target = wanted

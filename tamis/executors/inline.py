@@ -33,6 +33,10 @@ class InlineExecutor:
         return "inline"
 
     @contextmanager
+    def connected(self) -> Iterator[None]:
+        yield None
+
+    @contextmanager
     def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[InlineSession]:
         with devices.hidden() if governor.budget.hides_gpus else nullcontext():
             try:
@@ -50,6 +54,10 @@ class InlineSession:
 
     def roles(self) -> dict[int, str]:
         return {os.getpid(): "driver"}
+
+    @property
+    def whole_tree(self) -> bool:
+        return True
 
     def limits(self) -> dict[int, int]:
         return {}

@@ -62,6 +62,7 @@ class Watch:
             packet_bytes=executor.packet_bytes,
             limits=executor.limits,
             on_overuse=executor.on_overuse,
+            whole_tree=executor.whole_tree,
         )
         executor.hooks.on_gpus = self.monitor.hear
         executor.hooks.on_leak = self._leaks
@@ -69,7 +70,9 @@ class Watch:
 
     @property
     def peak_bytes(self) -> int:
-        return self.monitor.peak.held_bytes if self.monitor.peak is not None else 0
+        """The most memory that the run held; on a cluster, on one node."""
+        here = self.monitor.peak.held_bytes if self.monitor.peak is not None else 0
+        return max([here, *(node["peak_bytes"] for node in self.executor.hooks.nodes.values())])
 
     def gpu_figures(self) -> list[dict[str, Any]]:
         """For the report: the budget and the peak of each GPU, by owner; nothing for a run that used none."""

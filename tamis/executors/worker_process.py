@@ -1,9 +1,11 @@
 """The worker process: reads messages from the driver, runs tasks and calls, and reports what came of them.
 
-driver -> worker    cpus, cap, gpu, stage, task, call, credit (another packet may be handed to the next stage)
+driver -> worker    cpus, cap, gpu, stage, task, call, credit (another packet may be handed to the next stage),
+                    apart (the driver is on another machine)
 worker -> driver    opened (a stage), progress, packet, safe (point), outcome, error, gpus (memory it uses there)
                     overflow (a task ran out of memory), too large (a stage did), dying (of an error that this says)
                     compiling, compiled (a kernel; the worker then exits)
+                    held, mark (what a driver on the same machine can see)
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tamis.executors.worker import Progress, StageRunner
 from tamis.memory import process
 from tamis.memory.governor import cap_this_process
 from tamis.memory.gpu import GpuShare, own_shares, publish_shares
+from tamis.memory.monitor import private_bytes
 from tamis.models import devices
 from tamis.report import ErrorCount
 
@@ -57,7 +60,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         marks = mmap.mmap(file.fileno(), MARK.size)
     process.start_threads(Path(f"{marker_path}.arrow"))
     runner: StageRunner | None = None
-    share, where, cpus = 0, devices.Assigned(), 1
+    share, where, cpus, apart = 0, devices.Assigned(), 1, False
     trimmed = time.monotonic()
 
     def close_stage() -> None:
@@ -69,7 +72,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
     at_exit.callback(close_stage)
 
     def send(*answer: Any) -> None:
-        with suppress(BrokenPipeError):
+        with suppress(ConnectionError):
             connection.send_bytes(pickle.dumps(answer))
 
     reported: dict[int, GpuShare] = {}
@@ -93,7 +96,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
     while True:
         try:
             kind, content = pickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             return
         overflow: tuple[int, int, str] | None = None
         usage = process.Usage()
@@ -117,6 +120,9 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                 continue
             if kind == "cpus":
                 cpus = content
+                continue
+            if kind == "apart":
+                apart = True
                 continue
             if kind == "credit":
                 continue  # granted when the task had ended already
@@ -163,6 +169,10 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
         if overflow is not None:
             answer = ("overflow", (*overflow, usage.is_full()))
         report_gpus()
+        if apart:
+            send("mark", *MARK.unpack_from(marks, 0))
+            if kind == "task":
+                send("held", private_bytes(os.getpid()))
         send(*answer)
 
 
@@ -189,7 +199,7 @@ class _StreamOver:
         while True:
             try:
                 kind, content = pickle.loads(self._connection.recv_bytes())
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):
                 os._exit(0)  # the driver has ended, or given up this worker
             if kind == "credit":
                 return
@@ -199,7 +209,7 @@ class _StreamOver:
     def _send(self, *message: Any) -> None:
         try:
             self._connection.send_bytes(pickle.dumps(message))
-        except BrokenPipeError:
+        except ConnectionError:
             os._exit(0)
 
 

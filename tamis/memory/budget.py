@@ -70,8 +70,17 @@ NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a node of a cluster has. Where nodes differ, the smallest."""
+
+    cpus: int
+    memory_bytes: int
+    name: str = "node"
+
+
+@dataclass(frozen=True)
 class Budget:
-    """What a run may use; derived once before it starts."""
+    """What a run may use; derived once before it starts. On a cluster, what it may use on each node."""
 
     total_bytes: int
     workers: int
@@ -97,6 +106,8 @@ class Budget:
     """The GPUs that the run may use; none if no step uses one."""
     hides_gpus: bool = False
     """Workers see no GPU, whatever the machine has."""
+    cpus: int = 0
+    """The cores of the machine, or of a node."""
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -108,26 +119,29 @@ def make_budget(
     learned_bytes: int | None = None,
     caller_bytes: int = 0,
     most_workers: int | None = None,
+    machine: Machine | None = None,
 ) -> Budget:
     """Derive a budget from the memory and workers requested and from what the machine has.
 
     `operator_bytes` is what the operators declare they need beside their batches, `learned_bytes` the same with measurements
     of an earlier run where there are any, `caller_bytes` what the calling process already holds. Only what is declared can
     refuse a budget, since a measurement may be of another model; measurements decide the number of workers. There are never
-    more than `most_workers`, of which each has a place on a GPU.
+    more than `most_workers`, of which each has a place on a GPU. `machine` is a node of a cluster; otherwise, it is this one.
     """
     reasons = {}
-    usable = usable_memory()
+    usable = usable_memory() if machine is None else machine.memory_bytes
     if memory is None:
         total = int(usable * DEFAULT_SHARE)
         reasons["memory"] = (
             f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
+            if machine is None
+            else f"{format_bytes(total)} per node: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} of {machine.name}"
         )
     else:
         total = parse_bytes(memory)
         reasons["memory"] = f"{format_bytes(total)}: requested"
 
-    cpus = usable_cpus()
+    cpus = usable_cpus() if machine is None else machine.cpus
     wanted = _wanted_workers(workers, cpus)
     before = max(0, caller_bytes - CALLER_BYTES)
     driver = max(DRIVER_BYTES, caller_bytes - before + SERVER_BYTES if caller_bytes else 0)
@@ -178,7 +192,9 @@ def make_budget(
     reasons["queue"] = f"{count}: one partition per worker; rows wait on disk, not between processes"
     reasons["caches"] = "none that grow with the data; models and kernels are loaded before the first batch"
     usable += min(caller_bytes, CALLER_BYTES)  # the caller already uses its part of the budget
-    return Budget(total, count, batch, share, driver, before, fixed, usable, max_row, wanted, reasons=reasons)
+    return Budget(
+        total, count, batch, share, driver, before, fixed, usable, max_row, wanted, cpus=cpus, reasons=reasons
+    )
 
 
 # ------------------------------------------------------------------------------------------- stages that run at one time

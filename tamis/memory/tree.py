@@ -110,17 +110,18 @@ class _Status:
 
 
 class TreeReader:
-    """Reads a process and all its descendants, spending at most `walk_share` of a core on page tables."""
+    """Reads a process and, with `whole`, all its descendants, spending at most `walk_share` of a core on page tables."""
 
     def __init__(
         self,
         pid: int,
         *,
+        whole: bool = True,
         walk_share: float = WALK_SHARE,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.pid, self.walk_share = pid, walk_share
+        self.pid, self.whole, self.walk_share = pid, whole, walk_share
         self._clock, self._cpu_clock = clock, cpu_clock
         self._walked: dict[int, Walked] = {}
         self._allowance_s = 0.0
@@ -132,7 +133,8 @@ class TreeReader:
         With `exact`, walks the page tables of all of them.
         """
         names = roles or {}
-        pids = list(dict.fromkeys([self.pid, *descendants(self.pid), *names]))
+        below = descendants(self.pid) if self.whole else []
+        pids = list(dict.fromkeys([self.pid, *below, *names]))
         alive = {pid: status for pid in pids if (status := _status(pid)) is not None}
         self._walk_some(alive, exact)
         return tuple(self._process(pid, names.get(pid, status.name), status) for pid, status in alive.items())

@@ -1,0 +1,193 @@
+"""A run on the nodes of a cluster: an agent on each, placed by Ray or Dask, and the loop of every other run.
+
+Ray or Dask     starts an agent on every node, reserves its cores, notices nodes that come and go
+agents          fork the workers of a node
+this session    hands out tasks and calls, as on one machine
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from tamis.events import Events
+from tamis.exchange import FolderExchange
+from tamis.executors.agent import AgentSettings
+from tamis.executors.executor import Done, Stop
+from tamis.executors.nodes import ClusterCrew
+from tamis.executors.sessions import CrewSession
+from tamis.executors.tasks import Group, Task
+from tamis.executors.wire import Door
+from tamis.memory.budget import Machine, StreamBudget
+from tamis.memory.governor import Governor
+from tamis.parameters import plural
+
+POLL_S = 1.0
+"""How often to look for new nodes, and for agents that have ended."""
+
+MAX_STARTS = 3
+"""An agent that has failed this often on a node before it connected is not tried again there."""
+
+
+class Placement(Protocol):
+    """Where agents can run, and how they are started. Called from one thread."""
+
+    def machines(self) -> dict[str, Machine]:
+        """The nodes of the cluster at the moment."""
+        ...
+
+    def start(self, settings: AgentSettings) -> None:
+        """Start an agent on its node; returns at once."""
+        ...
+
+    def ended(self) -> dict[str, str | None]:
+        """By node, the agents that have ended since the last call, and the error that did it."""
+        ...
+
+    def close(self) -> None:
+        """End all agents, and wait until they have."""
+        ...
+
+
+def smallest(machines: Sequence[Machine], engine: str) -> Machine:
+    """What every node has at least."""
+    count = plural(len(machines), "node")
+    cpus, memory = min(m.cpus for m in machines), min(m.memory_bytes for m in machines)
+    return Machine(cpus, memory, f"the smallest of {count}" if len(machines) > 1 else f"the {engine} node")
+
+
+class Placing:
+    """Keeps an agent on every node, from a thread of its own, since asking a cluster may take a while."""
+
+    def __init__(self, placement: Placement, settings: Callable[[str], AgentSettings]) -> None:
+        self._placement, self._settings = placement, settings
+        self.machines: dict[str, Machine] = {}
+        self.problem: str | None = None
+        """Why no node can have an agent."""
+        self._running: set[str] = set()
+        self._starts: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tamis-placing", daemon=True)
+
+    def __enter__(self) -> Placing:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._placement.close()
+
+    def joined(self, node: str) -> None:
+        self._starts[node] = 0
+
+    def refuse(self, node: str) -> None:
+        self._starts[node] = MAX_STARTS
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(POLL_S):
+                self._look()
+        except Exception as error:  # noqa: BLE001 - the driver raises it when it has no node left
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def _look(self) -> None:
+        for node, error in self._placement.ended().items():
+            self._running.discard(node)
+            if error is not None:
+                self._errors[node] = error
+            else:
+                self._starts[node] = 0
+        self.machines = self._placement.machines()
+        for node in self.machines:
+            if node not in self._running and self._starts[node] < MAX_STARTS:
+                self._running.add(node)
+                self._starts[node] += 1
+                self._placement.start(self._settings(node))
+        failed = [node for node in self.machines if node not in self._running]
+        all_failed = failed and len(failed) == len(self.machines)
+        self.problem = self._errors.get(failed[0], "agents end at once") if all_failed else None
+
+
+class ClusterSession(CrewSession):
+    """The workers of one run on a cluster; use as a context manager."""
+
+    crew: ClusterCrew
+
+    def __init__(
+        self, placement: Placement, host: str, governor: Governor, modules: set[str], emit: Events, stop: Stop
+    ) -> None:
+        super().__init__(governor, emit, stop)
+        self._placement, self._host, self._modules = placement, host, modules
+
+    def __enter__(self) -> ClusterSession:
+        with ExitStack() as stack:
+            door = Door(self._host)
+            stack.callback(door.close)
+
+            def settings(node: str) -> AgentSettings:
+                path = tuple(entry for entry in sys.path if entry)
+                return AgentSettings(door.address, door.token, node, tuple(self._modules), path, str(Path.cwd()))
+
+            placing = stack.enter_context(Placing(self._placement, settings))
+            self.crew = ClusterCrew(door, placing, self.governor, self.emit, self.hooks)
+            stack.callback(self.crew.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def roles(self) -> dict[int, str]:
+        return {os.getpid(): "driver"}
+
+    @property
+    def whole_tree(self) -> bool:
+        return False  # Ray may have been started by this process
+
+    def limits(self) -> dict[int, int]:
+        return {}  # agents watch the workers
+
+    def on_overuse(self, pid: int, held_bytes: int) -> None:
+        """Never called: the driver has no limit."""
+
+    def run_group(self, group: Group, tasks: Sequence[Task], done: Done) -> None:
+        with _probes(group) as probes:
+            self.crew.require([*probes, *_inputs(tasks)])
+            super().run_group(group, tasks, done)
+
+    def packet_folders(self, group: Group, stream: StreamBudget) -> AbstractContextManager[tuple[Path, Path]]:
+        raise AssertionError("on a cluster, stages are not divided")
+
+
+@contextmanager
+def _probes(group: Group) -> Iterator[list[str]]:
+    """Files in the folders of a run, which only nodes see that share them."""
+    store, exchange = group.whole.store, group.whole.exchange
+    folders = [store.scratch()] if store.local else []
+    if isinstance(exchange, FolderExchange):
+        folders.append(exchange.scratch())
+    files = [folder / f"seen-by-nodes-{uuid4().hex}" for folder in folders]
+    try:
+        for file in files:
+            file.touch()
+        yield [str(file) for file in files]
+    finally:
+        for file in files:
+            with suppress(OSError):
+                file.unlink()
+
+
+def _inputs(tasks: Sequence[Task]) -> list[str]:
+    """Some input files, if they are on a disk."""
+    paths = {task.partition.pieces[0].path for task in (tasks[0], tasks[-1]) if task.partition.pieces}
+    return [path for path in sorted(paths) if Path(path).exists()]

@@ -1,0 +1,374 @@
+"""The workers of a cluster, as the driver sees them: a crew whose processes are forked by agents on the nodes.
+
+Nothing here waits for a node. A worker that was just started has no connection yet; messages to it are kept until it has one. A
+worker has died when its agent has said so and its connection has ended, so that its last message is not missed. A node that
+is silent, or whose connection is lost, is given up: its workers count as dead, and no row is blamed for that.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from tamis.errors import WorkerError
+from tamis.events import Events, Note
+from tamis.executors.crew import Worker, why_stopped
+from tamis.executors.executor import Hooks
+from tamis.executors.wire import Door
+from tamis.memory.budget import DEFAULT_SHARE, Machine
+from tamis.memory.governor import OVERUSE_BYTES, Governor
+from tamis.memory.slots import GpuSlot
+
+SILENT_S = 15.0
+"""A node whose agent has reported nothing for this long is given up."""
+
+ENDED_S = 5.0
+"""How long the connection of a worker that has ended may stay open: a process that it started may hold it."""
+
+NO_NODE_S = 60.0
+"""How long a run waits for a node if it has none."""
+
+
+class Cluster(Protocol):
+    """What the driver asks about the cluster itself."""
+
+    machines: dict[str, Machine]
+    """The nodes at the moment."""
+    problem: str | None
+    """Why none of them can have an agent."""
+
+    def joined(self, node: str) -> None:
+        """The agent of a node has connected."""
+        ...
+
+    def refuse(self, node: str) -> None:
+        """Start no more agents on a node."""
+        ...
+
+
+@dataclass(eq=False)
+class Node:
+    """A node with an agent."""
+
+    id: str
+    host: str
+    control: Connection
+    machine: Machine
+    capacity: int
+    """Workers, if the budget suffices for all of them."""
+    heard: float = field(default_factory=time.monotonic)
+    workers: dict[int, RemoteWorker] = field(default_factory=dict)
+    held_bytes: int = 0
+    peak_bytes: int = 0
+    unanswered: str | None = None
+    """The request about files that it has not answered yet; until then it gets no workers."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.host} ({self.id[:8]})"
+
+    def send(self, *message: Any) -> None:
+        """Send a request. If the agent has ended, that shows when it reports nothing."""
+        with suppress(OSError):
+            self.control.send_bytes(pickle.dumps(message))
+
+
+@dataclass(eq=False)
+class RemoteWorker(Worker):
+    """A worker on a node."""
+
+    node: Node = field(kw_only=True)
+    outbox: list[bytes] = field(default_factory=list)
+    """Messages for when it is connected."""
+    arrived: bool = False
+    mark: tuple[int, int, int] = (0, 0, 0)
+    held_bytes: int | None = None
+    how: str = ""
+    """How it ended, once it has."""
+    ended: float = 0.0
+
+    def send(self, *message: Any) -> None:
+        if message[0] == "cap":
+            self.node.send("share", self.number, message[1] + OVERUSE_BYTES)
+        data = pickle.dumps(message)
+        if not self.arrived:
+            self.outbox.append(data)
+        elif self.connection is not None:
+            with suppress(OSError):
+                self.connection.send_bytes(data)
+
+    def last_mark(self) -> tuple[int, int, int]:
+        return self.mark
+
+    def connect(self, connection: Connection) -> None:
+        self.connection, self.arrived = connection, True
+        with suppress(OSError):
+            for data in self.outbox:
+                connection.send_bytes(data)
+        self.outbox.clear()
+
+    def disconnect(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+class ClusterCrew:
+    """Workers on the nodes whose agents have come through the door."""
+
+    def __init__(self, door: Door, cluster: Cluster, governor: Governor, emit: Events, hooks: Hooks) -> None:
+        self.workers: list[Worker] = []
+        self.nodes: dict[str, Node] = {}
+        self._door, self._governor, self._emit, self._hooks = door, governor, emit, hooks
+        self._cluster = cluster
+        self._numbers = iter(range(10_000_000))
+        self._paths: list[str] = []
+        self._worked = False
+        self._none_since = time.monotonic()
+
+    def close(self) -> None:
+        """Let idle workers close their steps and remove their files; agents kill the others and end."""
+        for worker in list(self.workers):
+            self.stop(worker) if worker.job is None else self.kill(worker)
+        for node in self.nodes.values():
+            node.send("end")
+        for node in self.nodes.values():
+            _drain(node.control)
+            node.control.close()
+
+    # ------------------------------------------------------------------------------------------------------------ places
+
+    def places(self, workers: int) -> int:
+        return sum(self._places_on(node, workers) for node in self._usable())
+
+    def _places_on(self, node: Node, workers: int) -> int:
+        return max(1, node.capacity * workers // self._governor.budget.workers)
+
+    def _usable(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.unanswered is None]
+
+    def cpus(self) -> int:
+        return sum(node.machine.cpus for node in self._usable())
+
+    def require(self, paths: Iterable[str]) -> None:
+        """Give no work to nodes that do not see these files."""
+        self._paths = list(paths)
+        for node in self.nodes.values():
+            self._look(node)
+
+    def _look(self, node: Node) -> None:
+        if self._paths:
+            node.unanswered = uuid.uuid4().hex
+            node.send("look", node.unanswered, self._paths)
+
+    # ----------------------------------------------------------------------------------------------------------- workers
+
+    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
+        node = min(self._usable(), key=lambda node: (len(node.workers) / node.capacity, node.id))
+        number = next(self._numbers)
+        worker = RemoteWorker(number, 0, None, share_bytes, slot=slot, node=node)
+        node.workers[number] = worker
+        self.workers.append(worker)
+        self._worked = True
+        node.send("start", number, share_bytes + OVERUSE_BYTES)
+        if self._governor.budget.hides_gpus:
+            worker.send("gpu", None)
+        worker.send("apart", None)
+        worker.send("cpus", cpus)
+        worker.send("cap", share_bytes)
+        return worker
+
+    def stop(self, worker: Worker) -> None:
+        self._remove(worker, "leaving")
+
+    def kill(self, worker: Worker) -> None:
+        self._remove(worker, "kill")
+
+    def _remove(self, worker: Worker, request: str) -> None:
+        assert isinstance(worker, RemoteWorker)
+        self.workers.remove(worker)
+        worker.node.workers.pop(worker.number, None)
+        worker.node.send(request, worker.number)
+        worker.disconnect()
+
+    def replace(self, worker: Worker, why: str) -> None:
+        self.stop(worker)
+        self._governor.recycled(worker.number, why)
+
+    def bury(self, worker: Worker) -> str:
+        assert isinstance(worker, RemoteWorker)
+        self.stop(worker)
+        return f"{worker.how} after {worker.last_words}" if worker.last_words else worker.how
+
+    def stop_overuse(self, worker: Worker, held_bytes: int, step: str) -> str:
+        self.kill(worker)
+        why = why_stopped(worker, held_bytes, step)
+        self._governor.stopped(worker.number, why)
+        return f"stopped because {why}"
+
+    def private_bytes(self, worker: Worker) -> int | None:
+        assert isinstance(worker, RemoteWorker)
+        return worker.held_bytes
+
+    def is_busy(self) -> bool:
+        return any(worker.job is not None for worker in self.workers)
+
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.job is None]
+
+    # ---------------------------------------------------------------------------------------------------------- messages
+
+    def messages(self) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
+        workers = {w.connection: w for w in self.workers if isinstance(w, RemoteWorker) and w.connection is not None}
+        nodes = {node.control: node for node in self.nodes.values()}
+        for ready in wait([*workers, *nodes, self._door.wake], timeout=0.2):
+            if ready == self._door.wake:
+                os.read(self._door.wake, 4096)
+            elif ready in nodes:
+                yield from self._hear(nodes[ready])
+            else:
+                yield from self._receive(workers[ready])  # type: ignore[index]
+        self._admit()
+        now = time.monotonic()
+        for node in [node for node in self.nodes.values() if now - node.heard > SILENT_S]:
+            yield from self._lose(node, f"its agent was silent for {SILENT_S:.0f} seconds")
+        for worker in list(self.workers):
+            assert isinstance(worker, RemoteWorker)
+            if worker.ended and (now - worker.ended > ENDED_S or (worker.arrived and worker.connection is None)):
+                worker.disconnect()
+                yield worker, None
+        self._check_nodes(now)
+        self._hooks.on_tick()
+
+    def _receive(self, worker: RemoteWorker) -> Iterator[tuple[Worker, tuple[Any, ...]]]:
+        """A message of a worker."""
+        if worker not in self.workers or worker.connection is None:
+            return  # stopped because of another worker's message
+        try:
+            message = pickle.loads(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            worker.disconnect()  # its agent reports how it ended
+            return
+        if message[0] == "held":
+            worker.held_bytes = message[1]
+        elif message[0] == "mark":
+            worker.mark = message[1:]
+        elif message[0] == "dying":
+            worker.last_words = message[1]
+        elif message[0] != "gpus":
+            if message[0] == "compiling":
+                worker.node.send("share", worker.number, None)
+            yield worker, message
+
+    def _hear(self, node: Node) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
+        """A report of an agent."""
+        try:
+            kind, *content = pickle.loads(node.control.recv_bytes())
+        except (EOFError, OSError):
+            yield from self._lose(node, "its agent ended")
+            return
+        node.heard = time.monotonic()
+        if kind == "beat":
+            node.held_bytes = content[0]
+            node.peak_bytes = max(node.peak_bytes, node.held_bytes)
+            self._hooks.nodes[node.id]["peak_bytes"] = node.peak_bytes
+        elif kind == "missing":
+            self._on_missing(node, *content)
+        elif content[0] in node.workers:
+            worker = node.workers[content[0]]
+            if kind == "started":
+                worker.pid = content[1]
+            elif kind == "ended":
+                worker.how, worker.mark, worker.ended = content[1], content[2], time.monotonic()
+            elif worker.job is not None and not worker.compiling:
+                worker.mark = content[2]
+                yield worker, ("overuse", content[1])
+
+    def _lose(self, node: Node, why: str) -> Iterator[tuple[Worker, None]]:
+        """Give up a node. If it is only out of reach, its agent ends when it finds its connection closed."""
+        del self.nodes[node.id]
+        node.control.close()
+        self._emit(Note(f"node {node.name} was lost: {why}; its work is done again by others"))
+        for worker in list(node.workers.values()):
+            worker.lost, worker.how, worker.ended = True, f"lost with node {node.name}", time.monotonic()
+            worker.disconnect()
+            if worker in self.workers:
+                yield worker, None
+
+    def _admit(self) -> None:
+        """Take in the agents and workers that have arrived."""
+        while not self._door.arrived.empty():
+            connection, (kind, node_id, *content) = self._door.arrived.get()
+            node = self.nodes.get(node_id)
+            if kind == "agent" and node is None:
+                self._welcome(node_id, content[0], connection)
+            elif kind == "worker" and node is not None and content[0] in node.workers:
+                node.workers[content[0]].connect(connection)
+            else:
+                connection.close()  # stopped in the meantime, or of a node that was given up
+
+    def _welcome(self, node_id: str, host: str, connection: Connection) -> None:
+        machine = self._cluster.machines.get(node_id) or Machine(1, 0)
+        node = Node(node_id, host, connection, machine, self._capacity(machine))
+        self.nodes[node_id] = node
+        self._cluster.joined(node_id)
+        self._hooks.nodes[node_id] = {
+            "host": host,
+            "cpus": machine.cpus,
+            "memory_bytes": machine.memory_bytes,
+            "workers": node.capacity,
+            "peak_bytes": 0,
+        }
+        self._look(node)
+
+    def _capacity(self, machine: Machine) -> int:
+        """How many workers a node may have. The smallest node decides what each of them may hold."""
+        budget = self._governor.budget
+        every = min(self._cluster.machines.values(), key=lambda each: each.memory_bytes, default=machine)
+        most = (
+            max(budget.wanted_workers, machine.cpus) if budget.wanted_workers == budget.cpus else budget.wanted_workers
+        )
+        total = budget.total_bytes
+        if total == int(every.memory_bytes * DEFAULT_SHARE):  # not requested
+            total = max(total, int(machine.memory_bytes * DEFAULT_SHARE))
+        return max(1, min(most, (total - budget.driver_bytes) // budget.worker_bytes))
+
+    def _on_missing(self, node: Node, request: str, missing: list[str]) -> None:
+        if request != node.unanswered:
+            return
+        if not missing:
+            node.unanswered = None
+            return
+        text = f"node {node.name} cannot see {missing[0]}"
+        if not self._worked:
+            raise WorkerError(
+                text,
+                hint="put input, output and --exchange where all nodes see them: a shared folder or an object store",
+            )
+        self._cluster.refuse(node.id)
+        self._emit(Note(f"{text}, and gets no work"))
+        del self.nodes[node.id]
+        node.control.close()
+
+    def _check_nodes(self, now: float) -> None:
+        if self.nodes:
+            self._none_since = now
+        elif now - self._none_since > NO_NODE_S or self._cluster.problem is not None:
+            why = self._cluster.problem or f"none has started an agent within {NO_NODE_S:.0f} seconds"
+            raise WorkerError(
+                f"there is no node to work on: {why}", hint="rerun the same command to resume; committed work is kept"
+            )
+
+
+def _drain(control: Connection) -> None:
+    """Wait until an agent has ended, so that its workers no longer run; not for long."""
+    with suppress(EOFError, OSError):
+        while control.poll(SILENT_S):
+            control.recv_bytes()

@@ -1,0 +1,143 @@
+"""Runs a pipeline on a Ray cluster: an actor per node, which forks workers there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tamis.errors import ParameterError, require
+from tamis.events import Events
+from tamis.executors.agent import AgentSettings, run_agent
+from tamis.executors.cluster import ClusterSession, smallest
+from tamis.executors.executor import Stop, Streaming
+from tamis.memory.budget import Machine
+from tamis.memory.governor import Governor
+
+LAST_S = 15.0
+"""How long agents may take to end after a run."""
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """Workers on all nodes of a Ray cluster. Input, output and exchange must be where all nodes see them.
+
+    `address` is that of a cluster, as in `ray.init`: "auto" for the one that runs on this machine. Without it, the cluster that
+    this process is connected to or that `$RAY_ADDRESS` names is used; if there is none, Ray is started on this machine, and
+    stopped after the run. `workers` and the memory of a run are per node; each node reserves its cores. Nodes that join during
+    a run get work, and the work of nodes that are lost is done by others.
+    """
+
+    address: str | None = None
+    workers: int | Literal["auto"] = "auto"
+
+    @property
+    def name(self) -> str:
+        return "ray"
+
+    @property
+    def streaming(self) -> Streaming:
+        return "never"
+
+    @contextmanager
+    def connected(self) -> Iterator[Machine]:
+        ray = require("ray", extra="ray", purpose="the Ray executor")
+        started = not ray.is_initialized()
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        if started:
+            options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+            try:
+                ray.init(address, log_to_driver=False, configure_logging=False, **options)
+            except (ConnectionError, ValueError) as error:
+                raise ParameterError(
+                    f"cannot connect to Ray at {address}: {error}", hint="start it with `ray start --head`"
+                ) from error
+        try:
+            yield smallest(list(_machines(ray).values()), "Ray")
+        finally:
+            if started:
+                ray.shutdown()
+
+    @contextmanager
+    def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[ClusterSession]:
+        import ray
+
+        here = ray.util.get_node_ip_address()
+        alone = all(node["NodeManagerAddress"] in (here, "127.0.0.1") for node in ray.nodes() if node["Alive"])
+        with ClusterSession(
+            _RayPlacement(ray, governor), "127.0.0.1" if alone else here, governor, modules, emit, stop
+        ) as session:
+            yield session
+
+
+class RayAgent:
+    """The actor of a node."""
+
+    def run(self, settings: AgentSettings) -> None:
+        run_agent(settings)
+
+
+class _RayPlacement:
+    """Agents as actors, each bound to its node."""
+
+    def __init__(self, ray: Any, governor: Governor) -> None:
+        self._ray, self._governor = ray, governor
+        self._actors: dict[str, tuple[Any, Any]] = {}
+        """By node, the actor and its call that ends with the agent."""
+
+    def machines(self) -> dict[str, Machine]:
+        return _machines(self._ray)
+
+    def start(self, settings: AgentSettings) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machine, budget = self.machines().get(settings.node), self._governor.budget
+        if machine is None:
+            return  # lost in the meantime
+        actor = (
+            self._ray.remote(RayAgent)
+            .options(
+                num_cpus=min(machine.cpus, budget.wanted_workers)
+                if budget.wanted_workers < budget.cpus
+                else machine.cpus,
+                memory=min(machine.memory_bytes, budget.total_bytes),
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(settings.node, soft=False),
+            )
+            .remote()
+        )
+        self._actors[settings.node] = (actor, actor.run.remote(settings))
+
+    def ended(self) -> dict[str, str | None]:
+        calls = {call: node for node, (_, call) in self._actors.items()}
+        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0) if calls else ([], [])
+        found: dict[str, str | None] = {}
+        for call in done:
+            node = calls[call]
+            actor, _ = self._actors.pop(node)
+            found[node] = None
+            try:
+                self._ray.get(call)
+            except self._ray.exceptions.RayError as error:
+                found[node] = str(error).strip().splitlines()[-1]
+            self._ray.kill(actor)
+        return found
+
+    def close(self) -> None:
+        calls = [call for _, call in self._actors.values()]
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=LAST_S)
+        for actor, _ in self._actors.values():
+            self._ray.kill(actor)
+
+
+def _machines(ray: Any) -> dict[str, Machine]:
+    """The nodes of the cluster that have cores."""
+    found = {}
+    for node in ray.nodes():
+        resources = node["Resources"]
+        if node["Alive"] and resources.get("CPU", 0) >= 1:
+            found[node["NodeID"]] = Machine(int(resources["CPU"]), int(resources.get("memory", 0)))
+    return found

@@ -1,0 +1,167 @@
+"""What the tests of Ray and of Dask share: pipelines whose outcome is compared with that of one machine, and faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tamis.dedup import FuzzyDedup, SemanticDedup
+from tamis.events import CallsFinished, Event, Note, PartitionCommitted, WorkerDied
+from tamis.text.quality import WordCount
+
+WORDS = [f"{number:x}{number * 7919 % 10007:x}" for number in range(20_000)]
+
+
+def write_source(folder: Path) -> Path:
+    """Texts of which many are nearly the same, and some lines that are not JSON."""
+    generator = random.Random(5)
+    texts = [" ".join(generator.choices(WORDS, k=generator.randrange(3, 60))) for _ in range(300)]
+    for number in range(4):
+        with (folder / f"{number}.jsonl").open("w") as file:
+            for row in range(300):
+                words = generator.choice(texts).split()
+                if generator.random() < 0.5:
+                    words[generator.randrange(len(words))] = "changed"
+                file.write(json.dumps({"id": f"{number}-{row}", "text": " ".join(words)}) + "\n")
+                if generator.random() < 0.01:
+                    file.write('{"id": broken\n')
+    return folder
+
+
+def breaks_on_some(row: dict[str, Any]) -> dict[str, Any]:
+    if row["id"].endswith("77"):
+        raise RuntimeError("a row with 77")
+    return {"length": len(row["text"])}
+
+
+def dedup(source: Path, output: Path, *middle: Any, blocksize: str = "20kB", **options: Any) -> dict[str, Any]:
+    """Everything that a run with filters and fuzzy deduplication decides."""
+    report = Pipeline(
+        JsonlReader(source, blocksize=blocksize),
+        WordCount(min_words=5),
+        breaks_on_some,
+        *middle,
+        FuzzyDedup(threshold=0.6),
+        JsonlWriter(output),
+    ).run(on_error="isolate", rejects=True, **options)
+    return outcome_in(output) | {"account": (report.read, report.kept, report.dropped, report.failed)}
+
+
+def outcome_in(output: Path) -> dict[str, Any]:
+    rows = [line for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
+    failed = sorted(line for file in (output / ".tamis" / "failed").iterdir() for line in file.read_text().splitlines())
+    rejects = [row for file in (output / ".tamis" / "rejects").iterdir() for row in pq.read_table(file).to_pylist()]
+    groups = pq.read_table(output / ".tamis" / "groups").to_pylist()
+    return {"rows": rows, "failed": failed, "rejects": sorted(map(str, rejects)), "groups": sorted(map(str, groups))}
+
+
+def semantic(output: Path, **options: Any) -> list[str]:
+    """The rows that semantic deduplication keeps."""
+    generator = np.random.default_rng(3)
+    originals = generator.normal(size=(60, 8))
+    vectors = originals[generator.integers(0, 60, 200)] + 0.02 * generator.normal(size=(200, 8))
+    rows = [{"id": number, "embedding": vector.tolist()} for number, vector in enumerate(vectors)]
+    Pipeline(Rows(rows, rows_per_partition=50), SemanticDedup(threshold=0.9), JsonlWriter(output)).run(**options)
+    kept = [json.loads(line)["id"] for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
+    assert 40 < len(kept) < 150
+    return kept
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+class Faults:
+    """Subscribes to a run, and does something at certain moments: "map" when rows are read, "calls" while a Gather decides."""
+
+    def __init__(self, **actions: Callable[[], None]) -> None:
+        self.left = dict(actions)
+        self.notes: list[str] = []
+        self.deaths: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        moment = ""
+        if isinstance(event, Note):
+            self.notes.append(event.text)
+        elif isinstance(event, WorkerDied):
+            self.deaths.append(event.how)
+        elif isinstance(event, PartitionCommitted):
+            moment = "map" if event.stage == 0 else "write"
+        elif isinstance(event, CallsFinished):
+            moment = "calls"
+        action = self.left.pop(moment, None)
+        if action is not None:
+            action()
+
+
+def servers_of(parents: Iterator[int] | list[int]) -> list[psutil.Process]:
+    """The fork servers below some processes: each has an agent as its parent and workers as its children."""
+    found = []
+    for parent in parents:
+        try:
+            below = psutil.Process(parent).children(recursive=True)
+        except psutil.NoSuchProcess:
+            continue
+        for process in below:
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and any(
+                    "forkserver" in word for word in process.cmdline()[:3]
+                ):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+    servers = {process.pid for process in found}
+    return [process for process in found if process.ppid() not in servers]  # workers have the same command line
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def await_none(find: Callable[[], list[Any]], most_s: float = 30.0) -> None:
+    """Wait until nothing is found any more."""
+    until = time.monotonic() + most_s
+    while find():
+        assert time.monotonic() < until, find()
+        time.sleep(0.05)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.executors import clusters
+import tamis
+
+def show(event):
+    if type(event).__name__ == "PartitionCommitted":
+        print("committed", flush=True)
+
+executor = getattr(tamis, sys.argv[1])(sys.argv[2])
+clusters.dedup(Path(sys.argv[3]), Path(sys.argv[4]), executor=executor, memory="1GB", on_event=show, blocksize="4kB")
+"""
+
+
+def kill_a_driver(executor: str, address: str, source: Path, output: Path) -> None:
+    """Begin a run in another process, and kill that when it has committed something."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, executor, address, str(source), str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"committed\n"
+        process.kill()

@@ -1,0 +1,104 @@
+"""Runs on Dask: the same rows, reasons and failures as on one machine, also after faults."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tamis import DaskExecutor
+from tamis.errors import ParameterError
+from tests.executors import clusters
+from tests.executors.clusters import Faults, await_none, dedup, kill, servers_of
+from tests.test_object_store import bucket, job, rows_out  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def dask_cluster():
+    """Two Dask workers of one thread each, on this machine."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="2GB") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def executor(dask_cluster):
+    return DaskExecutor(dask_cluster.scheduler_address)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    return clusters.write_source(tmp_path_factory.mktemp("dask"))
+
+
+@pytest.fixture(scope="session")
+def reference(source, tmp_path_factory):
+    return dedup(source, tmp_path_factory.mktemp("reference") / "out", executor="inline", blocksize="10MB")
+
+
+def agents(cluster):
+    """The fork servers of the agents of all Dask workers."""
+    return servers_of([worker.pid for worker in cluster.workers.values()])
+
+
+def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, source, reference, tmp_path):
+    found = dedup(source, tmp_path / "out", executor=executor, memory="1GB")
+    assert found == reference
+    nodes = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["memory"]["nodes"]
+    assert [node["workers"] for node in nodes] == [1, 1]
+    assert not agents(dask_cluster)
+
+
+def test_semantic_deduplication(executor, tmp_path):
+    kept = clusters.semantic(tmp_path / "dask", executor=executor, memory="1GB")
+    assert kept == clusters.semantic(tmp_path / "inline", executor="inline")
+
+
+def test_everything_in_an_object_store(executor, bucket):  # noqa: F811
+    report = job(bucket).run(executor=executor, memory="1GB", exchange=f"{bucket.url}/exchange")
+    assert (report.read, report.kept) == (300, len(rows_out(bucket)))
+    assert report.balances
+
+
+def test_workers_servers_and_dask_workers_that_are_killed_cost_no_row(
+    executor, dask_cluster, source, reference, tmp_path
+):
+    def worker():
+        kill(next(child.pid for server in agents(dask_cluster) for child in server.children()))
+
+    def server():
+        kill(agents(dask_cluster)[0].pid)
+
+    def dask_worker():
+        kill(agents(dask_cluster)[-1].ppid())  # its nanny starts another
+
+    faults = Faults(map=worker, calls=server, write=dask_worker)
+    found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults, blocksize="4kB")
+    assert found == reference
+    assert not faults.left
+    assert sum("was lost" in note for note in faults.notes) == 2
+    assert any("SIGKILL" in how for how in faults.deaths)
+    await_none(lambda: agents(dask_cluster))
+
+
+def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(
+    executor, dask_cluster, source, reference, tmp_path
+):
+    clusters.kill_a_driver("DaskExecutor", dask_cluster.scheduler_address, source, tmp_path / "out")
+    await_none(lambda: agents(dask_cluster))
+    assert dedup(source, tmp_path / "out", executor=executor, memory="1GB", blocksize="4kB") == reference
+
+
+def test_without_a_cluster_one_is_started_on_this_machine(source, reference, tmp_path):
+    command = ["run", "length", "--input", str(source), "--output", str(tmp_path / "out"), "--memory", "1GB", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tamis", *command, "--executor", "dask"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["read"] == 1200 + json.loads(done.stdout)["failed"]
+
+
+def test_an_address_without_a_scheduler(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.executors.dask.CONNECT_S", 1)
+    with pytest.raises(ParameterError, match="cannot connect to Dask"):
+        dedup(source, tmp_path / "out", executor=DaskExecutor("tcp://127.0.0.1:1"))

@@ -1,0 +1,144 @@
+"""Runs on Ray: the same rows, reasons and failures as on one machine, also after faults."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tamis import RayExecutor
+from tamis.errors import ParameterError, WorkerError
+from tests.executors import clusters
+from tests.executors.clusters import Faults, await_none, dedup, kill, servers_of
+from tests.test_object_store import bucket, job, rows_out  # noqa: F401
+
+SMALL = {"object_store_memory": 80_000_000}
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Two nodes of one core each, on this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **SMALL})
+    cluster.add_node(num_cpus=1, **SMALL)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def connected(ray_cluster):
+    import ray
+
+    ray.init(ray_cluster.address, log_to_driver=False, configure_logging=False)
+    yield ray_cluster
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    return clusters.write_source(tmp_path_factory.mktemp("ray"))
+
+
+@pytest.fixture(scope="session")
+def reference(source, tmp_path_factory):
+    found = dedup(source, tmp_path_factory.mktemp("reference") / "out", executor="inline", blocksize="10MB")
+    assert len(found["rows"]) > 200
+    assert len(found["failed"]) > 5
+    return found
+
+
+def raylet(node):
+    return node.all_processes["raylet"][0].process.pid
+
+
+def agents(cluster):
+    """The fork servers of the agents of all nodes."""
+    return servers_of([raylet(node) for node in cluster.list_all_nodes()])
+
+
+def test_the_same_rows_reasons_failures_and_groups(connected, source, reference, tmp_path):
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB")
+    assert found == reference
+    nodes = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["memory"]["nodes"]
+    assert [node["workers"] for node in nodes] == [1, 1]
+    assert not agents(connected)
+
+
+def test_semantic_deduplication(connected, tmp_path):
+    kept = clusters.semantic(tmp_path / "ray", executor="ray", memory="1GB")
+    assert kept == clusters.semantic(tmp_path / "inline", executor="inline")
+
+
+def test_everything_in_an_object_store(connected, bucket):  # noqa: F811
+    report = job(bucket).run(executor="ray", memory="1GB", exchange=f"{bucket.url}/exchange")
+    assert (report.read, report.kept) == (300, len(rows_out(bucket)))
+    assert report.balances
+
+
+def test_workers_servers_and_agents_that_are_killed_cost_no_row(connected, source, reference, tmp_path):
+    def worker():
+        kill(next(child.pid for server in agents(connected) for child in server.children()))
+
+    def server():
+        kill(agents(connected)[0].pid)
+
+    def agent():
+        kill(agents(connected)[-1].ppid())
+
+    faults = Faults(map=worker, calls=server, write=agent)
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
+    assert found == reference
+    assert not faults.left
+    assert sum("was lost" in note for note in faults.notes) == 2
+    assert any("SIGKILL" in how for how in faults.deaths)
+    assert not agents(connected)
+
+
+def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tmp_path):
+    extra = connected.add_node(num_cpus=1, **SMALL)
+    joined = []
+
+    def lose():
+        connected.remove_node(extra, allow_graceful=False)
+
+    def join():
+        joined.append(connected.add_node(num_cpus=1, **SMALL))
+
+    faults = Faults(map=lose, calls=join)
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
+    connected.remove_node(joined[0], allow_graceful=False)
+    assert found == reference
+    assert sum("was lost" in note for note in faults.notes) == 1
+    assert all("lost with node" in how for how in faults.deaths)
+
+
+def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(connected, source, reference, tmp_path):
+    clusters.kill_a_driver("RayExecutor", connected.address, source, tmp_path / "out")
+    await_none(lambda: agents(connected))
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", blocksize="4kB")
+    assert found == reference
+
+
+def test_a_node_that_does_not_see_the_input_is_named(connected, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(source)
+    here = Path("/proc/self/cwd/0.jsonl")  # another folder in another process
+    with pytest.raises(WorkerError, match=r"node \S+ \(\w+\) cannot see /proc/self/cwd/0.jsonl"):
+        dedup(here, tmp_path / "out", executor=RayExecutor(), memory="1GB")
+
+
+def test_the_command_line(connected, source, tmp_path):
+    command = ["run", "length", "--input", str(source), "--output", str(tmp_path / "out"), "--memory", "1GB", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tamis", *command, "--executor", "ray", "--address", connected.address],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["read"] == 1200 + json.loads(done.stdout)["failed"]
+
+
+def test_what_cannot_be_is_refused(connected, source, tmp_path):
+    with pytest.raises(ParameterError, match="run on the CPU"):
+        dedup(source, tmp_path / "out", executor=RayExecutor(), device="gpu")
