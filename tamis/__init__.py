@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tamis.batch import Batch, Column
     from tamis.context import Context
     from tamis.errors import TamisError
+    from tamis.executors.dask import DaskExecutor
     from tamis.executors.inline import InlineExecutor
     from tamis.executors.local import LocalExecutor
     from tamis.executors.ray import RayExecutor
@@ -59,6 +60,7 @@ _HOMES = {
     **dict.fromkeys(["Batch", "Column"], "batch"),
     "Context": "context",
     "TamisError": "errors",
+    "DaskExecutor": "executors.dask",
     "InlineExecutor": "executors.inline",
     "LocalExecutor": "executors.local",
     "RayExecutor": "executors.ray",
@@ -92,6 +94,7 @@ __all__ = [
     "Context",
     "CsvReader",
     "CsvWriter",
+    "DaskExecutor",
     "Decide",
     "ExactDeduplicationWorkflow",
     "Expand",

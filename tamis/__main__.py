@@ -44,7 +44,9 @@ def _import_what_workers_need() -> None:
 
 
 def _starts_workers(arguments: list[str]) -> bool:
-    return arguments[:1] in (["run"], ["rethreshold"]) and not {"-h", "--help", "inline"} & set(arguments)
+    return arguments[:1] in (["run"], ["rethreshold"]) and not {"-h", "--help", "inline", "ray", "dask"} & set(
+        arguments
+    )
 
 
 if __name__ == "__main__":

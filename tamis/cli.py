@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -345,7 +345,8 @@ def run(
     output: OutputOption = None,
     memory: MemoryOption = None,
     workers: WorkersOption = None,
-    executor: Annotated[str, typer.Option(metavar="NAME", help="local, or inline for debugging.")] = "local",
+    executor: Annotated[str, typer.Option(metavar="NAME", help="local, inline for debugging, ray or dask.")] = "local",
+    address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Ray or Dask cluster.")] = None,
     device: DeviceOption = Device.auto,
     gpu_memory: GpuMemoryOption = None,
     overrides: SetOption = None,
@@ -385,6 +386,7 @@ def run(
         preload(modules_of(chosen.operator_classes()))
 
         from tamis.console import failures_text, summary_text
+        from tamis.pipeline import executor_of
         from tamis.progress import Progress
 
         settings = resources_of(chosen, memory, workers, gpu_memory)
@@ -395,7 +397,7 @@ def run(
             try:
                 report = pipeline.run(
                     **settings,
-                    executor=cast("Any", executor),  # checked by the engine
+                    executor=executor_of(executor, address),
                     device=device.value,
                     rejects=rejects or bool(chosen.settings.rejects),
                     scores=scores,

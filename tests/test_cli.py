@@ -61,6 +61,7 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
+            "--address",
             "--card", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
             "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
             "--rejects", "--scores", "--scratch", "--set", "--strict", "--workers",

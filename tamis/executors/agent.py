@@ -63,9 +63,10 @@ def run_agent(settings: AgentSettings) -> None:
     here = settings.folder if Path(settings.folder).is_dir() else None
     path = [entry for entry in settings.path if entry not in sys.path and Path(entry).exists()]
     with (
+        # Closed last, so that nothing is left to do when the driver sees the end of it.
+        connect(settings.address, settings.token, "agent", settings.node, socket.gethostname()) as control,
         tempfile.TemporaryDirectory(prefix="tamis-") as marks,
         ForkServer(folder=here, path=path) as server,
-        connect(settings.address, settings.token, "agent", settings.node, socket.gethostname()) as control,
     ):
         server.preload(settings.modules)
         Agent(settings, control, server, Path(marks)).serve()

@@ -52,7 +52,7 @@ class Placement(Protocol):
         ...
 
     def close(self) -> None:
-        """End all agents, and wait until they have."""
+        """End all agents. Those that had connected have ended."""
         ...
 
 
@@ -141,6 +141,7 @@ class ClusterSession(CrewSession):
             placing = stack.enter_context(Placing(self._placement, settings))
             self.crew = ClusterCrew(door, placing, self.governor, self.emit, self.hooks)
             stack.callback(self.crew.close)
+            stack.callback(door.close)  # before the agents end: those that are still starting find it closed
             self._stack = stack.pop_all()
         return self
 
@@ -165,7 +166,9 @@ class ClusterSession(CrewSession):
             self.crew.require([*probes, *_inputs(tasks)])
             super().run_group(group, tasks, done)
 
-    def packet_folders(self, group: Group, stream: StreamBudget) -> AbstractContextManager[tuple[Path, Path]]:
+    def packet_folders(
+        self, group: Group, stream: StreamBudget
+    ) -> AbstractContextManager[tuple[StreamBudget, Path, Path]]:
         raise AssertionError("on a cluster, stages are not divided")
 
 

@@ -295,7 +295,7 @@ class ClusterCrew:
         """Give up a node. If it is only out of reach, its agent ends when it finds its connection closed."""
         del self.nodes[node.id]
         node.control.close()
-        self._emit(Note(f"node {node.name} was lost: {why}; its work is done again by others"))
+        self._emit(Note(f"node {node.name} was lost: {why}; its work is repeated by others"))
         for worker in list(node.workers.values()):
             worker.lost, worker.how, worker.ended = True, f"lost with node {node.name}", time.monotonic()
             worker.disconnect()

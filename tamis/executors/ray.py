@@ -16,9 +16,6 @@ from tamis.executors.executor import Stop, Streaming
 from tamis.memory.budget import Machine
 from tamis.memory.governor import Governor
 
-LAST_S = 15.0
-"""How long agents may take to end after a run."""
-
 
 @dataclass(frozen=True)
 class RayExecutor:
@@ -126,9 +123,6 @@ class _RayPlacement:
         return found
 
     def close(self) -> None:
-        calls = [call for _, call in self._actors.values()]
-        if calls:
-            self._ray.wait(calls, num_returns=len(calls), timeout=LAST_S)
         for actor, _ in self._actors.values():
             self._ray.kill(actor)
 

@@ -89,7 +89,11 @@ class Door:
 
     def close(self) -> None:
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
             self._socket.close()
             while not self.arrived.empty():
                 self.arrived.get()[0].close()

@@ -13,7 +13,7 @@ from tests.executors.clusters import Faults, await_none, dedup, kill, servers_of
 from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dask_cluster():
     """Two Dask workers of one thread each, on this machine."""
     from distributed import LocalCluster
@@ -22,17 +22,17 @@ def dask_cluster():
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def executor(dask_cluster):
     return DaskExecutor(dask_cluster.scheduler_address)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return clusters.write_source(tmp_path_factory.mktemp("dask"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reference(source, tmp_path_factory):
     return dedup(source, tmp_path_factory.mktemp("reference") / "out", executor="inline", blocksize="10MB")
 

@@ -16,7 +16,7 @@ from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 SMALL = {"object_store_memory": 80_000_000}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster():
     """Two nodes of one core each, on this machine."""
     from ray.cluster_utils import Cluster
@@ -27,7 +27,7 @@ def ray_cluster():
     cluster.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def connected(ray_cluster):
     import ray
 
@@ -36,12 +36,12 @@ def connected(ray_cluster):
     ray.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return clusters.write_source(tmp_path_factory.mktemp("ray"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reference(source, tmp_path_factory):
     found = dedup(source, tmp_path_factory.mktemp("reference") / "out", executor="inline", blocksize="10MB")
     assert len(found["rows"]) > 200
