@@ -83,7 +83,8 @@ _unsupported: set[str] = set()
 
 def _launch(name: str, programs: int, halves, *arguments: Any) -> bool:
     """Run a kernel; False if it cannot be used: not on a GPU, not in float16, without triton, or not on this GPU."""
-    kernels = _kernels() if FUSED and halves.dtype == library().float16 and name not in _unsupported else None
+    usable = FUSED and halves.is_cuda and halves.dtype == library().float16 and name not in _unsupported
+    kernels = _kernels() if usable else None
     if kernels is None or not programs:
         return False
     try:
