@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tamis.backends import ToBackend
     from tamis.batch import Batch, Column
+    from tamis.client import get_client
     from tamis.context import Context
     from tamis.errors import TamisError
     from tamis.executors.dask import DaskExecutor
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ToBackend": "backends",
     **dict.fromkeys(["Batch", "Column"], "batch"),
+    "get_client": "client",
     "Context": "context",
     "TamisError": "errors",
     "DaskExecutor": "executors.dask",
@@ -131,6 +133,7 @@ __all__ = [
     "at_least",
     "at_most",
     "between",
+    "get_client",
     "less_than",
     "one_of",
     "operator",

@@ -385,8 +385,8 @@ def run(
         chosen = prepare(recipe, inputs, output, overrides)
         preload(modules_of(chosen.operator_classes()))
 
+        from tamis.client import executor_of
         from tamis.console import failures_text, summary_text
-        from tamis.pipeline import executor_of
         from tamis.progress import Progress
 
         settings = resources_of(chosen, memory, workers, gpu_memory)

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import psutil
 import pyarrow as pa
 
 from tamis.card import check_card, check_license, write_card
+from tamis.client import ExecutorName, current_client, executor_of
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
 from tamis.events import Events, Subscriber
 from tamis.exchange import Exchange, FolderExchange, StoreExchange, remove_local_copies
@@ -25,7 +26,6 @@ from tamis.executors.driver import Run
 from tamis.executors.executor import Executor, Stop, Streaming
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.forkserver import modules_of
-from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor
 from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
@@ -50,8 +50,6 @@ from tamis.sources.listing import forget_listings, one_listing
 from tamis.store import INTERNAL, Store, make_scratch, scratch_notes
 
 Step: TypeAlias = Operator | Callable[..., Any]
-
-ExecutorName: TypeAlias = Literal["local", "inline", "ray", "dask"]
 
 
 class Pipeline:
@@ -83,13 +81,14 @@ class Pipeline:
         *,
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
-        executor: ExecutorName | Executor = "local",
+        executor: ExecutorName | Executor | None = None,
         device: Device = "auto",
         gpu_memory: int | str | None = None,
         scratch: str | Path | None = None,
     ) -> Explanation:
         """Describe what a run would do: stages, partitions, memory, devices, the columns it reads, and why."""
         where = executor_of(executor)
+        memory, device = _settings_of(executor, memory, device)
         if workers == "auto":
             workers = where.workers
         with ExitStack() as stack:
@@ -105,7 +104,7 @@ class Pipeline:
         *,
         memory: int | str | None = None,
         workers: int | Literal["auto"] = "auto",
-        executor: ExecutorName | Executor = "local",
+        executor: ExecutorName | Executor | None = None,
         device: Device = "auto",
         gpu_memory: int | str | None = None,
         rejects: bool = False,
@@ -127,6 +126,9 @@ class Pipeline:
         """Run the pipeline and account for every row.
 
         Work that an earlier run of the same pipeline committed to the same output is kept; `fresh` discards it.
+
+        `executor` says where: "local", in worker processes on this machine; "inline", in this process, for debugging; "ray" or
+        "dask", on a cluster. By default that is the cluster of `get_client`, if there is one, or this machine.
 
         `device` applies to all steps whose own `device` is "auto": "gpu" raises an error if there is no GPU, and "cpu" hides
         GPUs from the workers. `gpu_memory` is what the workers on one GPU may hold together; by default most of what is free.
@@ -162,6 +164,7 @@ class Pipeline:
         """
         parse_alerts(alerts)  # raise before anything is written
         where = executor_of(executor)
+        memory, device = _settings_of(executor, memory, device)
         inline = where.name == "inline"
         limit = parse_max_failed(max_failed)
         check_license(license)
@@ -386,23 +389,15 @@ class Pipeline:
         return Pipeline(*steps), budget
 
 
-def executor_of(given: str | Executor, address: str | None = None) -> Executor:
-    """An executor, by name or as it is; `address` is that of a cluster."""
-    if not isinstance(given, str):
-        return given
-    if given not in get_args(ExecutorName):
-        raise ParameterError(f"there is no executor {given!r}", hint=f"executors: {', '.join(get_args(ExecutorName))}")
-    if given in ("local", "inline"):
-        if address is not None:
-            raise ParameterError(f"the executor {given} has no address", hint="--address is for ray and dask")
-        return LocalExecutor() if given == "local" else InlineExecutor()
-    if given == "dask":
-        from tamis.executors.dask import DaskExecutor
-
-        return DaskExecutor(address)
-    from tamis.executors.ray import RayExecutor
-
-    return RayExecutor(address)
+def _settings_of(
+    executor: ExecutorName | Executor | None, memory: int | str | None, device: Device
+) -> tuple[int | str | None, Device]:
+    """The memory and device of a run: as given, or those of the client that it uses."""
+    client = current_client() if executor is None else None
+    if client is None:
+        return memory, device
+    on_cpu = client.cluster_type == "cpu" and device == "auto"
+    return client.memory if memory is None else memory, "cpu" if on_cpu else device
 
 
 def _flat(steps: Sequence[Any]) -> Iterator[Any]:

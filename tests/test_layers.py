@@ -16,7 +16,7 @@ LAYERS = [
     {"executors.driver", "executors.resume", "verification", "card"},
     {"explanation"},
     {"plan"},
-    {"placement"},
+    {"placement", "client"},
     {"executors"},
     {"memory", "ledger", "lock"},
     {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields", "backends"},
