@@ -4,8 +4,8 @@
     open_torch, open_cupy in a worker: the library, held to the worker's share of GPU memory
 
 PyTorch and CuPy each keep the memory they have freed, so that in one process either could run out while the other has
-gigabytes to spare. As soon as both are in use, CuPy takes its memory from PyTorch, or both take it from RMM if a library
-such as cuDF has loaded that.
+gigabytes to spare. As soon as both are in use, CuPy takes its memory from PyTorch, or from RMM if a library such as cuDF has
+loaded that.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Embed(Map):
 
     Vectors have length 1 unless `normalize` is False. A text that is longer than `max_tokens` is cut, or read with
     `long_texts="head_tail"` or "windows", whose vectors are averaged. The vector of a null text is null. Vectors may differ by
-    1e-5 with the rows that are processed together, and by 0.02 on a GPU, which computes in bfloat16.
+    1e-5 with the rows that are processed together, and by 0.002 on a GPU, which computes in bfloat16.
 
         Embed("minilm", dtype="float16")
     """

@@ -45,7 +45,7 @@ class NeuralPerplexity(Filter):
     before it. A null and a text without a predicted token have no perplexity and are dropped. Useful bounds depend on the
     model, so there are no defaults.
 
-    The logarithm may differ by 1e-5 with the rows that are processed together, and by 0.02 on a GPU, which computes in
+    The logarithm may differ by 1e-5 with the rows that are processed together, and by more on a GPU, which computes in
     bfloat16. Needs `tamis[models]`. `perplexity` is a faster filter by n-grams.
 
         NeuralPerplexity("models/gemma-3-270m", max_perplexity=200)

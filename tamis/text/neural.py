@@ -150,7 +150,7 @@ class Classifier(Filter):
 
     The network reads the first `max_tokens` tokens; `long_texts="head_tail"` reads a quarter of them from the start and the
     rest from the end, and "windows" reads the whole text in windows and averages the logits. Scores may differ by 1e-5 with
-    the rows that are processed together, and by 0.02 on a GPU, which computes in bfloat16. Needs `tamis[models]`.
+    the rows that are processed together, and by more on a GPU, which computes in bfloat16. Needs `tamis[models]`.
 
         Classifier("models/toxicity", filter_by=["neutral"])
     """
