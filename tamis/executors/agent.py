@@ -7,9 +7,9 @@
 The agent opens the connection of a worker and hands it to the fork server, so that driver and worker talk directly. If the
 control connection is lost, the agent ends, and its workers with it.
 
-driver -> agent    start, share (of memory, for the watch over what the cap does not see), compiling (no limit), leaving, kill,
-                   look (for files), end
-agent -> driver    started, ended (how, and the last mark), overuse, missing (files), beat (memory held)
+driver -> agent    start, leaving, kill (a worker), share (what it may hold, also beyond what its cap sees; None while it
+                   compiles), remove and remove_others (packets), look (for files), end
+agent -> driver    ready, started, ended (how, and the last mark), overuse, missing (files), beat (memory held)
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tamis.exchange import scratch_root
+from tamis.executors.folders import Folders, shared_folder
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.wire import Address, connect
 from tamis.executors.worker_process import MARK
@@ -54,6 +56,8 @@ class AgentSettings:
     """Imported before workers are forked."""
     path: tuple[str, ...] = ()
     """`sys.path` of the driver; what exists on the node is added to that of the workers."""
+    shared_bytes: int = 0
+    """Shared memory for packets."""
     folder: str = "."
     """The working directory of the driver, to which relative paths refer."""
 
@@ -62,14 +66,15 @@ def run_agent(settings: AgentSettings) -> None:
     """Serve a run until it ends."""
     here = settings.folder if Path(settings.folder).is_dir() else None
     path = [entry for entry in settings.path if entry not in sys.path and Path(entry).exists()]
-    with (
+    with ExitStack() as stack:
         # Closed last, so that nothing is left to do when the driver sees the end of it.
-        connect(settings.address, settings.token, "agent", settings.node, socket.gethostname()) as control,
-        tempfile.TemporaryDirectory(prefix="tamis-") as marks,
-        ForkServer(folder=here, path=path) as server,
-    ):
+        control = stack.enter_context(connect(settings.address, settings.token, "agent", settings.node))
+        scratch_root().mkdir(parents=True, exist_ok=True)
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-", dir=scratch_root())))
+        folders = Folders(stack.enter_context(shared_folder(settings.shared_bytes)) or disk, disk)
+        server = stack.enter_context(ForkServer(folder=here, path=path))
         server.preload(settings.modules)
-        Agent(settings, control, server, Path(marks)).serve()
+        Agent(settings, control, server, folders).serve()
 
 
 @dataclass
@@ -90,8 +95,8 @@ class _Forked:
 class Agent:
     """Serves the driver until it closes the control connection."""
 
-    def __init__(self, settings: AgentSettings, control: Connection, server: ForkServer, marks: Path) -> None:
-        self._settings, self._control, self._server, self._marks = settings, control, server, marks
+    def __init__(self, settings: AgentSettings, control: Connection, server: ForkServer, folders: Folders) -> None:
+        self._settings, self._control, self._server, self._folders = settings, control, server, folders
         self._workers: dict[int, _Forked] = {}
         self._leaving: set[int] = set()
         self._overuse = OveruseWatch()
@@ -100,6 +105,7 @@ class Agent:
 
     def serve(self) -> None:
         beats = threading.Thread(target=self._beat, name="tamis-beat", daemon=True)
+        self._send("ready", socket.gethostname(), self._folders)
         beats.start()
         try:
             while True:
@@ -123,7 +129,7 @@ class Agent:
 
     def _on_start(self, number: int, limit_bytes: int) -> None:
         self._await(self._leaving)  # their memory is not free before they have exited
-        marker = self._marks / f"worker-{number}"
+        marker = self._folders.disk / f"worker-{number}"
         marker.write_bytes(b"\0" * MARK.size)
         settings = self._settings
         with connect(settings.address, settings.token, "worker", settings.node, number) as connection:
@@ -143,6 +149,12 @@ class Agent:
         if number in self._workers:
             _kill(self._workers[number].pid)
             self._leaving.add(number)
+
+    def _on_remove(self, paths: Sequence[str]) -> None:
+        self._folders.remove(paths)
+
+    def _on_remove_others(self, stem: str, known: Sequence[str]) -> None:
+        self._folders.remove_others(stem, known)
 
     def _on_look(self, request: int, paths: Sequence[str]) -> None:
         folder = Path(self._settings.folder)

@@ -12,7 +12,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
@@ -25,7 +26,7 @@ from tamis.executors.nodes import ClusterCrew
 from tamis.executors.sessions import CrewSession
 from tamis.executors.tasks import Group, Task
 from tamis.executors.wire import Door
-from tamis.memory.budget import Machine, StreamBudget
+from tamis.memory.budget import Machine, StreamBudget, edge_bytes
 from tamis.memory.governor import Governor
 from tamis.parameters import plural
 
@@ -136,7 +137,8 @@ class ClusterSession(CrewSession):
 
             def settings(node: str) -> AgentSettings:
                 path = tuple(entry for entry in sys.path if entry)
-                return AgentSettings(door.address, door.token, node, tuple(self._modules), path, str(Path.cwd()))
+                modules, shared_bytes = tuple(self._modules), edge_bytes(self.governor.budget)
+                return AgentSettings(door.address, door.token, node, modules, path, shared_bytes, str(Path.cwd()))
 
             placing = stack.enter_context(Placing(self._placement, settings))
             self.crew = ClusterCrew(door, placing, self.governor, self.emit, self.hooks)
@@ -166,10 +168,9 @@ class ClusterSession(CrewSession):
             self.crew.require([*probes, *_inputs(tasks)])
             super().run_group(group, tasks, done)
 
-    def packet_folders(
-        self, group: Group, stream: StreamBudget
-    ) -> AbstractContextManager[tuple[StreamBudget, Path, Path]]:
-        raise AssertionError("on a cluster, stages are not divided")
+    def packets(self, group: Group, stream: StreamBudget) -> AbstractContextManager[StreamBudget]:
+        # The agents have made the folders. Packets for the last stage are on disk.
+        return nullcontext(replace(stream, last_edge_bytes=0))
 
 
 @contextmanager

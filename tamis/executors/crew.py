@@ -12,7 +12,7 @@ import os
 import pickle
 import queue
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from tamis.errors import WorkerError
 from tamis.executors.executor import Hooks
+from tamis.executors.folders import Folders
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.worker_process import MARK
 from tamis.memory.budget import usable_cpus
@@ -55,6 +56,8 @@ class Worker:
     """Why it is about to exit."""
     slot: int | None = None
     """The number of its slot on a GPU, among those of its pool."""
+    place: str = ""
+    """The node it runs on; "" for this machine."""
     lost: bool = False
     """It ended with its node, so that its death says nothing about the rows."""
 
@@ -80,16 +83,39 @@ class Crew(Protocol):
 
     workers: list[Worker]
 
-    def places(self, workers: int) -> int:
-        """How many workers there may be now, given how many the budget has for one machine."""
+    def nodes(self) -> list[str]:
+        """The nodes there are now."""
+        ...
+
+    def places(self, workers: int, node: str | None = None) -> int:
+        """How many workers there may be now, on all nodes or on one, given how many the budget has for one machine."""
+        ...
+
+    def folders_on(self, node: str) -> Folders:
+        """Where the workers of a node write packets."""
+        ...
+
+    def remove_packets(self, node: str, paths: Collection[str]) -> None:
+        """Remove packets on a node."""
+        ...
+
+    def remove_other_packets(self, node: str, stem: str, known: Collection[str]) -> None:
+        """Remove the packets of an attempt that are not known."""
         ...
 
     def cpus(self) -> int:
         """The cores of all machines."""
         ...
 
-    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
-        """Start a worker, on a machine that has a place."""
+    def start(
+        self,
+        share_bytes: int,
+        gpu: GpuSlot | None = None,
+        slot: int | None = None,
+        cpus: int = 1,
+        node: str | None = None,
+    ) -> Worker:
+        """Start a worker, on a node if one is given."""
         ...
 
     def stop(self, worker: Worker) -> None:
@@ -130,6 +156,8 @@ class LocalCrew:
 
     def __init__(self, server: ForkServer, folder: Path, governor: Governor, hooks: Hooks) -> None:
         self.workers: list[Worker] = []
+        self.folders: Folders | None = None
+        """For packets, while stages run at the same time."""
         self._server, self._folder, self._governor, self._hooks = server, folder, governor, hooks
         self._leaving: list[int] = []
         """Process ids of workers that were asked to exit and may still be running."""
@@ -152,8 +180,21 @@ class LocalCrew:
         while self._leaving:
             self._server.ending(self._leaving.pop())
 
-    def places(self, workers: int) -> int:
+    def nodes(self) -> list[str]:
+        return [""]
+
+    def places(self, workers: int, node: str | None = None) -> int:
         return workers
+
+    def folders_on(self, node: str) -> Folders:
+        assert self.folders is not None
+        return self.folders
+
+    def remove_packets(self, node: str, paths: Collection[str]) -> None:
+        self.folders_on(node).remove(paths)
+
+    def remove_other_packets(self, node: str, stem: str, known: Collection[str]) -> None:
+        self.folders_on(node).remove_others(stem, known)
 
     def cpus(self) -> int:
         return usable_cpus()
@@ -161,7 +202,14 @@ class LocalCrew:
     def private_bytes(self, worker: Worker) -> int | None:
         return private_bytes(worker.pid)
 
-    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
+    def start(
+        self,
+        share_bytes: int,
+        gpu: GpuSlot | None = None,
+        slot: int | None = None,
+        cpus: int = 1,
+        node: str | None = None,
+    ) -> Worker:
         self._await_leaving()  # their memory is not free before they have exited
         number = next(self._numbers)
         marker = self._folder / f"worker-{number}"

@@ -32,14 +32,11 @@ class DaskExecutor:
 
     address: str | None = None
     workers: int | Literal["auto"] = "auto"
+    streaming: Streaming = "auto"
 
     @property
     def name(self) -> str:
         return "dask"
-
-    @property
-    def streaming(self) -> Streaming:
-        return "never"
 
     @contextmanager
     def connected(self) -> Iterator[Machine]:

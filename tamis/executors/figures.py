@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tamis.executors.balance import StageLoad
@@ -16,8 +16,10 @@ MOST_SAMPLES = 240
 """Queue lengths kept for the report; every other one is dropped when there are more."""
 
 
-def stage_loads(pools: Sequence[Pool], flows: Sequence[Flow], *, more_partitions: bool) -> list[StageLoad]:
-    """The load of each stage at the moment."""
+def stage_loads(
+    pools: Sequence[Pool], flows: Sequence[Flow], places: Callable[[int], int], *, more_partitions: bool
+) -> list[StageLoad]:
+    """The load of each stage at the moment. `places` is how many workers there may be, given how many on one machine."""
     loads = []
     source = float(pools[0].bytes_done)  # bytes of the input that a stage has processed
     for number, pool in enumerate(pools):
@@ -30,7 +32,7 @@ def stage_loads(pools: Sequence[Pool], flows: Sequence[Flow], *, more_partitions
         loads.append(
             StageLoad(
                 workers=len(pool.workers),
-                most=min(pool.most, pool.governor.workers),
+                most=places(min(pool.most, pool.governor.workers)),
                 seconds_per_mb=busy * 1e6 / source if source and busy else None,
                 waiting=waiting,
                 running=running,

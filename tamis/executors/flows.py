@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from tamis.errors import TamisError
 from tamis.executors.crew import Worker
-from tamis.executors.packets import remove
 from tamis.executors.schedule import Progress
 from tamis.executors.segments import Segment
 from tamis.executors.tasks import PACKET_ROWS, Packet, Stage, Task
@@ -36,6 +35,8 @@ class Flow:
     task: Task
     """As the driver gave it."""
     num_stages: int
+    place: str | None = None
+    """The node on which all its packets are written and read; None before it is begun, and if there are no packets."""
     abandoned: bool = False
     """It was begun again from the start; what workers still report about it is ignored."""
     units: list[list[Unit]] = field(default_factory=list)
@@ -70,16 +71,10 @@ class Flow:
         earlier = (other for units in self.units[: unit.stage + 1] for other in units if other is not unit)
         return all(other.key > unit.key[: len(other.key)] for other in earlier if other.stage)
 
-    def discard(self) -> None:
-        """Remove the files of a flow that is abandoned, or complete."""
-        for _, packet in self.packets:
-            remove(packet)
-        for units in self.units:
-            for unit in units:
-                if unit.packet is not None:
-                    remove(unit.packet)
-        for segment in self.segments:
-            segment.discard()
+    def all_packets(self) -> list[Packet]:
+        """The packets that are not removed yet."""
+        between = [unit.packet for units in self.units for unit in units if unit.packet is not None]
+        return [*(packet for _, packet in self.packets), *between]
 
     def account(self) -> Account:
         """The account of the whole group: what was read by the first stage, and what the last one kept."""
@@ -161,9 +156,11 @@ class Pool:
         self.clock = PoolClock()
         self.bytes_in = self.bytes_done = 0
 
-    def next_unit(self, *, last_attempts: bool) -> Unit | None:
-        """The first unit that can be started now."""
+    def next_unit(self, *, last_attempts: bool, full: Collection[str | None] = ()) -> Unit | None:
+        """The first unit that can be started now, on a node that is not full."""
         for unit in self.waiting:
+            if unit.flow.place in full and unit.flow.place is not None:
+                continue
             if not unit.pending or (self.stage.hands_on and unit.running):
                 continue
             if unit.pending[0].last_attempt != last_attempts:

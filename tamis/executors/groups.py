@@ -11,9 +11,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tamis.errors import WorkerError
@@ -23,7 +22,8 @@ from tamis.executors.crew import Crew, Worker
 from tamis.executors.executor import Done, Hooks
 from tamis.executors.figures import Queues, figures_of, stage_loads
 from tamis.executors.flows import Flow, Job, Pool, Unit
-from tamis.executors.packets import partition_of, remove
+from tamis.executors.folders import Folders
+from tamis.executors.packets import partition_of
 from tamis.executors.schedule import (
     CRASHES,
     MAX_BLAMED,
@@ -58,18 +58,15 @@ class GroupRun:
         emit: Events,
         hooks: Hooks,
         stream: StreamBudget | None = None,
-        shared: Path | None = None,
-        disk: Path | None = None,
     ) -> None:
         self.crew, self.group, self.done, self.emit, self.hooks = crew, group, done, emit, hooks
         self.governor, self.stream = governor, stream
-        self.shared, self.disk = shared, disk
         self.todo = deque(tasks)
         self.flows: list[Flow] = []
         self.paused = False
         self.compiled: Counter[int] = Counter()
-        self.packet_bytes = 0
-        """Bytes of packets in shared memory, without those for the last stage."""
+        self.bytes_on: Counter[str | None] = Counter()
+        """By node, bytes of packets in shared memory, without those for the last stage."""
         self.last_packet_bytes = 0
         """Bytes of packets for the last stage in shared memory."""
         if stream is None:
@@ -87,10 +84,14 @@ class GroupRun:
             ]
             for pool in self.pools[1:]:
                 pool.target = 1
-            self.max_flows = sum(pool.most for pool in self.pools) + 1
+            self.max_flows = sum(pool.most for pool in self.pools) + 1  # on each node
         self._balanced = time.monotonic()
         self._queues = Queues()
         self._warm = False
+
+    @property
+    def packet_bytes(self) -> int:
+        return sum(self.bytes_on.values())
 
     # ------------------------------------------------------------------------------------------------------ handing out
 
@@ -105,14 +106,18 @@ class GroupRun:
     def hand_out(self, *, only_begun: bool) -> None:
         if not self._warm and not only_begun:
             self._warm_up()
+        self._restart_lost()
         for pool in reversed(self.pools):  # what is nearly complete first
             for last_attempts in (False, True):
-                while True:
-                    unit = pool.next_unit(last_attempts=last_attempts)
+                full: set[str | None] = set()
+                while None not in full:
+                    unit = pool.next_unit(last_attempts=last_attempts, full=full)
                     if unit is None and pool is self.pools[0] and not last_attempts and not only_begun:
                         unit = self._next_flow(pool)
-                    if unit is None or not self._start(pool, unit):
+                    if unit is None:
                         break
+                    if not self._start(pool, unit):
+                        full.add(unit.flow.place)
         self._grant()
         self._balance()
 
@@ -133,11 +138,24 @@ class GroupRun:
         """Begin another partition, if there is a worker for it."""
         if self.paused and self.flows:
             return None
-        if not self.todo or (self.max_flows is not None and len(self.flows) >= self.max_flows):
-            return None
-        if not pool.idle() and len(pool.workers) >= self._allowed(pool):
+        if not self.todo or not self._nodes_for(pool):
             return None
         return self._begin(pool, self.todo.popleft())
+
+    def _nodes_for(self, pool: Pool) -> Sequence[str | None]:
+        """Where another partition can begin, the nodes with the fewest first; [None] if that does not matter."""
+        if self.stream is None:
+            return [None] if pool.idle() or len(pool.workers) < self._allowed(pool) else []
+        assert self.max_flows is not None
+        flows = Counter(flow.place for flow in self.flows)
+        idle = {worker.place for worker in pool.idle()}
+        workers = Counter(worker.place for worker in pool.workers)
+        found = [
+            node
+            for node in self.crew.nodes()
+            if flows[node] < self.max_flows and (node in idle or workers[node] < self._allowed(pool, node))
+        ]
+        return sorted(found, key=lambda node: flows[node])
 
     def _begin(self, pool: Pool, task: Task) -> Unit:
         flow = Flow(task, len(self.pools))
@@ -152,7 +170,12 @@ class GroupRun:
 
     def _start(self, pool: Pool, unit: Unit) -> bool:
         """Give the next task of a unit to a worker; returns False if there is none for it."""
-        worker = self._worker_for(pool, unit.pending[0])
+        flow = unit.flow
+        if self.stream is not None and flow.place is None:
+            flow.place = next(iter(self._nodes_for(pool)), None)
+            if flow.place is None:
+                return False
+        worker = self._worker_for(pool, unit.pending[0], flow.place)
         if worker is None:
             return False
         task = unit.pending.popleft()
@@ -177,9 +200,10 @@ class GroupRun:
         shared = self._next_is_shared(pool)
         following = self.group.stages[pool.stage.pool + 1]
         rows = [op.batch_rows for op in following.operators if op.batch_rows is not None]
+        folders = self._folders(unit.flow)
         return Emission(
-            folder=str(self.shared if shared else self.disk),
-            first_folder=None if shared else str(self.shared),
+            folder=str(folders.shared if shared else folders.disk),
+            first_folder=None if shared else str(folders.shared),
             first_bytes=0 if shared else self._last_edge_bytes(unit.flow),
             stem=f"{unit.flow.index:06d}-{pool.stage.pool}-{uuid.uuid4().hex[:12]}",
             packet_bytes=self.stream.packet_bytes if shared else self.stream.pools[pool.stage.pool + 1].batch_bytes,
@@ -192,33 +216,41 @@ class GroupRun:
         """What the packets of a partition for the last stage may still take in shared memory: each has an equal share."""
         assert self.stream is not None
         assert self.max_flows is not None
-        used = sum(packet.num_bytes for _, packet in flow.packets if self._in_memory(packet))
+        used = sum(packet.num_bytes for _, packet in flow.packets if self._in_memory(flow, packet))
         return max(0, self.stream.last_edge_bytes // self.max_flows - used)
 
-    def _in_memory(self, packet: Packet) -> bool:
-        return self.shared is not None and self.shared != self.disk and Path(packet.path).is_relative_to(self.shared)
+    def _folders(self, flow: Flow) -> Folders:
+        assert flow.place is not None
+        return self.crew.folders_on(flow.place)
+
+    def _in_memory(self, flow: Flow, packet: Packet) -> bool:
+        return self._folders(flow).in_memory(packet.path)
 
     def _discard(self, flow: Flow) -> None:
         """Remove the files of a flow that is abandoned, or complete."""
-        self.last_packet_bytes -= sum(packet.num_bytes for _, packet in flow.packets if self._in_memory(packet))
-        flow.discard()
+        if flow.place is not None:
+            self.last_packet_bytes -= sum(p.num_bytes for _, p in flow.packets if self._in_memory(flow, p))
+            self.crew.remove_packets(flow.place, [packet.path for packet in flow.all_packets()])
+        for segment in flow.segments:
+            segment.discard()
         flow.packets = []
 
     def _next_is_shared(self, pool: Pool) -> bool:
         """Whether the packets of a pool lie in shared memory: all but those for the last stage."""
         return pool.stage.pool + 2 < len(self.pools)
 
-    def _worker_for(self, pool: Pool, task: Task) -> Worker | None:
-        """An idle or new worker for a task; None if it has to wait."""
+    def _worker_for(self, pool: Pool, task: Task, node: str | None) -> Worker | None:
+        """An idle or new worker for a task, on a node if one is given; None if it has to wait."""
+        workers = [worker for worker in pool.workers if node in (None, worker.place)]
+        if not self.crew.places(1) or (node is not None and node not in self.crew.nodes()):
+            return None
         if task.last_attempt:  # with all the memory of the pool, and so without other workers
-            if pool.is_busy():
+            if any(worker.job is not None for worker in workers):
                 return None
-            if not self.crew.places(1):
-                return None
-            for worker in list(pool.workers):
+            for worker in workers:
                 self._stop(pool, worker)
-            return self._start_worker(pool, pool.governor.single_worker_bytes)
-        idle = pool.idle()
+            return self._start_worker(pool, pool.governor.single_worker_bytes, node)
+        idle = [worker for worker in workers if worker.job is None]
         if task.new_worker:
             unused = [worker for worker in idle if not worker.given]
             if idle and not unused:
@@ -226,18 +258,23 @@ class GroupRun:
             idle = unused
         if idle:
             return idle[0]
-        return self._start_worker(pool) if len(pool.workers) < self._allowed(pool) else None
+        count = sum(node in (None, worker.place) for worker in pool.workers)
+        return self._start_worker(pool, node=node) if count < self._allowed(pool, node) else None
 
-    def _allowed(self, pool: Pool) -> int:
-        places = self.crew.places(pool.governor.workers)
-        return places if self.stream is None else min(places, max(1, pool.target))
+    def _allowed(self, pool: Pool, node: str | None = None) -> int:
+        """How many workers a pool may have; of several nodes, each has an equal part of what balancing gave the pool."""
+        places = self.crew.places(pool.governor.workers, node)
+        if self.stream is None:
+            return places
+        nodes = len(self.crew.nodes()) if node is not None else 1
+        return min(places, max(1, -(-pool.target // max(1, nodes))))
 
-    def _start_worker(self, pool: Pool, share_bytes: int | None = None) -> Worker:
+    def _start_worker(self, pool: Pool, share_bytes: int | None = None, node: str | None = None) -> Worker:
         slot, number = pool.free_slot(alone=share_bytes is not None)
         # In a group, only the stages between the first and the last compute for long.
         alone = len(self.pools) == 1 or 0 < pool.stage.pool < len(self.pools) - 1
         cpus = max(1, self.crew.cpus() // self.crew.places(pool.governor.workers)) if alone else 1
-        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number, cpus)
+        worker = self.crew.start(share_bytes or pool.governor.worker_bytes, slot, number, cpus, node)
         pool.workers.append(worker)
         pool.clock.started(worker, time.monotonic())
         return worker
@@ -387,9 +424,9 @@ class GroupRun:
         following.bytes_in += packet.num_bytes
         if not self._next_is_shared(pool):
             unit.flow.packets.append((key, packet))
-            self.last_packet_bytes += packet.num_bytes if self._in_memory(packet) else 0
+            self.last_packet_bytes += packet.num_bytes if self._in_memory(unit.flow, packet) else 0
             return
-        self.packet_bytes += packet.num_bytes
+        self.bytes_on[unit.flow.place] += packet.num_bytes
         job.credits -= 1
         task = Task(partition_of(unit.flow.index, [packet]))
         self._add_unit(following, Unit(unit.flow, unit.stage + 1, key, deque([task]), packet))
@@ -413,8 +450,9 @@ class GroupRun:
         pool.drop([unit])
         unit.flow.units[unit.stage].remove(unit)
         if unit.packet is not None:
-            remove(unit.packet)
-            self.packet_bytes -= unit.packet.num_bytes
+            assert unit.flow.place is not None
+            self.crew.remove_packets(unit.flow.place, [unit.packet.path])
+            self.bytes_on[unit.flow.place] -= unit.packet.num_bytes
             pool.bytes_done += unit.packet.num_bytes
         self._look_for_end(unit.flow)
 
@@ -435,15 +473,18 @@ class GroupRun:
             return
         jobs = [(worker, worker.job) for worker in self.crew.workers if worker.job is not None]
         emitting = [(w, job) for w, job in jobs if job.task.emission and job.task.emission.credits is not None]
-        reserved = sum(job.credits for _, job in emitting) * self.stream.packet_bytes
+        reserved: Counter[str] = Counter()
+        for worker, job in emitting:
+            reserved[worker.place] += job.credits * self.stream.packet_bytes
         for worker, job in emitting:
             if job.credits or job.unit.flow.abandoned:
                 continue
-            fits = self.packet_bytes + reserved + self.stream.packet_bytes <= self.stream.edge_bytes
+            wanted = self.bytes_on[worker.place] + reserved[worker.place] + self.stream.packet_bytes
+            fits = wanted <= self.stream.edge_bytes
             # A partition that has nothing on its way may always continue, so that the group cannot come to a standstill.
             if fits or not job.unit.flow.units[job.unit.stage + 1]:
                 job.credits += 1
-                reserved += self.stream.packet_bytes
+                reserved[worker.place] += self.stream.packet_bytes
                 worker.send("credit", 1)
 
     # ---------------------------------------------------------------------------------------------------- trying again
@@ -467,7 +508,8 @@ class GroupRun:
         path = _path_of(flow)
         self.emit(WorkerDied(worker.number, how, flow.index, name))
         if worker.lost:
-            self._try(job, [task])
+            if self.stream is None:  # otherwise packets may be lost too, and the partition begins again
+                self._try(job, [task])
             return
         progress = unit.progress
         progress.deaths += 1
@@ -504,12 +546,9 @@ class GroupRun:
 
     def _remove_unreported(self, job: Job) -> None:
         """Remove a packet that a worker was writing when it was killed."""
-        emission = job.task.emission
-        if emission is not None:
-            for folder in filter(None, {emission.folder, emission.first_folder}):
-                for file in Path(folder).glob(f"{emission.stem}-*"):
-                    if str(file) not in job.reported:
-                        file.unlink(missing_ok=True)
+        emission, node = job.task.emission, job.unit.flow.place
+        if emission is not None and node is not None:
+            self.crew.remove_other_packets(node, emission.stem, job.reported)
 
     def _rest_of(self, job: Job) -> Task:
         """The rows of a job that are not done: those after its last safe point."""
@@ -592,7 +631,7 @@ class GroupRun:
             for unit in units:
                 unit.progress.restart()
                 if unit.packet is not None:
-                    self.packet_bytes -= unit.packet.num_bytes
+                    self.bytes_on[flow.place] -= unit.packet.num_bytes
             pool.drop(units)
         before = flow.units[0][0].progress if flow.units[0] else None
         self._discard(flow)
@@ -612,6 +651,13 @@ class GroupRun:
             unit.progress = before
         self.pools[0].waiting.remove(unit)
         self.pools[0].waiting.appendleft(unit)
+
+    def _restart_lost(self) -> None:
+        """Begin partitions again whose packets are on nodes that were lost."""
+        if self.stream is not None:
+            nodes = set(self.crew.nodes())
+            for flow in [flow for flow in self.flows if flow.place is not None and flow.place not in nodes]:
+                self._restart(flow, replace(flow.task, deaths=flow.task.deaths - 1), new_worker=False)
 
     def _look_for_leak(self, pool: Pool, worker: Worker) -> None:
         """After a task, when a worker has released what it can: if its memory keeps rising, replace it."""
@@ -638,10 +684,12 @@ class GroupRun:
         if self.stream is None or now - self._balanced < BALANCE_EVERY_S:
             return
         self._balanced = now
-        loads = stage_loads(self.pools, self.flows, more_partitions=bool(self.todo))
+        loads = stage_loads(self.pools, self.flows, self.crew.places, more_partitions=bool(self.todo))
         for pool, wanted in zip(self.pools, balance(loads, self.crew.cpus()), strict=True):
             if pool.slots and wanted:  # opening a GPU again would cost more than a worker that waits
                 wanted = max(wanted, len(pool.workers))
+            if wanted:  # a partition stays on its node
+                wanted = max(wanted, len(self.crew.nodes()))
             pool.target = wanted
             for worker in pool.idle()[: max(0, len(pool.workers) - wanted)]:
                 self._stop(pool, worker)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,13 +14,12 @@ from typing import Literal
 from tamis.events import Events
 from tamis.executors.crew import LocalCrew
 from tamis.executors.executor import Stop, Streaming
+from tamis.executors.folders import Folders, has_room, shared_folder
 from tamis.executors.forkserver import take_server
 from tamis.executors.sessions import CrewSession
 from tamis.executors.tasks import Group
 from tamis.memory.budget import StreamBudget
 from tamis.memory.governor import Governor
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -86,56 +83,22 @@ class LocalSession(CrewSession):
     def on_overuse(self, pid: int, held_bytes: int) -> None:
         self.crew.on_overuse(pid, held_bytes)
 
-    def packet_folders(
-        self, group: Group, stream: StreamBudget
-    ) -> AbstractContextManager[tuple[StreamBudget, Path, Path]]:
-        return _packet_folders(group, stream)
+    @contextmanager
+    def packets(self, group: Group, stream: StreamBudget) -> Iterator[StreamBudget]:
+        with _packet_folders(group, stream) as (possible, self.crew.folders):
+            yield possible
 
 
 @contextmanager
-def _packet_folders(group: Group, stream: StreamBudget) -> Iterator[tuple[StreamBudget, Path, Path]]:
-    """The budget, and folders in shared memory and on disk for packets. Without room in shared memory, both are on disk."""
+def _packet_folders(group: Group, stream: StreamBudget) -> Iterator[tuple[StreamBudget, Folders]]:
+    """The budget, and folders for packets. Without room in shared memory, both are on disk."""
     disk = group.whole.store.scratch() / "packets"
     shutil.rmtree(disk, ignore_errors=True)
     disk.mkdir(parents=True)
     try:
-        with _shared_folder(stream.edge_bytes) as shared:
-            if shared is None or not _has_room(stream.edge_bytes + stream.last_edge_bytes):
+        with shared_folder(stream.edge_bytes) as shared:
+            if shared is None or not has_room(stream.edge_bytes + stream.last_edge_bytes):
                 stream = replace(stream, last_edge_bytes=0)
-            yield stream, shared or disk, disk
+            yield stream, Folders(shared or disk, disk)
     finally:
         shutil.rmtree(disk, ignore_errors=True)
-
-
-@contextmanager
-def _shared_folder(num_bytes: int) -> Iterator[Path | None]:
-    if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
-        yield None
-        return
-    _remove_abandoned()
-    if not _has_room(num_bytes):
-        yield None
-        return
-    folder = SHARED_MEMORY / f"tamis-{uuid.uuid4().hex}"
-    folder.mkdir(mode=0o700)
-    try:
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _has_room(num_bytes: int) -> bool:
-    return shutil.disk_usage(SHARED_MEMORY).free >= 2 * num_bytes
-
-
-def _remove_abandoned() -> None:
-    """Remove what runs left behind that were killed."""
-    for folder in SHARED_MEMORY.glob("tamis-*"):
-        try:
-            with (folder / "lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # in use, of another user, or just being made

@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -21,6 +21,7 @@ from tamis.errors import WorkerError
 from tamis.events import Events, Note
 from tamis.executors.crew import Worker, why_stopped
 from tamis.executors.executor import Hooks
+from tamis.executors.folders import Folders
 from tamis.executors.wire import Door
 from tamis.memory.budget import DEFAULT_SHARE, Machine
 from tamis.memory.governor import OVERUSE_BYTES, Governor
@@ -58,7 +59,8 @@ class Node:
     """A node with an agent."""
 
     id: str
-    host: str
+    key: str
+    """Names the node and its agent, which may be followed by another one."""
     control: Connection
     machine: Machine
     capacity: int
@@ -66,13 +68,14 @@ class Node:
     heard: float = field(default_factory=time.monotonic)
     workers: dict[int, RemoteWorker] = field(default_factory=dict)
     held_bytes: int = 0
-    peak_bytes: int = 0
+    host: str = ""
+    ready: bool = False
     unanswered: str | None = None
     """The request about files that it has not answered yet; until then it gets no workers."""
 
     @property
     def name(self) -> str:
-        return f"{self.host} ({self.id[:8]})"
+        return f"{self.host} ({self.id[:8]})" if self.host else self.id[:8]
 
     def send(self, *message: Any) -> None:
         """Send a request. If the agent has ended, that shows when it reports nothing."""
@@ -125,11 +128,13 @@ class ClusterCrew:
 
     def __init__(self, door: Door, cluster: Cluster, governor: Governor, emit: Events, hooks: Hooks) -> None:
         self.workers: list[Worker] = []
-        self.nodes: dict[str, Node] = {}
+        self._joined: dict[str, Node] = {}
         self._door, self._governor, self._emit, self._hooks = door, governor, emit, hooks
         self._cluster = cluster
         self._numbers = iter(range(10_000_000))
         self._paths: list[str] = []
+        self._folders: dict[str, Folders] = {}
+        """By node, for packets; also of nodes that were lost."""
         self._worked = False
         self._none_since = time.monotonic()
 
@@ -137,22 +142,40 @@ class ClusterCrew:
         """Let idle workers close their steps and remove their files; agents kill the others and end."""
         for worker in list(self.workers):
             self.stop(worker) if worker.job is None else self.kill(worker)
-        for node in self.nodes.values():
+        for node in self._joined.values():
             node.send("end")
-        for node in self.nodes.values():
+        for node in self._joined.values():
             _drain(node.control)
             node.control.close()
 
     # ------------------------------------------------------------------------------------------------------------ places
 
-    def places(self, workers: int) -> int:
-        return sum(self._places_on(node, workers) for node in self._usable())
+    def nodes(self) -> list[str]:
+        return [node.key for node in self._usable()]
+
+    def places(self, workers: int, node: str | None = None) -> int:
+        return sum(self._places_on(each, workers) for each in self._usable() if node in (None, each.key))
+
+    def folders_on(self, node: str) -> Folders:
+        return self._folders[node]
+
+    def remove_packets(self, node: str, paths: Collection[str]) -> None:
+        self._tell(node, "remove", list(paths))
+
+    def remove_other_packets(self, node: str, stem: str, known: Collection[str]) -> None:
+        self._tell(node, "remove_others", stem, list(known))
+
+    def _tell(self, node: str, *message: Any) -> None:
+        """Send a request to a node, if it is still there; the folders of an agent that has ended are removed."""
+        for each in self._joined.values():
+            if each.key == node:
+                each.send(*message)
 
     def _places_on(self, node: Node, workers: int) -> int:
         return max(1, node.capacity * workers // self._governor.budget.workers)
 
     def _usable(self) -> list[Node]:
-        return [node for node in self.nodes.values() if node.unanswered is None]
+        return [node for node in self._joined.values() if node.ready and node.unanswered is None]
 
     def cpus(self) -> int:
         return sum(node.machine.cpus for node in self._usable())
@@ -160,7 +183,7 @@ class ClusterCrew:
     def require(self, paths: Iterable[str]) -> None:
         """Give no work to nodes that do not see these files."""
         self._paths = list(paths)
-        for node in self.nodes.values():
+        for node in self._joined.values():
             self._look(node)
 
     def _look(self, node: Node) -> None:
@@ -170,14 +193,22 @@ class ClusterCrew:
 
     # ----------------------------------------------------------------------------------------------------------- workers
 
-    def start(self, share_bytes: int, gpu: GpuSlot | None = None, slot: int | None = None, cpus: int = 1) -> Worker:
-        node = min(self._usable(), key=lambda node: (len(node.workers) / node.capacity, node.id))
+    def start(
+        self,
+        share_bytes: int,
+        gpu: GpuSlot | None = None,
+        slot: int | None = None,
+        cpus: int = 1,
+        node: str | None = None,
+    ) -> Worker:
+        possible = [each for each in self._usable() if node in (None, each.key)]
+        chosen = min(possible, key=lambda each: (len(each.workers) / each.capacity, each.id))
         number = next(self._numbers)
-        worker = RemoteWorker(number, 0, None, share_bytes, slot=slot, node=node)
-        node.workers[number] = worker
+        worker = RemoteWorker(number, 0, None, share_bytes, slot=slot, node=chosen, place=chosen.key)
+        chosen.workers[number] = worker
         self.workers.append(worker)
         self._worked = True
-        node.send("start", number, share_bytes + OVERUSE_BYTES)
+        chosen.send("start", number, share_bytes + OVERUSE_BYTES)
         if self._governor.budget.hides_gpus:
             worker.send("gpu", None)
         worker.send("apart", None)
@@ -227,7 +258,7 @@ class ClusterCrew:
 
     def messages(self) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
         workers = {w.connection: w for w in self.workers if isinstance(w, RemoteWorker) and w.connection is not None}
-        nodes = {node.control: node for node in self.nodes.values()}
+        nodes = {node.control: node for node in self._joined.values()}
         for ready in wait([*workers, *nodes, self._door.wake], timeout=0.2):
             if ready == self._door.wake:
                 os.read(self._door.wake, 4096)
@@ -237,7 +268,7 @@ class ClusterCrew:
                 yield from self._receive(workers[ready])  # type: ignore[index]
         self._admit()
         now = time.monotonic()
-        for node in [node for node in self.nodes.values() if now - node.heard > SILENT_S]:
+        for node in [node for node in self._joined.values() if now - node.heard > SILENT_S]:
             yield from self._lose(node, f"its agent was silent for {SILENT_S:.0f} seconds")
         for worker in list(self.workers):
             assert isinstance(worker, RemoteWorker)
@@ -277,8 +308,10 @@ class ClusterCrew:
         node.heard = time.monotonic()
         if kind == "beat":
             node.held_bytes = content[0]
-            node.peak_bytes = max(node.peak_bytes, node.held_bytes)
-            self._hooks.nodes[node.id]["peak_bytes"] = node.peak_bytes
+            known = self._hooks.nodes[node.id]
+            known["peak_bytes"] = max(known["peak_bytes"], node.held_bytes)
+        elif kind == "ready":
+            self._on_ready(node, *content)
         elif kind == "missing":
             self._on_missing(node, *content)
         elif content[0] in node.workers:
@@ -293,7 +326,7 @@ class ClusterCrew:
 
     def _lose(self, node: Node, why: str) -> Iterator[tuple[Worker, None]]:
         """Give up a node. If it is only out of reach, its agent ends when it finds its connection closed."""
-        del self.nodes[node.id]
+        del self._joined[node.id]
         node.control.close()
         self._emit(Note(f"node {node.name} was lost: {why}; its work is repeated by others"))
         for worker in list(node.workers.values()):
@@ -306,26 +339,24 @@ class ClusterCrew:
         """Take in the agents and workers that have arrived."""
         while not self._door.arrived.empty():
             connection, (kind, node_id, *content) = self._door.arrived.get()
-            node = self.nodes.get(node_id)
+            node = self._joined.get(node_id)
             if kind == "agent" and node is None:
-                self._welcome(node_id, content[0], connection)
+                self._welcome(node_id, connection)
             elif kind == "worker" and node is not None and content[0] in node.workers:
                 node.workers[content[0]].connect(connection)
             else:
                 connection.close()  # stopped in the meantime, or of a node that was given up
 
-    def _welcome(self, node_id: str, host: str, connection: Connection) -> None:
+    def _welcome(self, node_id: str, connection: Connection) -> None:
         machine = self._cluster.machines.get(node_id) or Machine(1, 0)
-        node = Node(node_id, host, connection, machine, self._capacity(machine))
-        self.nodes[node_id] = node
-        self._cluster.joined(node_id)
-        self._hooks.nodes[node_id] = {
-            "host": host,
-            "cpus": machine.cpus,
-            "memory_bytes": machine.memory_bytes,
-            "workers": node.capacity,
-            "peak_bytes": 0,
-        }
+        key = f"{node_id}/{next(self._numbers)}"
+        self._joined[node_id] = Node(node_id, key, connection, machine, self._capacity(machine))
+
+    def _on_ready(self, node: Node, host: str, folders: Folders) -> None:
+        node.host, node.ready, self._folders[node.key] = host, True, folders
+        self._cluster.joined(node.id)
+        known = self._hooks.nodes.setdefault(node.id, {"host": host, "peak_bytes": 0})
+        known |= {"cpus": node.machine.cpus, "memory_bytes": node.machine.memory_bytes, "workers": node.capacity}
         self._look(node)
 
     def _capacity(self, machine: Machine) -> int:
@@ -354,11 +385,11 @@ class ClusterCrew:
             )
         self._cluster.refuse(node.id)
         self._emit(Note(f"{text}, and gets no work"))
-        del self.nodes[node.id]
+        del self._joined[node.id]
         node.control.close()
 
     def _check_nodes(self, now: float) -> None:
-        if self.nodes:
+        if self._joined:
             self._none_since = now
         elif now - self._none_since > NO_NODE_S or self._cluster.problem is not None:
             why = self._cluster.problem or f"none has started an agent within {NO_NODE_S:.0f} seconds"

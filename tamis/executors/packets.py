@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,11 +80,6 @@ def partition_of(index: int, packets: list[Packet]) -> Partition:
     """Packets as a partition for `PacketRows`."""
     pieces = tuple(Piece(packet.path, 0, packet.rows, packet.num_bytes) for packet in packets)
     return Partition(index, pieces, identity="")
-
-
-def remove(packet: Packet) -> None:
-    with suppress(FileNotFoundError):
-        Path(packet.path).unlink()
 
 
 class PacketWriter:

@@ -29,14 +29,11 @@ class RayExecutor:
 
     address: str | None = None
     workers: int | Literal["auto"] = "auto"
+    streaming: Streaming = "auto"
 
     @property
     def name(self) -> str:
         return "ray"
-
-    @property
-    def streaming(self) -> Streaming:
-        return "never"
 
     @contextmanager
     def connected(self) -> Iterator[Machine]:

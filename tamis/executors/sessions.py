@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, Protocol
 
 from tamis.events import Events, KernelsCompiling
@@ -51,10 +50,8 @@ class CrewSession(ABC):
         self._compiling_announced = False
 
     @abstractmethod
-    def packet_folders(
-        self, group: Group, stream: StreamBudget
-    ) -> AbstractContextManager[tuple[StreamBudget, Path, Path]]:
-        """The budget, as far as there is shared memory for it, and folders in shared memory and on disk for packets."""
+    def packets(self, group: Group, stream: StreamBudget) -> AbstractContextManager[StreamBudget]:
+        """While the block runs, there are folders for packets. Yields the budget, as far as there is shared memory for it."""
 
     def packet_bytes(self) -> int:
         group = self._group
@@ -77,15 +74,12 @@ class CrewSession(ABC):
     def run_group(self, group: Group, tasks: Sequence[Task], done: Done) -> None:
         stream = None
         with ExitStack() as stack:
-            shared = disk = None
             if group.streams:
                 planned = stream_budget(self.governor.budget, group.needs(self.governor.learned))
-                stream, shared, disk = stack.enter_context(self.packet_folders(group, planned))
+                stream = stack.enter_context(self.packets(group, planned))
                 for worker in list(self.crew.workers):  # their shares are others
                     self.crew.stop(worker)
-            run = GroupRun(
-                self.crew, group, deque(tasks), done, self.governor, self.emit, self.hooks, stream, shared, disk
-            )
+            run = GroupRun(self.crew, group, deque(tasks), done, self.governor, self.emit, self.hooks, stream)
             run.paused = self._paused
             self._group = run
             try:

@@ -258,7 +258,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     on_gpus = [need.gpu for need in needs]
     slots = gpu_slots(budget.gpus, on_gpus, [MOST_SLOTS] * len(needs))
     limits = [len(found) if need.gpu.any else budget.wanted_workers for need, found in zip(needs, slots, strict=True)]
-    edge = min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
+    edge = edge_bytes(budget)
     available = budget.total_bytes - budget.driver_bytes - edge
     batch = budget.batch_bytes
     while True:
@@ -290,6 +290,11 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     # Two packets for each worker that writes some, so that it need not wait while one of them is read.
     packet = max(SMALLEST_PACKET_BYTES, min(batch, edge // (2 * sum(most))))
     return StreamBudget(pools, batch, edge, packet, last_edge)
+
+
+def edge_bytes(budget: Budget) -> int:
+    """What rows between stages may take in shared memory, without those for the last stage."""
+    return min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
 
 
 def default_blocksize(input_bytes: int | None) -> int:

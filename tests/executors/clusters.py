@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, Map, Pipeline, Resources, Rows, operator
+from tamis.batch import Batch
 from tamis.dedup import FuzzyDedup, SemanticDedup
 from tamis.events import CallsFinished, Event, Note, PartitionCommitted, WorkerDied
 from tamis.text.quality import WordCount
@@ -78,6 +79,19 @@ def semantic(output: Path, **options: Any) -> list[str]:
     kept = [json.loads(line)["id"] for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
     assert 40 < len(kept) < 150
     return kept
+
+
+@operator(reads=("text", "id"), writes="weight", resources=Resources(memory="10MB"))
+class HeavyOnClustersForTests(Map):
+    """A step that declares memory, and so gets workers of its own."""
+
+    def apply(self, batch: Batch) -> dict[str, Any]:
+        return {"weight": np.array([len(text) for text in batch["text"].to_pylist()])}
+
+
+def divided(source: Path, output: Path, **options: Any) -> dict[str, Any]:
+    """The outcome of a pipeline whose stages run at the same time."""
+    return dedup(source, output, HeavyOnClustersForTests(), lambda row: {"double": 2 * row["weight"]}, **options)
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

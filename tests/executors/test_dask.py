@@ -50,6 +50,26 @@ def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, sourc
     assert not agents(dask_cluster)
 
 
+def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
+    """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
+
+    def worker():
+        kill(next(child.pid for server in agents(dask_cluster) for child in server.children()))
+        kill(agents(dask_cluster)[-1].pid)
+
+    reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
+    faults = Faults(map=worker)
+    executor = DaskExecutor(dask_cluster.scheduler_address, streaming="always")
+    found = clusters.divided(
+        source, tmp_path / "out", executor=executor, memory="2GB", blocksize="4kB", on_event=faults
+    )
+    assert found == reference
+    assert sum("was lost" in note for note in faults.notes) == 1
+    report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
+    assert len(report["streams"][0]["stages"]) == 3
+    assert not agents(dask_cluster)
+
+
 def test_semantic_deduplication(executor, tmp_path):
     kept = clusters.semantic(tmp_path / "dask", executor=executor, memory="1GB")
     assert kept == clusters.semantic(tmp_path / "inline", executor="inline")

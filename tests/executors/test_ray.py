@@ -66,6 +66,26 @@ def test_the_same_rows_reasons_failures_and_groups(connected, source, reference,
     assert not agents(connected)
 
 
+def test_stages_that_run_at_the_same_time(connected, source, tmp_path):
+    """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
+
+    def worker():
+        kill(next(child.pid for server in agents(connected) for child in server.children()))
+        kill(agents(connected)[-1].pid)
+
+    reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
+    faults = Faults(map=worker)
+    executor = RayExecutor(streaming="always")
+    found = clusters.divided(
+        source, tmp_path / "out", executor=executor, memory="2GB", blocksize="4kB", on_event=faults
+    )
+    assert found == reference
+    assert sum("was lost" in note for note in faults.notes) == 1
+    report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
+    assert len(report["streams"][0]["stages"]) == 3
+    assert not agents(connected)
+
+
 def test_semantic_deduplication(connected, tmp_path):
     kept = clusters.semantic(tmp_path / "ray", executor="ray", memory="1GB")
     assert kept == clusters.semantic(tmp_path / "inline", executor="inline")
