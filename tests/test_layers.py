@@ -96,7 +96,9 @@ def test_no_drawers_for_odds_and_ends():
 def test_importing_tamis_loads_nothing_heavy():
     code = "import sys, tamis; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pyarrow", "numba", "numpy", "rich", "typer", "fsspec", "yaml"} & set(loaded)
+    assert not {"pyarrow", "numba", "numpy", "rich", "typer", "fsspec", "yaml", "ray", "dask", "distributed"} & set(
+        loaded
+    )
 
 
 def test_the_modules_of_operators_do_not_import_numba():

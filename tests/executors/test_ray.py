@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tamis import RayExecutor
@@ -132,6 +133,27 @@ def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tm
     assert found == reference
     assert sum("was lost" in note for note in faults.notes) == 1
     assert all("lost with node" in how for how in faults.deaths)
+
+
+def test_a_node_that_is_silent_is_given_up_and_does_no_harm_when_it_comes_back(
+    connected, source, reference, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tamis.executors.nodes.SILENT_S", 2.0)
+    stopped = []
+
+    def suspend():
+        server = agents(connected)[0]
+        stopped.extend([psutil.Process(server.ppid()), server, *server.children()])
+        for process in stopped:
+            process.suspend()
+
+    faults = Faults(map=suspend)
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
+    for process in stopped:
+        process.resume()
+    await_none(lambda: agents(connected))
+    assert found == reference == clusters.outcome_in(tmp_path / "out") | {"account": found["account"]}
+    assert sum("was silent for 2 seconds" in note for note in faults.notes) == 1
 
 
 def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(connected, source, reference, tmp_path):
