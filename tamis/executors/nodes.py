@@ -269,6 +269,8 @@ class ClusterCrew:
         self._admit()
         now = time.monotonic()
         for node in [node for node in self._joined.values() if now - node.heard > SILENT_S]:
+            if _has_message(node.control):
+                continue  # it is the driver that was busy
             yield from self._lose(node, f"its agent was silent for {SILENT_S:.0f} seconds")
         for worker in list(self.workers):
             assert isinstance(worker, RemoteWorker)
@@ -396,6 +398,14 @@ class ClusterCrew:
             raise WorkerError(
                 f"there is no node to work on: {why}", hint="rerun the same command to resume; committed work is kept"
             )
+
+
+def _has_message(control: Connection) -> bool:
+    """Whether there is something to read, or the end of the connection to find."""
+    try:
+        return control.poll(0)
+    except OSError:
+        return True
 
 
 def _drain(control: Connection) -> None:
