@@ -8,6 +8,7 @@ import pytest
 
 from tamis import events
 from tamis.events import (
+    CallsFinished,
     Event,
     KernelsCompiling,
     LeakFound,
@@ -69,6 +70,7 @@ ONE_RUN: list[Event] = [
     Stopping(False),
     Stopping(True),
     committed(0, 300, 120),
+    CallsFinished(0, "candidate pairs, 7", 7, 0.5),
     RunFinished(Report()),
 ]
 

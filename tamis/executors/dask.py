@@ -67,7 +67,7 @@ def _client(distributed: Any, address: str | None, stack: ExitStack) -> Any:
         except ValueError:  # there is none
             # In this process: a process of its own would import the main script of the user again.
             cluster = distributed.LocalCluster(
-                n_workers=1, threads_per_worker=usable_cpus(), dashboard_address=None, processes=False
+                n_workers=1, threads_per_worker=usable_cpus(), dashboard_address="127.0.0.1:0", processes=False
             )
             address = stack.enter_context(cluster).scheduler_address
     try:

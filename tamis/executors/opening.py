@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tamis.context import Context
 from tamis.errors import OperatorError, SetupTooLarge, is_shortage
+from tamis.exchange import FolderExchange
 from tamis.executors.steps import schema_after, schema_read
 from tamis.executors.tasks import Stage
 from tamis.memory import process
@@ -74,9 +75,13 @@ class OpenStage:
         self.stage = stage
         self.taken_bytes: list[int] = []
         """Memory that the source, each operator and the end took when they were opened."""
-        scratch = stage.store.scratch()
+        own = stage.store.scratch()
+        shared = isinstance(stage.exchange, FolderExchange)  # else this worker may not reach the folders of the driver
         self._context = replace(
-            given, scratch=scratch / f"open-{uuid.uuid4().hex}", run=str(scratch), limits=stage.limits
+            given,
+            scratch=(own if shared else stage.exchange.scratch()) / f"open-{uuid.uuid4().hex}",
+            run=str(own),
+            limits=stage.limits,
         )
         self._share_bytes = given.memory_bytes
         self._stack = ExitStack()

@@ -18,7 +18,9 @@ def dask_cluster():
     """Two Dask workers of one thread each, on this machine."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="2GB") as cluster:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit="2GB"
+    ) as cluster:
         yield cluster
 
 
@@ -47,7 +49,7 @@ def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, sourc
     assert found == reference
     nodes = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["memory"]["nodes"]
     assert [node["workers"] for node in nodes] == [1, 1]
-    assert not agents(dask_cluster)
+    await_none(lambda: agents(dask_cluster))
 
 
 def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
@@ -67,7 +69,7 @@ def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
     assert sum("was lost" in note for note in faults.notes) == 1
     report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
     assert len(report["streams"][0]["stages"]) == 3
-    assert not agents(dask_cluster)
+    await_none(lambda: agents(dask_cluster))
 
 
 def test_semantic_deduplication(executor, tmp_path):
