@@ -1,6 +1,6 @@
 """Names that users of NeMo Curator type and that do not exist here, with what to use instead.
 
-`unknown_name` is for attributes of modules (`from tamis import get_client`), `parameter_hint` and `explain_keywords` for
+`unknown_name` is for attributes of modules (`from tamis import RayClient`), `parameter_hint` and `explain_keywords` for
 keyword parameters of operators and workflows (`ExactDeduplicationWorkflow(cache_path=...)`).
 """
 
@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from tamis.errors import ParameterError, UnknownName, did_you_mean
 
 _NO_CLUSTER = (
-    "remove it: Tamis needs no cluster; set `memory` and `workers` in Pipeline(...).run(memory=..., workers=...)"
+    "remove it: Tamis needs no cluster; set `memory` and `workers` in Pipeline(...).run(memory=..., workers=...), or join a "
+    "cluster with tamis.get_client(engine='ray')"
 )
-_NO_EXECUTOR = 'remove it: Pipeline(...).run() uses processes of this machine; run(executor="inline") is for debugging'
+_NO_EXECUTOR = "remove it, or use tamis.RayExecutor: Pipeline(...).run() uses processes of this machine"
 _NO_WRAPPER = (
     "remove the wrapper: filters and modifiers are steps of a pipeline; `score_only=True` adds scores as columns"
 )
@@ -24,7 +25,7 @@ _NO_TASKS = "remove it: operators receive a `tamis.Batch`, and sources read file
 _NO_GPU_MEMORY = "remove it: deduplication runs within the `memory` of Pipeline.run"
 
 NAMES = {
-    **dict.fromkeys(("get_client", "get_num_workers", "RayClient", "SlurmRayClient"), _NO_CLUSTER),
+    **dict.fromkeys(("get_num_workers", "RayClient", "SlurmRayClient"), _NO_CLUSTER),
     **dict.fromkeys(("XennaExecutor", "RayDataExecutor", "RayActorPoolExecutor"), _NO_EXECUTOR),
     **dict.fromkeys(("Score", "ScoreFilter", "FilterDataset", "Modify", "ParallelScoreFilter"), _NO_WRAPPER),
     **dict.fromkeys(("DocumentDataset", "read_json", "read_parquet"), "use tamis.JsonlReader, ParquetReader or Rows"),

@@ -14,7 +14,7 @@ from tamis.text import WordCount
 @pytest.mark.parametrize(
     ("statement", "hint"),
     [
-        ("from tamis import get_client", "Tamis needs no cluster"),
+        ("from tamis import RayClient", "Tamis needs no cluster"),
         ("from tamis import ScoreFilter", "remove the wrapper"),
         ("from tamis.text import UnicodeReformatter", "use tamis.text.UnicodeRepair"),
         ("from tamis.text import WordCountFilter", "use tamis.text.WordCount"),
