@@ -56,7 +56,10 @@ def test_the_fused_attention_gives_what_transformers_gives(shared, length, dtype
     error, usual = ((each.float() - exact).norm() / exact.norm() for each in (found, expected))
     assert torch.isfinite(found).all()
     assert error < 1.5 * usual + 1e-4  # rounding in this type costs transformers as much
-    assert torch.nn.functional.cosine_similarity(found.float(), exact, dim=-1).min() > 0.99
+    least, least_usual = (
+        torch.nn.functional.cosine_similarity(each.float(), exact, dim=-1).min() for each in (found, expected)
+    )
+    assert least > least_usual - 0.02
 
 
 def test_the_buckets_depend_on_the_distance_alone():
