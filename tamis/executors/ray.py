@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from tamis.executors.cluster import ClusterSession, smallest
 from tamis.executors.executor import Stop, Streaming
 from tamis.memory.budget import Machine
 from tamis.memory.governor import Governor
+
+CONNECT_S = 10
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class RayExecutor:
         if started:
             options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
             try:
+                _check_reachable(address)
                 ray.init(address, log_to_driver=False, configure_logging=False, **options)
-            except (ConnectionError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise ParameterError(
                     f"cannot connect to Ray at {address}: {error}", hint="start it with `ray start --head`"
                 ) from error
@@ -64,6 +68,13 @@ class RayExecutor:
             _RayPlacement(ray, governor), "127.0.0.1" if alone else here, governor, modules, emit, stop
         ) as session:
             yield session
+
+
+def _check_reachable(address: str) -> None:
+    """Raise at once if nothing listens at `host:port`; Ray itself tries for more than a minute."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 class RayAgent:

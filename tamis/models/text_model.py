@@ -142,10 +142,9 @@ class TextModel:
 
     def _remembered(self, limits: Mapping[str, int]) -> dict[int, int]:
         """By length, what an earlier run found for this model in this place."""
-        found = {
-            name.removeprefix(f"{self._key}, "): most for name, most in limits.items() if name.startswith(self._key)
-        }
-        return {int(length.split()[0]): most for length, most in found.items() if length.split()[0].isdigit()}
+        start = f"{self._key}, "
+        found = {name.removeprefix(start): most for name, most in limits.items() if name.startswith(start)}
+        return {int(length.removesuffix(" tokens")): most for length, most in found.items()}
 
     def take_limits(self) -> dict[str, int]:
         """What was learned since the last call: tokens per batch, by model, device and length."""

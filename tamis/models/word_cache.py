@@ -136,7 +136,11 @@ class WordCache:
                 return False
             new = find_words(data, offsets, self._keys, position, slots, ends, new_slots[:room], new_spans[:room])
             self._used += new
-            self._add(data, new_slots[:new], new_spans[:new])
+            try:
+                self._add(data, new_slots[:new], new_spans[:new])
+            except BaseException:
+                self._clear()  # the table has words without ids
+                raise
         return True
 
     def _add(self, data: np.ndarray, slots: np.ndarray, spans: np.ndarray) -> None:

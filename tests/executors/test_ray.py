@@ -195,3 +195,10 @@ def test_the_command_line(connected, source, tmp_path):
 def test_what_cannot_be_is_refused(connected, source, tmp_path):
     with pytest.raises(ParameterError, match="run on the CPU"):
         dedup(source, tmp_path / "out", executor=RayExecutor(), device="gpu")
+
+
+def test_a_cluster_that_cannot_be_reached_is_an_error_at_once(tmp_path):
+    code = "from tamis import *; Pipeline(Rows([{'n': 1}])).run(executor=RayExecutor(address='127.0.0.1:1'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert "cannot connect to Ray at 127.0.0.1:1" in done.stderr
+    assert "start it with `ray start --head`" in done.stderr

@@ -105,6 +105,21 @@ def test_known_words_are_not_tokenized_again(tokenizers_by_name, monkeypatch):
     assert asked == ["dog", "a dog a"]
 
 
+def test_an_error_leaves_no_word_without_its_ids(tokenizers_by_name, monkeypatch):
+    """As when memory runs out: the engine tries the rows again, in the same worker."""
+    cache = word_cache_of(tokenizers_by_name["bert"])
+    whole = cache._whole
+
+    def fail(texts):
+        raise MemoryError
+
+    monkeypatch.setattr(cache, "_whole", fail)
+    with pytest.raises(MemoryError):
+        cache.encode(pa.array(["some unseen words"]))
+    monkeypatch.setattr(cache, "_whole", whole)
+    assert found_by(cache, ["some unseen words"]) == expected(tokenizers_by_name["bert"], ["some unseen words"])
+
+
 def byte_level():
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
