@@ -211,6 +211,13 @@ class Batch:
             self.memo[key] = compute(self[column], self.origin, self.access)
         return self.memo[key]
 
+    def remembered(self, column: str, name: str, compute: Callable[[], Facts]) -> Facts:
+        """Like `facts`, for a result that is identified by a name: everything that decides it must be part of the name."""
+        key = (self._names.get(column, column), name)
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
+
     def _key(self, column: str, compute: Callable[..., object]) -> tuple[str, str]:
         return self._names.get(column, column), f"{compute.__module__}.{compute.__qualname__}"
 

@@ -7,6 +7,7 @@ TamisError                 carries a hint on how to fix the problem
 ├── SourceError            the input cannot be listed, opened or parsed
 │   └── DamagedFile        one file cannot be read; others can
 ├── MediaError             the image, sound or video that a row refers to cannot be read
+│   └── ImageError         the file is not an image, or cannot be decoded
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
@@ -72,6 +73,17 @@ class DamagedFile(SourceError):
 
 class MediaError(TamisError):
     """The image, sound or video that a row refers to cannot be read."""
+
+
+class ImageError(MediaError):
+    """An image cannot be decoded. `problem` is a word or two that can be counted: "truncated", "corrupt"."""
+
+    def __init__(self, problem: str, message: str) -> None:
+        super().__init__(f"the image is {problem}: {message}")
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ImageError, (self.problem, self.message.partition(": ")[2]))
 
 
 class SinkError(TamisError):

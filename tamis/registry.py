@@ -60,6 +60,7 @@ OPERATOR_MODULES = (
     "tamis.text.statistics",
     "tamis.text.ask",
     "tamis.text.generate",
+    "tamis.image.filters",
 )
 
 

@@ -6,8 +6,10 @@ A new operator is tested here as soon as it is registered. Operators with requir
 
 import ast
 import doctest
+import functools
 import importlib
 import inspect
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -126,9 +128,46 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
         elif real == "embedding":
             lists = [None if text is None else [len(text), text.count("e"), 1.0] for text in texts]
             columns[real] = pa.array(lists, pa.list_(pa.float32(), 3))
+        elif real == "image":
+            columns[real] = images()[: len(texts)]
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
+
+
+@functools.cache
+def images() -> pa.Array:
+    """As many images as there are texts, of all kinds that decoders handle in different ways, and rows without any."""
+    from PIL import Image
+
+    def file(kind: str, mode: str = "RGB", size: tuple[int, int] = (300, 200), **options: Any) -> dict[str, Any]:
+        noise = np.random.default_rng(0).integers(0, 255, (*size[::-1], 3), np.uint8)
+        target = io.BytesIO()
+        Image.fromarray(noise).resize((size[0] // 8 + 1, size[1] // 8 + 1)).resize(size).convert(mode).save(
+            target, kind, **options
+        )
+        return {"bytes": target.getvalue(), "path": f"a.{kind.lower()}"}
+
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    rows = [
+        file("JPEG", size=(1200, 800), quality=80),
+        file("PNG", "RGBA"),
+        None,
+        {"bytes": None, "path": None},
+        file("PNG", size=(1, 1)),
+        file("JPEG", exif=turned),
+        file("JPEG", "CMYK"),
+        file("JPEG", "L", progressive=True),
+        file("GIF", "P"),
+        file("PNG", "1"),
+        file("WEBP"),
+        file("AVIF"),
+        file("TIFF", size=(700, 300)),
+        file("BMP"),
+    ]
+    assert len(rows) == len(TEXTS)
+    return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
 
 def applied(step: Operator, batch: Batch) -> Applied:
@@ -280,7 +319,7 @@ def test_it_says_what_it_does(name):
     assert not doc.startswith(f"{OURS[name].__name__}("), "the docstring is the one dataclass makes"
 
 
-@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup"])
+@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup", "tamis.image"])
 def test_a_package_names_its_operators_for_type_checkers_and_at_run_time(package):
     module = importlib.import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text())

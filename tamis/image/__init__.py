@@ -1,0 +1,31 @@
+"""Operators on images. Names are imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from tamis.curator_names import unknown_name
+
+if TYPE_CHECKING:
+    from tamis.image.filters import ImageSize
+
+_MODULES = {
+    "filters": ("ImageSize",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "ImageSize",
+]
+
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise unknown_name("tamis.image", name)
+        return getattr(import_module(f"tamis.image.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,282 @@
+"""Image files: their format, header and pixels. The only module that calls the libraries that decode.
+
+JPEG is decoded by libjpeg-turbo through simplejpeg, and by Pillow where that cannot (CMYK); both give the same pixels. All
+other formats are decoded by Pillow. Each file is opened by the decoder that its first bytes name, so that formats that are
+programs (PostScript, SVG) reach no decoder.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tamis.errors import ImageError, is_shortage, require
+from tamis.kernels.pixels import shrink
+
+Data: TypeAlias = memoryview | bytes
+
+MAX_PIXELS = 178_956_970
+"""Files with more pixels are not decoded. It is the number above which Pillow refuses a file as a decompression bomb."""
+
+PLUGINS = {
+    "JPEG": ("JpegImagePlugin", "JpegImageFile"),
+    "PNG": ("PngImagePlugin", "PngImageFile"),
+    "GIF": ("GifImagePlugin", "GifImageFile"),
+    "WEBP": ("WebPImagePlugin", "WebPImageFile"),
+    "AVIF": ("AvifImagePlugin", "AvifImageFile"),
+    "TIFF": ("TiffImagePlugin", "TiffImageFile"),
+    "BMP": ("BmpImagePlugin", "BmpImageFile"),
+    "JPEG2000": ("Jpeg2KImagePlugin", "Jpeg2KImageFile"),
+    "PPM": ("PpmImagePlugin", "PpmImageFile"),
+    "ICO": ("IcoImagePlugin", "IcoImageFile"),
+    "QOI": ("QoiImagePlugin", "QoiImageFile"),
+}
+"""The decoders of Pillow, by format."""
+
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""EXIF orientation -> Image.Transpose."""
+
+_EXIF_ORIENTATION = 0x0112
+_AVIF_BRANDS = (b"avif", b"avis")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about itself before its pixels."""
+
+    format: str
+    mode: str
+    width: int
+    height: int
+    orientation: int
+    num_bytes: int
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """(width, height) before the orientation is applied."""
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+
+
+def format_of(data: Data) -> str | None:
+    """The format that the first bytes of a file name.
+
+    >>> format_of(b"GIF89a..."), format_of(b"<svg")
+    ('GIF', None)
+    """
+    start = bytes(data[:16])
+    if start.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if start.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if start.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    if start[4:8] == b"ftyp" and (start[8:12] in _AVIF_BRANDS or any(b in bytes(data[16:64]) for b in _AVIF_BRANDS)):
+        return "AVIF"
+    if start.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "TIFF"
+    if start.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
+        return "JPEG2000"
+    if start.startswith(b"BM"):
+        return "BMP"
+    if start.startswith(b"\0\0\1\0"):
+        return "ICO"
+    if start.startswith(b"qoif"):
+        return "QOI"
+    if re.match(rb"P[1-6][\s#]", start):
+        return "PPM"
+    return None
+
+
+def read_header(data: Data) -> Header:
+    """The header of a file; raises an ImageError if it is not an image."""
+    if not len(data):
+        raise ImageError("empty", "the file has no bytes")
+    image = _opened(data)
+    width, height = image.size
+    orientation = _orientation(image)
+    if orientation >= 5:
+        width, height = height, width
+    return Header(image.format, image.mode, width, height, orientation, len(data))
+
+
+def decode_file(data: Data, header: Header, tier: int | None, longest: int) -> np.ndarray:
+    """The pixels of a file: sRGB uint8[height, width, 3], upright, as large as the tier says."""
+    if header.width * header.height > MAX_PIXELS:
+        raise ImageError(
+            "too large", f"{header.width:,} x {header.height:,} pixels; the most is {MAX_PIXELS:,} in total"
+        )
+    image = _opened(data)
+    try:
+        pixels, mode = _jpeg_pixels(data, image, tier) if header.format == "JPEG" else _pixels(image)
+    except ImageError:
+        raise
+    except Exception as error:  # decoders raise all kinds of errors for damaged files
+        raise _explained(error, header) from error
+    if tier is not None:
+        pixels = _shrunk(pixels, tier, longest)
+    pixels = _in_srgb(pixels, mode, image.info.get("icc_profile"))
+    return _upright(pixels, header.orientation)
+
+
+# ------------------------------------------------------------------------------------------------------------- headers
+
+
+@functools.cache
+def _pillow(module: str) -> Any:
+    return require(f"PIL.{module}", extra="image", purpose="decoding images")
+
+
+def _opened(data: Data) -> Any:
+    """The image, opened by the decoder of its format; its pixels are not decoded."""
+    format_ = format_of(data)
+    if format_ is None:
+        what = (
+            "SVG is not decoded" if b"<svg" in bytes(data[:1000]).lower() else "its first bytes are of no known format"
+        )
+        raise ImageError("not an image", what)
+    module, name = PLUGINS[format_]
+    try:
+        return getattr(_pillow(module), name)(io.BytesIO(data))
+    except Exception as error:  # decoders raise all kinds of errors for damaged files
+        if is_shortage(error) or isinstance(error, ImageError):
+            raise
+        raise _described(error, f"the {format_} header cannot be read") from error
+
+
+def _orientation(image: Any) -> int:
+    if "exif" not in image.info and image.format not in ("TIFF", "PNG"):
+        return 1
+    try:
+        found = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001  # damaged EXIF data is no reason to lose the image
+        return 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _explained(error: Exception, header: Header) -> Exception:
+    """The error to raise for what a decoder raised: not every lack of memory is a MemoryError."""
+    if is_shortage(error):
+        return error
+    text = str(error).lower()
+    if "memory" in text or "alloc" in text:
+        return MemoryError(str(error))
+    np.empty(header.width * header.height * 8, np.uint8)  # raises a MemoryError if that was the cause
+    return _described(error, f"the {header.format} data cannot be decoded")
+
+
+def _described(error: Exception, what: str) -> ImageError:
+    text = str(error) or type(error).__name__
+    cut = isinstance(error, EOFError) or any(
+        word in text.lower() for word in ("truncated", "premature end", "not enough")
+    )
+    return ImageError("truncated" if cut else "corrupt", f"{what}: {text}")
+
+
+# -------------------------------------------------------------------------------------------------------------- pixels
+
+
+def _jpeg_pixels(data: Data, image: Any, tier: int | None) -> tuple[np.ndarray, str]:
+    width, height = image.size
+    scale = _dct_scale(min(width, height), tier)
+    if image.mode not in ("RGB", "L"):
+        image.draft(image.mode, (width // scale, height // scale))
+        return _pixels(image)
+    simplejpeg = require("simplejpeg", extra="image", purpose="decoding images")
+    raw = data.cast("B") if isinstance(data, memoryview) else data
+    size = {"min_width": -(-width // scale), "min_height": -(-height // scale)} if scale > 1 else {}
+    try:
+        return simplejpeg.decode_jpeg(raw, "RGB", **size), image.mode
+    except ValueError as error:
+        if "extraneous bytes before marker" not in str(error):
+            raise
+        return simplejpeg.decode_jpeg(raw, "RGB", strict=False, **size), image.mode  # nothing is missing
+
+
+def _dct_scale(short: int, tier: int | None) -> int:
+    """How many times smaller a JPEG is decoded: 2, 4 and 8 are fast."""
+    return 1 if tier is None else max(scale for scale in (1, 2, 4, 8) if scale == 1 or short >= scale * tier)
+
+
+def _pixels(image: Any) -> tuple[np.ndarray, str]:
+    """All pixels of the first frame as RGB, without transparency, and the kind of colours: L, RGB or sRGB."""
+    image.load()
+    mode = image.mode
+    if mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        gray = ((values.clip(0, 65535) * 255 + 32767) // 65535).astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2), "L"
+    if mode == "F":
+        raise ImageError("unsupported", "its pixels are floating-point numbers without a defined range")
+    if mode in ("CMYK", "LAB"):
+        return np.asarray(_converted(image, image.info.get("icc_profile"))), "sRGB"
+    kind = "L" if mode in ("1", "L", "LA", "La") else "RGB"
+    if image.has_transparency_data:
+        return _on_white(np.asarray(image.convert("RGBA"))), kind
+    return np.asarray(image.convert("RGB")), kind
+
+
+def _on_white(pixels: np.ndarray) -> np.ndarray:
+    """RGBA pixels on a white background."""
+    alpha = pixels[:, :, 3:].astype(np.uint16)
+    return ((pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+
+def _shrunk(pixels: np.ndarray, tier: int, longest: int) -> np.ndarray:
+    height, width, _ = pixels.shape
+    ratio = min(1.0, tier / min(height, width), longest * tier / max(height, width))
+    size = (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    if size == (height, width):
+        return pixels
+    result = np.empty((*size, 3), np.uint8)
+    shrink(np.ascontiguousarray(pixels), result)
+    return result
+
+
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Pixels turned as the EXIF orientation says."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)
+
+
+# ------------------------------------------------------------------------------------------------------------- colours
+
+
+def _in_srgb(pixels: np.ndarray, mode: str, profile: bytes | None) -> np.ndarray:
+    if not profile or mode == "sRGB":
+        return pixels
+    transform = _transform(profile, mode)
+    if transform is None:
+        return pixels
+    image = _pillow("Image").fromarray(np.ascontiguousarray(pixels[:, :, 0] if mode == "L" else pixels))
+    return np.asarray(transform.apply(image))
+
+
+def _converted(image: Any, profile: bytes | None) -> Any:
+    """An image in CMYK or LAB, converted by its profile, or without one as Pillow does."""
+    transform = _transform(profile, image.mode) if profile else None
+    return image.convert("RGB") if transform is None else transform.apply(image)
+
+
+@functools.lru_cache(maxsize=64)
+def _transform(profile: bytes, mode: str) -> Any:
+    """The transform from a profile to sRGB; None if there is nothing to do, or if the profile is damaged or does not fit."""
+    cms = _pillow("ImageCms")
+    try:
+        source = cms.ImageCmsProfile(io.BytesIO(profile))
+        if "srgb" in cms.getProfileDescription(source).lower():
+            return None
+        return cms.buildTransform(source, cms.createProfile("sRGB"), mode, "RGB")
+    except (cms.PyCMSError, OSError, ValueError, TypeError):
+        return None
