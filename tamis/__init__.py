@@ -45,9 +45,14 @@ if TYPE_CHECKING:
     )
     from tamis.pipeline import Pipeline, Sequential
     from tamis.report import Report
+    from tamis.sinks.folder import FolderWriter
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
+    from tamis.sinks.webdataset import WebDatasetWriter
+    from tamis.sources.mediafiles import AudioReader, ImageReader, VideoReader
     from tamis.sources.memory import Rows
+    from tamis.sources.references import MediaReference, ReadMedia
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
+    from tamis.sources.webdataset import WebDatasetReader
     from tamis.verification import Verification, verify
     from tamis.workflows import (
         ExactDeduplicationWorkflow,
@@ -74,7 +79,12 @@ _HOMES = {
     **dict.fromkeys(["Pipeline", "Sequential"], "pipeline"),
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
+    "FolderWriter": "sinks.folder",
+    "WebDatasetWriter": "sinks.webdataset",
+    **dict.fromkeys(["AudioReader", "ImageReader", "VideoReader"], "sources.mediafiles"),
     "Rows": "sources.memory",
+    **dict.fromkeys(["MediaReference", "ReadMedia"], "sources.references"),
+    "WebDatasetReader": "sources.webdataset",
     **dict.fromkeys(["Verification", "verify"], "verification"),
     **dict.fromkeys(
         [
@@ -91,6 +101,7 @@ _HOMES = {
 __all__ = [
     "ArrowReader",
     "ArrowWriter",
+    "AudioReader",
     "Batch",
     "Column",
     "Context",
@@ -101,13 +112,16 @@ __all__ = [
     "ExactDeduplicationWorkflow",
     "Expand",
     "Filter",
+    "FolderWriter",
     "FuzzyDeduplicationWorkflow",
     "Gather",
+    "ImageReader",
     "InlineExecutor",
     "JsonlReader",
     "JsonlWriter",
     "LocalExecutor",
     "Map",
+    "MediaReference",
     "MemoryMonitor",
     "Observations",
     "Operator",
@@ -115,6 +129,7 @@ __all__ = [
     "ParquetWriter",
     "Pipeline",
     "RayExecutor",
+    "ReadMedia",
     "Report",
     "Resources",
     "Rows",
@@ -129,6 +144,9 @@ __all__ = [
     "TextSemanticDeduplicationWorkflow",
     "ToBackend",
     "Verification",
+    "VideoReader",
+    "WebDatasetReader",
+    "WebDatasetWriter",
     "Work",
     "at_least",
     "at_most",

@@ -16,6 +16,15 @@ KEY = b"huggingface"
 _MEDIA = ("Image", "Audio", "Video")
 
 
+def media_feature(kind: str) -> dict[str, str]:
+    """The feature of a column of media: image, audio or video.
+
+    >>> media_feature("image")
+    {'_type': 'Image'}
+    """
+    return {"_type": kind.capitalize()}
+
+
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """The features of a schema by column; {} if it has none, or they are damaged."""
     try:

@@ -16,7 +16,16 @@ class Format:
     """The recipe name of the sink that writes it; None if there is none."""
     compressible: bool = False
     """Whether a file may have a compression suffix after its own."""
+    is_media: bool = False
+    """Whether a file is one image, sound or video, and not a table of rows."""
 
+
+_IMAGES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl"),
+    *(".jp2", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".tga", ".svg"),
+)
+_SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aiff", ".aif", ".au", ".sph")
+_VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv", ".wmv", ".flv", ".3gp")
 
 FORMATS = {
     each.name: each
@@ -26,6 +35,10 @@ FORMATS = {
         Format("csv", (".csv", ".tsv"), "csv_reader", "csv_writer", compressible=True),
         Format("arrow", (".arrow", ".feather", ".ipc"), "arrow_reader", "arrow_writer"),
         Format("text", (".txt", ".md"), "text_reader", compressible=True),
+        Format("tar", (".tar", ".tgz"), "web_dataset_reader", "web_dataset_writer", compressible=True),
+        Format("image", _IMAGES, "image_reader", "folder_writer", is_media=True),
+        Format("audio", _SOUNDS, "audio_reader", "folder_writer", is_media=True),
+        Format("video", _VIDEOS, "video_reader", "folder_writer", is_media=True),
     )
 }
 
@@ -35,7 +48,14 @@ CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz
 
 def codec_of(path: str) -> str | None:
     """The compression inferred from a file name: gzip, zstd, bz2, xz, lz4 or None."""
-    return CODECS.get(_suffix(path))
+    suffix = _suffix(path)
+    return "gzip" if suffix == ".tgz" else CODECS.get(suffix)
+
+
+def media_kind(path: str) -> str | None:
+    """What a file name says about the content: image, audio, video or None."""
+    form = format_of(path)
+    return form if form is not None and FORMATS[form].is_media else None
 
 
 def format_of(path: str) -> str | None:

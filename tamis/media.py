@@ -140,6 +140,18 @@ class Reference:
         return "" if self.member is None else f"#{self.member}"
 
 
+def media_name(path: str) -> str:
+    """What data is called: the name of a member of an archive, or the last part of a path.
+
+    >>> media_name("/data/a.tar@512+10#cats/1.png"), media_name("https://example.org/cat.png?size=2")
+    ('cats/1.png', 'cat.png')
+    """
+    reference = Reference.parse(path)
+    if reference.member is not None or reference.start is not None:
+        return reference.name or posixpath.basename(reference.file)
+    return posixpath.basename(path.partition("?")[0].partition("#")[0] if _is_remote(path) else path)
+
+
 def media_file_of(place: str) -> str:
     """The `.media` file that belongs to a source file, or to a frame of one.
 

@@ -30,7 +30,12 @@ def _load_plugins() -> None:
 OPERATOR_MODULES = (
     "tamis.sources.tables",
     "tamis.sources.memory",
+    "tamis.sources.webdataset",
+    "tamis.sources.mediafiles",
+    "tamis.sources.references",
     "tamis.sinks.tables",
+    "tamis.sinks.webdataset",
+    "tamis.sinks.folder",
     "tamis.text.quality",
     "tamis.text.web",
     "tamis.text.repetition",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import psutil
@@ -33,6 +35,7 @@ TABLE, LINES = ".table", ".rows"
 `**/*.parquet` match data only."""
 
 CHUNK_BYTES = 2**20
+_FOLDER = re.compile(r"part-\d{6,}(-\d{4})?")
 
 
 class Store:
@@ -98,9 +101,12 @@ class Store:
         return sorted({item.rstrip("/").rpartition("/")[2] for item in found} - {""})
 
     def size(self, name: str) -> int | None:
-        """The size of a file in bytes, or None if it does not exist."""
+        """The size of a file in bytes, or that of all files in a local folder; None if it does not exist."""
         try:
-            return self._local(name).stat().st_size if self.local else int(self._fs.size(self._remote(name)))
+            if not self.local:
+                return int(self._fs.size(self._remote(name)))
+            status = self._local(name).stat()
+            return sum(map(_size, _files_of(self._local(name)))) if S_ISDIR(status.st_mode) else status.st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -135,13 +141,15 @@ class Store:
         self._fs.put_file(str(file), self._remote(name))
 
     def publish(self, file: Path, name: str) -> None:
-        """Move a finished local file to its place."""
+        """Move a finished local file, or a folder, to its place."""
         if not self.local:
             self.upload(file, name)
             file.unlink()
             return
         target = self._local(name)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
         file.replace(target)
         sync_folder(target.parent)
 
@@ -209,6 +217,10 @@ class Store:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             self._fs.rm_file(self._remote(_below(name)))
 
+    def remove_shard(self, name: str) -> None:
+        """Remove a file of rows, or a folder of such files, which has the name of a partition without a suffix."""
+        (self.remove_folder if _FOLDER.fullmatch(name) else self.remove)(name)
+
     def remove_folder(self, name: str) -> None:
         """Remove a folder of this store and everything in it, or a file."""
         if not self.local:
@@ -267,9 +279,22 @@ def _below(name: str) -> str:
 
 
 def checksum_of(file: Path) -> str:
-    """CRC-32 of the bytes of a local file: 4 GB/s, and detects any damage of up to 32 consecutive bits."""
+    """CRC-32 of the bytes of a local file: 4 GB/s, and detects any damage of up to 32 consecutive bits.
+
+    For a folder, that of the names and checksums of its files.
+    """
+    if file.is_dir():
+        return _checksum(f"{each.name}\0{checksum_of(each)}\n".encode() for each in _files_of(file))
     with file.open("rb") as opened:
         return _checksum(iter(lambda: opened.read(CHUNK_BYTES), b""))
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
 
 
 def _checksum(chunks: Iterable[bytes]) -> str:

@@ -54,10 +54,12 @@ def reader_and_writer(
     if filetype is None:
         reader = reader_step(files, None)
     else:
-        reader = (f"{filetype}_reader", {"file_paths": files[0] if len(files) == 1 else files})
-    same_format = output_filetype is None or reader[0] == f"{output_filetype}_reader"
+        reader = (FORMATS[filetype].reader, {"file_paths": files[0] if len(files) == 1 else files})
+    form = FORMATS[output_filetype] if output_filetype is not None else None
     writer = (
-        writer_step(str(output), None, reader) if same_format else (f"{output_filetype}_writer", {"path": str(output)})
+        writer_step(str(output), None, reader)
+        if form is None or reader[0] == form.reader
+        else (form.writer or f"{form.name}_writer", {"path": str(output)})
     )
     source: Any = find_operator(reader[0])
     sink: Any = find_operator(writer[0])

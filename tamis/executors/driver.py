@@ -180,7 +180,7 @@ class Run:
         names = {shard.name for shard in new.shards}
         for shard in earlier.shards if earlier is not None else []:
             if shard.name not in names:
-                self.plan.store.remove(shard.name)
+                self.plan.store.remove_shard(shard.name)
 
     def _task(self, stage: Stage, partition: Partition, before: Mapping[int, Commit]) -> Task:
         """Return the task for a partition. A stage that reads the source again must read the same rows as the stage before."""

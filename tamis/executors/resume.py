@@ -45,7 +45,7 @@ def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink 
                 hint="choose an empty folder; --fresh replaces data files of the same format",
             )
         for name in foreign:
-            if name.endswith(sink.suffix):
+            if sink.suffix and name.endswith(sink.suffix):
                 store.remove(name)
     if mode == "overwrite" and (not ledger.is_new or ledger.earlier):
         ledger.clear()
@@ -55,7 +55,7 @@ def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink 
         for name in store.names(folder):
             full = f"{folder}/{name}" if folder else name
             if SHARD_NAME.fullmatch(name) and full not in owned:
-                store.remove(full)
+                store.remove_shard(full)
     exchange.delete_drafts()
     remove_attempts(store)
 
@@ -124,7 +124,7 @@ class CommittedWork:
             self.changed = True
             self.ledger.drop(commits)
             for shard in (shard for commit in commits for shard in commit.shards):
-                self.plan.store.remove(shard.name)
+                self.plan.store.remove_shard(shard.name)
 
     def _is_reusable(self, commit: Commit) -> bool:
         """Whether a commit is that of a partition as it is now, with other thresholds."""
@@ -148,7 +148,7 @@ class CommittedWork:
         useless = [commit for commit in self.ledger.earlier.values() if not self._is_reusable(commit)]
         self.ledger.forget_earlier(useless)
         for shard in (shard for commit in useless for shard in commit.shards):
-            self.plan.store.remove(shard.name)
+            self.plan.store.remove_shard(shard.name)
 
     def _missing(self, stage: Stage) -> list[tuple[str, Partition]]:
         """The partitions of a stage that have no commit, or whose files are missing."""

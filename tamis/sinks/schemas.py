@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from tamis.batch import contiguous
 from tamis.errors import SinkError
-from tamis.features import features_of, merged_features, with_features
-from tamis.media import with_media_types
+from tamis.features import features_of, media_feature, merged_features, with_features
+from tamis.media import is_media, with_media_types
 
 
 def merge_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
@@ -64,6 +64,13 @@ def merge_types(one: pa.DataType, other: pa.DataType, where: str) -> pa.DataType
             f"column `{where}` is {one} in some rows and {other} in others, and no type holds both",
             hint="convert the column in a step before the sink, leave it out with fields=[...], or write JSONL",
         ) from None
+
+
+def with_media_features(schema: pa.Schema) -> pa.Schema:
+    """The schema with the features of the media columns `image`, `audio` and `video`, so that `datasets` shows them."""
+    media = ("image", "audio", "video")
+    own = {spec.name: media_feature(spec.name) for spec in schema if spec.name in media and is_media(spec.type)}
+    return with_features(schema, own | features_of(schema)) if own else schema
 
 
 def plain(schema: pa.Schema) -> pa.Schema:

@@ -20,7 +20,7 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.operators import ALL, Shard, ShardWriter, Sink, operator
 from tamis.parameters import parse_bytes
 from tamis.sinks.formats import ArrowFormat, ParquetFormat, TypedFormat, rewrite
-from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas, plain
+from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas, plain, with_media_features
 from tamis.sinks.streams import COMPRESSIONS
 from tamis.sinks.writers import (
     CHUNK_BYTES,
@@ -110,7 +110,7 @@ class TypedSink(TableSink):
     can_copy_rows = True
 
     def schema_in_file(self, schema: pa.Schema) -> pa.Schema:
-        return plain(self._selection.table(schema.empty_table(), schema).schema)
+        return with_media_features(plain(self._selection.table(schema.empty_table(), schema).schema))
 
     def stored_rows(self, file: Path) -> Iterator[pa.Table]:
         for group in self._format.groups(file):

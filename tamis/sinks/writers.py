@@ -26,7 +26,7 @@ from tamis.operators import Shard
 from tamis.sinks.encode import encode_rows, json_text, json_values
 from tamis.sinks.formats import TypedFile, TypedFormat
 from tamis.sinks.media import MediaFile, by_reference
-from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain
+from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain, with_media_features
 from tamis.sinks.streams import ByteStream, reading
 
 GROUP_BYTES = 32 * 2**20
@@ -325,9 +325,9 @@ class TypedShards(Writer):
         if not len(schema):
             raise SinkError("the rows have no columns, which only JSONL supports")
         if self._schema is None:
-            self._schema = _expect(plain(self._selection.schema(self._expected)), schema)
+            self._schema = with_media_features(_expect(plain(self._selection.schema(self._expected)), schema))
             return
-        wider = merge_schemas([self._schema, schema])
+        wider = with_media_features(merge_schemas([self._schema, schema]))
         if wider == self._schema:
             return
         self._schema = wider

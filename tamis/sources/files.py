@@ -48,9 +48,17 @@ class File:
 
 
 def detect_format(paths: Paths, storage_options: Options = None) -> str:
-    """The format of all files in `paths`: jsonl, parquet, csv, arrow or text."""
+    """The format of all files in `paths`, by its name in `FORMATS`.
+
+    Images, sounds and videos beside tables belong to the rows of these. So do the files that img2dataset writes beside a tar
+    archive: `00000.parquet` and `00000_stats.json` beside `00000.tar`.
+    """
     files = list_files(paths, None, storage_options)
     found = sorted({format_of(file.path) or "" for file in files})
+    tables = [name for name in found if name and not FORMATS[name].is_media]
+    found = tables or found
+    if "tar" in found and len(found) > 1 and _is_beside_archives(files):
+        return "tar"
     if found == [""] or not found:
         kinds = _extensions(file.path for file in files)
         raise SourceError(
@@ -64,6 +72,13 @@ def detect_format(paths: Paths, storage_options: Options = None) -> str:
             hint=f"select the files of one format with a glob, for example *{FORMATS[found[0]].suffixes[0]}",
         )
     return found[0]
+
+
+def _is_beside_archives(files: Sequence[File]) -> bool:
+    """Whether each table has the name of a tar archive in its folder, as img2dataset names them."""
+    stems = {file.path.removesuffix(".tar") for file in files if format_of(file.path) == "tar"}
+    others = [file.path for file in files if format_of(file.path) not in (None, "tar")]
+    return all(re.sub(r"(_stats)?\.[^./]+$", "", path) in stems for path in others)
 
 
 def _extensions(paths: Iterable[str]) -> str:
