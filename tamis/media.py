@@ -259,7 +259,7 @@ def read_bytes(batch: Batch, column: str) -> list[Data]:
 
 
 def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[str, np.ndarray]:
-    if pa.types.is_null(column.type):
+    if column.null_count == len(column):
         return {"data": np.full(len(column), None, dtype=object)}
     if not is_media(column.type):
         raise MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {column.type}")

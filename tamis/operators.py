@@ -120,6 +120,14 @@ class Operator:
         """How many bytes of rows to process at a time if this step has workers of its own; None for the usual size."""
         return None
 
+    @property
+    def row_bytes(self) -> int:
+        """What the facts that this step leaves on a batch take per row, beside the row itself, such as decoded pixels.
+
+        Batches are cut before the step, so that these facts are about as large as a batch may be.
+        """
+        return 0
+
     def reads(self) -> tuple[str, ...]:
         """The columns this step receives, under the names it uses for them."""
         return self.declared_reads

@@ -66,6 +66,7 @@ OPERATOR_MODULES = (
     "tamis.text.ask",
     "tamis.text.generate",
     "tamis.image.filters",
+    "tamis.image.appearance",
 )
 
 

@@ -72,6 +72,8 @@ EXAMPLES = {
     "ask": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "ask_score": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "ask_rows": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
+    "image_format": {"keep": ["JPEG"]},
+    "image_mode": {"keep": ["RGB"]},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }

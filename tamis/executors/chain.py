@@ -45,6 +45,8 @@ from tamis.parameters import format_bytes
 MOSTLY_ALIVE = 0.75
 """Dropped rows stay in a batch as long as at least this share of its rows is alive."""
 
+NO_LIMIT = 2**60
+
 EXPENSIVE = 2.0
 """Filters of at least this cost see only rows that are alive."""
 
@@ -87,6 +89,13 @@ class Chain:
             self._run_rows(RowsRead(rows.batch.select(one), rows.numbers[one], int(rows.numbers[row]), 1))
 
     def _run_rows(self, rows: RowsRead) -> None:
+        if self._keeper is not None:
+            most = min((self._rows_at_a_time(op) for op in self._keeper.operators), default=len(rows.batch))
+            if len(rows.batch) > most:
+                for start in range(0, len(rows.batch), most):
+                    part = slice(start, start + most)
+                    self._run_rows(RowsRead(rows.batch.select(part), rows.numbers[part], rows.first, rows.size))
+                return
         begin = 0
         batch = rows.batch
         self._in_progress = (rows.numbers, batch.origin)
@@ -103,6 +112,10 @@ class Chain:
         alive: np.ndarray | None = None
         for index, op in enumerate(self._stage.operators[begin:], start=begin):
             if not len(batch):
+                return
+            if len(batch) > self._rows_at_a_time(op):
+                for piece in self._pieces(op, _cut(batch, alive)):
+                    self._run_steps(piece, index, first, size)
                 return
             self._step = self._stage.first_operator + index
             self._marker(first, size, self._step)
@@ -123,11 +136,21 @@ class Chain:
             self._marker(first, size, self._step)
             self._hand_on(batch)
 
+    def _rows_at_a_time(self, op: Operator) -> int:
+        """How many rows to give to a step, so that the facts it leaves on them are about as large as a batch."""
+        return max(1, self._batch_bytes // op.row_bytes) if op.row_bytes else NO_LIMIT
+
+    def _pieces(self, op: Operator, batch: Batch) -> Iterator[Batch]:
+        most = self._rows_at_a_time(op)
+        for start in range(0, len(batch), most):
+            yield batch.select(slice(start, start + most))
+
     def _hand_on(self, batch: Batch) -> None:
         account = self._records.account
         if self._stage.gathers:
             assert self._stage.end is not None
-            account.kept += sum(map(len, self._timed(self._stage.end, batch, self._writer.observe)))
+            for piece in self._pieces(self._stage.end, batch):
+                account.kept += sum(map(len, self._timed(self._stage.end, piece, self._writer.observe)))
         else:
             self._writer.write(batch)
             account.kept += len(batch)

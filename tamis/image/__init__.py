@@ -8,15 +8,58 @@ from typing import TYPE_CHECKING
 from tamis.curator_names import unknown_name
 
 if TYPE_CHECKING:
-    from tamis.image.filters import ImageSize
+    from tamis.image.appearance import (
+        ImageBlank,
+        ImageBlockiness,
+        ImageBlur,
+        ImageBrightness,
+        ImageColours,
+        ImageContrast,
+        ImageEntropy,
+        ImageSaturation,
+    )
+    from tamis.image.filters import (
+        ImageAspect,
+        ImageBytes,
+        ImageDecodable,
+        ImageFormat,
+        ImageFrameCount,
+        ImageMode,
+        ImagePixels,
+        ImageSize,
+        JpegQuality,
+    )
 
 _MODULES = {
-    "filters": ("ImageSize",),
+    "appearance": (
+        "ImageBlank", "ImageBlockiness", "ImageBlur", "ImageBrightness", "ImageColours", "ImageContrast", "ImageEntropy",
+        "ImageSaturation",
+    ),
+    "filters": (
+        "ImageAspect", "ImageBytes", "ImageDecodable", "ImageFormat", "ImageFrameCount", "ImageMode", "ImagePixels",
+        "ImageSize", "JpegQuality",
+    ),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "ImageAspect",
+    "ImageBlank",
+    "ImageBlockiness",
+    "ImageBlur",
+    "ImageBrightness",
+    "ImageBytes",
+    "ImageColours",
+    "ImageContrast",
+    "ImageDecodable",
+    "ImageEntropy",
+    "ImageFormat",
+    "ImageFrameCount",
+    "ImageMode",
+    "ImagePixels",
+    "ImageSaturation",
     "ImageSize",
+    "JpegQuality",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

@@ -28,7 +28,7 @@ import numpy as np
 
 from tamis.batch import Batch, Facts
 from tamis.errors import ImageError
-from tamis.image.files import Data, Header, decode_file, read_header
+from tamis.image.files import Data, Header, count_frames, decode_file, jpeg_quality, read_header
 from tamis.media import read_bytes
 
 TIERS = (256, 512, 1024)
@@ -36,6 +36,9 @@ TIERS = (256, 512, 1024)
 
 LONGEST = 8
 """The long side of a picture is at most this many times the size of its tier."""
+
+ROW_BYTES = 512_000
+"""What an operator that uses pictures of the smallest tier holds per row: the pixels of a picture twice as long as wide."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ def pictures(batch: Batch, column: str, side: int = 256) -> list[np.ndarray | No
     return list(found)
 
 
+def row_bytes(side: int | None) -> int:
+    """For `Operator.row_bytes` of an operator that uses `pictures(..., side)`; None stands for all pixels."""
+    return ROW_BYTES if side is None else ROW_BYTES * (tier_of(side) // TIERS[0]) ** 2
+
+
 def full_pictures(batch: Batch, column: str) -> Iterator[np.ndarray | None]:
     """The pixels of the images of a column in full size, one row at a time: do not collect them."""
     for data, header in zip(read_bytes(batch, column), _header_facts(batch, column)["header"], strict=True):
@@ -96,10 +104,35 @@ def full_pictures(batch: Batch, column: str) -> Iterator[np.ndarray | None]:
         yield found
 
 
-def problems(batch: Batch, column: str, side: int = 256) -> np.ndarray:
-    """For each row, the ImageError that decoding raises, or None."""
-    found = _picture_facts(batch, column, tier_of(side))["picture"]
-    return _filled([each if isinstance(each, ImageError) else None for each in found])
+def problems(batch: Batch, column: str) -> np.ndarray:
+    """For each row, what is wrong with its image: "truncated", "corrupt", ..., "missing" without one, or "fine"."""
+    found = _picture_facts(batch, column, TIERS[0])["picture"]
+    return _filled(
+        ["missing" if each is None else each.problem if isinstance(each, ImageError) else "fine" for each in found]
+    )
+
+
+def frame_counts(batch: Batch, column: str) -> np.ndarray:
+    """The number of frames or pages of each image, up to 10,000; 0 for a row without image."""
+    return _of_files(batch, column, "image frames", count_frames)
+
+
+def jpeg_qualities(batch: Batch, column: str) -> np.ndarray:
+    """The quality that each JPEG was saved with, 1 to 100; 100 for other formats, 0 for a row without image."""
+    return _of_files(batch, column, "jpeg quality", jpeg_quality)
+
+
+def _of_files(batch: Batch, column: str, name: str, measure: Callable[[Data, Header], int]) -> np.ndarray:
+    def compute() -> Facts:
+        known = _header_facts(batch, column)["header"]
+        _raise_first(known)
+        found = [
+            0 if data is None else measure(data, header)
+            for data, header in zip(read_bytes(batch, column), known, strict=True)
+        ]
+        return {"value": np.array(found, np.int64)}
+
+    return batch.remembered(column, name, compute)["value"]
 
 
 def tier_of(side: int) -> int:

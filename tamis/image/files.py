@@ -16,12 +16,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tamis.errors import ImageError, is_shortage, require
-from tamis.kernels.pixels import shrink
+from tamis.kernels.pixels import on_white, shrink
 
 Data: TypeAlias = memoryview | bytes
 
 MAX_PIXELS = 178_956_970
 """Files with more pixels are not decoded. It is the number above which Pillow refuses a file as a decompression bomb."""
+
+MOST_FRAMES = 10_000
+"""Frames beyond these are not counted."""
 
 PLUGINS = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -38,8 +41,15 @@ PLUGINS = {
 }
 """The decoders of Pillow, by format."""
 
-TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
-"""EXIF orientation -> Image.Transpose."""
+_DAMAGE = re.compile("premature end of data segment|bad Huffman code|bad arithmetic code|instead of RST", re.IGNORECASE)
+"""Warnings of libjpeg after which some pixels are wrong."""
+
+_PROBLEMS = (
+    (re.compile("decompression bomb"), "too large"),
+    (re.compile("truncated|premature end of (JPEG|data)|not enough|only got", re.IGNORECASE), "truncated"),
+    (re.compile("unsupported|unknown|not configured", re.IGNORECASE), "unsupported"),
+)
+"""What messages of decoders mean; all others mean that a file is corrupt."""
 
 _EXIF_ORIENTATION = 0x0112
 _AVIF_BRANDS = (b"avif", b"avis")
@@ -113,6 +123,7 @@ def decode_file(data: Data, header: Header, tier: int | None, longest: int) -> n
             "too large", f"{header.width:,} x {header.height:,} pixels; the most is {MAX_PIXELS:,} in total"
         )
     image = _opened(data)
+    _check_memory(image, tier)
     try:
         pixels, mode = _jpeg_pixels(data, image, tier) if header.format == "JPEG" else _pixels(image)
     except ImageError:
@@ -123,6 +134,14 @@ def decode_file(data: Data, header: Header, tier: int | None, longest: int) -> n
         pixels = _shrunk(pixels, tier, longest)
     pixels = _in_srgb(pixels, mode, image.info.get("icc_profile"))
     return _upright(pixels, header.orientation)
+
+
+def encoded(pixels: np.ndarray, format_: str, quality: int = 90) -> bytes:
+    """A file of some pixels, uint8[height, width, 3]. The quality counts for JPEG, WebP and AVIF."""
+    target = io.BytesIO()
+    options = {"quality": quality} if format_ in ("JPEG", "WEBP", "AVIF") else {}
+    _pillow("Image").fromarray(pixels).save(target, format_, **options)
+    return target.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------------- headers
@@ -160,6 +179,48 @@ def _orientation(image: Any) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
+def count_frames(data: Data, header: Header) -> int:
+    """The number of frames or pages of a file, up to MOST_FRAMES."""
+    if header.format not in ("GIF", "PNG", "WEBP", "AVIF", "TIFF"):
+        return 1
+    image = _opened(data)
+    if header.format != "TIFF":
+        return min(MOST_FRAMES, getattr(image, "n_frames", 1))
+    for number in range(1, MOST_FRAMES):  # a chain of pages may be endless
+        try:
+            image.seek(number)
+        except (EOFError, ValueError, OSError, SyntaxError, KeyError, TypeError):
+            return number
+    return MOST_FRAMES
+
+
+def jpeg_quality(data: Data, header: Header) -> int:
+    """The quality, 1 to 100, whose table for brightness in libjpeg is closest to the first one of the file."""
+    if header.format != "JPEG":
+        return 100
+    tables = _opened(data).quantization
+    if not tables:
+        return 100
+    distances = np.abs(_libjpeg_tables() - np.array(tables[min(tables)], np.int64)).sum(axis=1)
+    return 100 - int(distances[::-1].argmin())
+
+
+@functools.cache
+def _libjpeg_tables() -> np.ndarray:
+    """int64[100, 64]: the table of libjpeg for brightness by quality - 1 (ITU-T T.81, table K.1, scaled)."""
+    base = np.array(
+        [
+            16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55,
+            14, 13, 16, 24, 40, 57, 69, 56, 14, 17, 22, 29, 51, 87, 80, 62,
+            18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92,
+            49, 64, 78, 87, 103, 121, 120, 101, 72, 92, 95, 98, 112, 100, 103, 99,
+        ]
+    )  # fmt: skip
+    quality = np.arange(1, 101)[:, None]
+    scale = np.where(quality < 50, 5000 // quality, 200 - 2 * quality)
+    return ((base * scale + 50) // 100).clip(1, 255)
+
+
 def _explained(error: Exception, header: Header) -> Exception:
     """The error to raise for what a decoder raised: not every lack of memory is a MemoryError."""
     if is_shortage(error):
@@ -167,19 +228,29 @@ def _explained(error: Exception, header: Header) -> Exception:
     text = str(error).lower()
     if "memory" in text or "alloc" in text:
         return MemoryError(str(error))
-    np.empty(header.width * header.height * 8, np.uint8)  # raises a MemoryError if that was the cause
+    np.empty(header.width * header.height * 8, np.uint8)  # raises a MemoryError if that is the cause
     return _described(error, f"the {header.format} data cannot be decoded")
 
 
 def _described(error: Exception, what: str) -> ImageError:
     text = str(error) or type(error).__name__
-    cut = isinstance(error, EOFError) or any(
-        word in text.lower() for word in ("truncated", "premature end", "not enough")
-    )
-    return ImageError("truncated" if cut else "corrupt", f"{what}: {text}")
+    problem = next((problem for pattern, problem in _PROBLEMS if pattern.search(text)), "corrupt")
+    return ImageError("truncated" if isinstance(error, EOFError) else problem, f"{what}: {text}")
 
 
 # -------------------------------------------------------------------------------------------------------------- pixels
+
+
+def _check_memory(image: Any, tier: int | None) -> None:
+    """Raise a MemoryError if the pixels do not fit: not every decoder notices it, and some call the file corrupt."""
+    width, height = image.size
+    if image.format == "JPEG":
+        scale = _dct_scale(min(width, height), tier)
+        coefficients = 6 * width * height if image.info.get("progressive") else 0
+        needed = 3 * (width // scale + 1) * (height // scale + 1) + coefficients
+    else:
+        needed = 8 * width * height  # 4 bytes in Pillow, and the array
+    np.empty(needed, np.uint8)  # reserved and released at once; the pages are never touched
 
 
 def _jpeg_pixels(data: Data, image: Any, tier: int | None) -> tuple[np.ndarray, str]:
@@ -194,9 +265,11 @@ def _jpeg_pixels(data: Data, image: Any, tier: int | None) -> tuple[np.ndarray, 
     try:
         return simplejpeg.decode_jpeg(raw, "RGB", **size), image.mode
     except ValueError as error:
-        if "extraneous bytes before marker" not in str(error):
+        if _DAMAGE.search(str(error)):
             raise
-        return simplejpeg.decode_jpeg(raw, "RGB", strict=False, **size), image.mode  # nothing is missing
+        # A warning, such as a missing end marker: Pillow raises an error only if pixels are missing.
+        image.draft(image.mode, (width // scale, height // scale))
+        return _pixels(image)
 
 
 def _dct_scale(short: int, tier: int | None) -> int:
@@ -209,8 +282,8 @@ def _pixels(image: Any) -> tuple[np.ndarray, str]:
     image.load()
     mode = image.mode
     if mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        gray = ((values.clip(0, 65535) * 255 + 32767) // 65535).astype(np.uint8)
+        values = np.asarray(image).clip(0, 65535).astype(np.uint32)
+        gray = ((values * 255 + 32767) // 65535).astype(np.uint8)
         return np.repeat(gray[:, :, None], 3, axis=2), "L"
     if mode == "F":
         raise ImageError("unsupported", "its pixels are floating-point numbers without a defined range")
@@ -218,14 +291,11 @@ def _pixels(image: Any) -> tuple[np.ndarray, str]:
         return np.asarray(_converted(image, image.info.get("icc_profile"))), "sRGB"
     kind = "L" if mode in ("1", "L", "LA", "La") else "RGB"
     if image.has_transparency_data:
-        return _on_white(np.asarray(image.convert("RGBA"))), kind
-    return np.asarray(image.convert("RGB")), kind
-
-
-def _on_white(pixels: np.ndarray) -> np.ndarray:
-    """RGBA pixels on a white background."""
-    alpha = pixels[:, :, 3:].astype(np.uint16)
-    return ((pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+        layers = np.asarray(image if mode == "RGBA" else image.convert("RGBA"))
+        pixels = np.empty((*layers.shape[:2], 3), np.uint8)
+        on_white(layers, pixels)
+        return pixels, kind
+    return np.asarray(image if mode == "RGB" else image.convert("RGB")), kind
 
 
 def _shrunk(pixels: np.ndarray, tier: int, longest: int) -> np.ndarray:
