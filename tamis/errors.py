@@ -141,6 +141,15 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         ) from error
 
 
+def missing_module(error: BaseException | None) -> str | None:
+    """The module whose import failed and so caused an error; None if it has another cause."""
+    while error is not None:
+        if isinstance(error, ImportError) and error.name:
+            return error.name
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """A hint with the closest match among `choices`, or None if none is close."""
     import difflib

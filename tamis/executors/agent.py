@@ -19,7 +19,6 @@ import pickle
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.exchange import scratch_root
-from tamis.executors.folders import Folders, shared_folder
+from tamis.executors.folders import Folders, disk_folder, shared_folder
 from tamis.executors.forkserver import ForkServer
 from tamis.executors.wire import Address, connect
 from tamis.executors.worker_process import MARK
@@ -69,8 +68,7 @@ def run_agent(settings: AgentSettings) -> None:
     with ExitStack() as stack:
         # Closed last, so that nothing is left to do when the driver sees the end of it.
         control = stack.enter_context(connect(settings.address, settings.token, "agent", settings.node))
-        scratch_root().mkdir(parents=True, exist_ok=True)
-        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-", dir=scratch_root())))
+        disk = stack.enter_context(disk_folder(scratch_root()))
         folders = Folders(stack.enter_context(shared_folder(settings.shared_bytes)) or disk, disk)
         server = stack.enter_context(ForkServer(folder=here, path=path))
         server.preload(settings.modules)

@@ -72,6 +72,8 @@ class Placing:
         self.machines: dict[str, Machine] = {}
         self.problem: str | None = None
         """Why no node can have an agent."""
+        self.failed: dict[str, str] = {}
+        self._refused: set[str] = set()
         self._running: set[str] = set()
         self._starts: Counter[str] = Counter()
         self._errors: dict[str, str] = {}
@@ -92,7 +94,7 @@ class Placing:
         self._starts[node] = 0
 
     def refuse(self, node: str) -> None:
-        self._starts[node] = MAX_STARTS
+        self._refused.add(node)
 
     def _run(self) -> None:
         try:
@@ -110,13 +112,14 @@ class Placing:
                 self._starts[node] = 0
         self.machines = self._placement.machines()
         for node in self.machines:
-            if node not in self._running and self._starts[node] < MAX_STARTS:
+            if node not in self._running | self._refused and self._starts[node] < MAX_STARTS:
                 self._running.add(node)
                 self._starts[node] += 1
                 self._placement.start(self._settings(node))
-        failed = [node for node in self.machines if node not in self._running]
-        all_failed = failed and len(failed) == len(self.machines)
-        self.problem = self._errors.get(failed[0], "agents end at once") if all_failed else None
+        idle = [node for node in self.machines if node not in self._running]
+        self.failed = {node: self._errors.get(node, "it ends at once") for node in idle if node not in self._refused}
+        all_failed = idle and len(idle) == len(self.machines)
+        self.problem = "no agent can be started" if all_failed else None
 
 
 class ClusterSession(CrewSession):

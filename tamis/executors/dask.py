@@ -119,5 +119,6 @@ def _machines(client: Any) -> dict[str, Machine]:
     """The Dask workers of the cluster, by address."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return {
-        address: Machine(int(found["nthreads"]), int(found["memory_limit"] or 0)) for address, found in workers.items()
+        address: Machine(int(found["nthreads"]), int(found["memory_limit"] or 0), found["host"])
+        for address, found in workers.items()
     }

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+AGENT = "tamis-agent-"
+"""Begins the names of the folders that agents have on disk."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +45,42 @@ def shared_folder(num_bytes: int) -> Iterator[Path | None]:
     if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
         yield None
         return
-    _remove_abandoned()
+    _remove_abandoned(SHARED_MEMORY, "tamis-")
     if not has_room(num_bytes):
         yield None
         return
-    folder = SHARED_MEMORY / f"tamis-{uuid.uuid4().hex}"
-    folder.mkdir(mode=0o700)
-    try:
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _locked_folder(SHARED_MEMORY / f"tamis-{uuid.uuid4().hex}") as folder:
+        yield folder
+
+
+@contextmanager
+def disk_folder(root: Path) -> Iterator[Path]:
+    """A folder of this process below `root`. If the process is killed, the next one that needs a folder there removes it."""
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(root, AGENT)
+    with _locked_folder(root / f"{AGENT}{uuid.uuid4().hex}") as folder:
+        yield folder
 
 
 def has_room(num_bytes: int) -> bool:
     return shutil.disk_usage(SHARED_MEMORY).free >= 2 * num_bytes
 
 
-def _remove_abandoned() -> None:
-    """Remove what runs left behind that were killed."""
-    for folder in SHARED_MEMORY.glob("tamis-*"):
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[Path]:
+    folder.mkdir(mode=0o700)
+    try:
+        with (folder / "locking").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
+            (folder / "locking").rename(folder / "lock")  # only now, or another process could find it unlocked
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(root: Path, prefix: str) -> None:
+    """Remove what processes left behind that were killed."""
+    for folder in root.glob(f"{prefix}*"):
         try:
             with (folder / "lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

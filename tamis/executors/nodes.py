@@ -37,6 +37,12 @@ NO_NODE_S = 60.0
 """How long a run waits for a node if it has none."""
 
 
+def node_name(node_id: str, host: str) -> str:
+    """How messages name a node: Ray's ids are long numbers, and Dask's are addresses."""
+    short = node_id.rpartition("/")[2] if "://" in node_id else node_id[:8]
+    return f"{host} ({short})" if host else short
+
+
 class Cluster(Protocol):
     """What the driver asks about the cluster itself."""
 
@@ -44,6 +50,9 @@ class Cluster(Protocol):
     """The nodes at the moment."""
     problem: str | None
     """Why none of them can have an agent."""
+
+    failed: dict[str, str]
+    """By node, why no agent can be started on it."""
 
     def joined(self, node: str) -> None:
         """The agent of a node has connected."""
@@ -75,7 +84,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        return f"{self.host} ({self.id[:8]})" if self.host else self.id[:8]
+        return node_name(self.id, self.host)
 
     def send(self, *message: Any) -> None:
         """Send a request. If the agent has ended, that shows when it reports nothing."""
@@ -135,7 +144,8 @@ class ClusterCrew:
         self._paths: list[str] = []
         self._folders: dict[str, Folders] = {}
         """By node, for packets; also of nodes that were lost."""
-        self._worked = False
+        self._refused: dict[str, str] = {}
+        """By node, why it gets no work."""
         self._none_since = time.monotonic()
 
     def close(self) -> None:
@@ -207,7 +217,6 @@ class ClusterCrew:
         worker = RemoteWorker(number, 0, None, share_bytes, slot=slot, node=chosen, place=chosen.key)
         chosen.workers[number] = worker
         self.workers.append(worker)
-        self._worked = True
         chosen.send("start", number, share_bytes + OVERUSE_BYTES)
         if self._governor.budget.hides_gpus:
             worker.send("gpu", None)
@@ -280,7 +289,7 @@ class ClusterCrew:
         self._check_nodes(now)
         self._hooks.on_tick()
 
-    def _receive(self, worker: RemoteWorker) -> Iterator[tuple[Worker, tuple[Any, ...]]]:
+    def _receive(self, worker: RemoteWorker) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
         """A message of a worker."""
         if worker not in self.workers or worker.connection is None:
             return  # stopped because of another worker's message
@@ -295,6 +304,8 @@ class ClusterCrew:
             worker.mark = message[1:]
         elif message[0] == "dying":
             worker.last_words = message[1]
+        elif message[0] == "error" and message[2] is not None:
+            yield from self._on_missing_module(worker.node, *message[1:])
         elif message[0] != "gpus":
             if message[0] == "compiling":
                 worker.node.send("share", worker.number, None)
@@ -302,6 +313,8 @@ class ClusterCrew:
 
     def _hear(self, node: Node) -> Iterator[tuple[Worker, tuple[Any, ...] | None]]:
         """A report of an agent."""
+        if self._joined.get(node.id) is not node:
+            return  # given up because of another message
         try:
             kind, *content = pickle.loads(node.control.recv_bytes())
         except (EOFError, OSError):
@@ -315,7 +328,7 @@ class ClusterCrew:
         elif kind == "ready":
             self._on_ready(node, *content)
         elif kind == "missing":
-            self._on_missing(node, *content)
+            yield from self._on_missing(node, *content)
         elif content[0] in node.workers:
             worker = node.workers[content[0]]
             if kind == "started":
@@ -328,9 +341,22 @@ class ClusterCrew:
 
     def _lose(self, node: Node, why: str) -> Iterator[tuple[Worker, None]]:
         """Give up a node. If it is only out of reach, its agent ends when it finds its connection closed."""
+        self._emit(Note(f"node {node.name} was lost: {why}; its work is repeated by others"))
+        yield from self._dismiss(node)
+
+    def _refuse(self, node: Node, why: str, hint: str, cause: Exception | None = None) -> Iterator[tuple[Worker, None]]:
+        """Give no work to a node; raise if no other is left."""
+        self._refused[node.id] = text = f"node {node.name} {why}"
+        if self._refused.keys() >= self._cluster.machines.keys():
+            raise WorkerError(text, hint=hint) from cause
+        self._cluster.refuse(node.id)
+        self._emit(Note(f"{text}, and gets no work"))
+        yield from self._dismiss(node)
+
+    def _dismiss(self, node: Node) -> Iterator[tuple[Worker, None]]:
+        """Close the connection to a node, whose agent then ends; its workers are dead, and no row is blamed."""
         del self._joined[node.id]
         node.control.close()
-        self._emit(Note(f"node {node.name} was lost: {why}; its work is repeated by others"))
         for worker in list(node.workers.values()):
             worker.lost, worker.how, worker.ended = True, f"lost with node {node.name}", time.monotonic()
             worker.disconnect()
@@ -373,28 +399,38 @@ class ClusterCrew:
             total = max(total, int(machine.memory_bytes * DEFAULT_SHARE))
         return max(1, min(most, (total - budget.driver_bytes) // budget.worker_bytes))
 
-    def _on_missing(self, node: Node, request: str, missing: list[str]) -> None:
+    def _on_missing_module(self, node: Node, error: Exception, module: str) -> Iterator[tuple[Worker, None]]:
+        yield from self._refuse(
+            node,
+            f"cannot import `{module}`, which a step needs ({str(error).splitlines()[0]})",
+            hint="install the same packages on all nodes",
+            cause=error,
+        )
+
+    def _on_missing(self, node: Node, request: str, missing: list[str]) -> Iterator[tuple[Worker, None]]:
         if request != node.unanswered:
             return
         if not missing:
             node.unanswered = None
             return
-        text = f"node {node.name} cannot see {missing[0]}"
-        if not self._worked:
-            raise WorkerError(
-                text,
-                hint="put input, output and --exchange where all nodes see them: a shared folder or an object store",
-            )
-        self._cluster.refuse(node.id)
-        self._emit(Note(f"{text}, and gets no work"))
-        del self._joined[node.id]
-        node.control.close()
+        yield from self._refuse(
+            node,
+            f"cannot see {missing[0]}",
+            hint="put input, output and --exchange where all nodes see them: a shared folder or an object store",
+        )
 
     def _check_nodes(self, now: float) -> None:
+        for node_id, why in self._cluster.failed.items():
+            if node_id not in self._refused:
+                machine = self._cluster.machines.get(node_id)
+                name = node_name(node_id, machine.name if machine else "")
+                self._refused[node_id] = text = f"node {name} cannot start an agent: {why}"
+                self._emit(Note(f"{text}; it gets no work"))
         if self._joined:
             self._none_since = now
         elif now - self._none_since > NO_NODE_S or self._cluster.problem is not None:
             why = self._cluster.problem or f"none has started an agent within {NO_NODE_S:.0f} seconds"
+            why = next(iter(self._refused.values()), why)
             raise WorkerError(
                 f"there is no node to work on: {why}", hint="rerun the same command to resume; committed work is kept"
             )

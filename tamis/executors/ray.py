@@ -141,5 +141,6 @@ def _machines(ray: Any) -> dict[str, Machine]:
     for node in ray.nodes():
         resources = node["Resources"]
         if node["Alive"] and resources.get("CPU", 0) >= 1:
-            found[node["NodeID"]] = Machine(int(resources["CPU"]), int(resources.get("memory", 0)))
+            host = node["NodeManagerHostname"]
+            found[node["NodeID"]] = Machine(int(resources["CPU"]), int(resources.get("memory", 0)), host)
     return found

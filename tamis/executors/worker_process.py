@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.context import Context
-from tamis.errors import DeviceLost, SetupTooLarge, TamisError, WorkerError, is_shortage
+from tamis.errors import DeviceLost, SetupTooLarge, TamisError, WorkerError, is_shortage, missing_module
 from tamis.exchange import remove_local_copies
 from tamis.executors.compiling import Compiling, KernelsCompiled
 from tamis.executors.segments import Segment
@@ -133,7 +133,7 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
             if kind == "call":
                 function, arguments = loads(content)
                 compiling.look()
-                answer: tuple[str, Any] = ("outcome", function(*arguments))
+                answer: tuple[Any, ...] = ("outcome", function(*arguments))
             else:
                 assert runner is not None
                 compiling.look()
@@ -160,7 +160,8 @@ def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None
                     first, rows, text = error.first, error.rows, str(error)
                 overflow = (first, rows, text)
             else:
-                answer = ("error", _portable(error))
+                # A node of a cluster may lack a package; rows have not been processed yet.
+                answer = ("error", _portable(error), missing_module(error) if kind in ("stage", "call") else None)
             error.__traceback__ = None  # its frames hold the memory
         compiling.release()
         if kind == "task" and (overflow is not None or time.monotonic() - trimmed > TRIM_AFTER_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 
 from tamis import JsonlReader, JsonlWriter, Map, Pipeline, Resources, Rows, operator
 from tamis.batch import Batch
+from tamis.context import Context
 from tamis.dedup import FuzzyDedup, SemanticDedup
 from tamis.events import CallsFinished, Event, Note, PartitionCommitted, WorkerDied
 from tamis.text.quality import WordCount
@@ -92,6 +94,38 @@ class HeavyOnClustersForTests(Map):
 def divided(source: Path, output: Path, **options: Any) -> dict[str, Any]:
     """The outcome of a pipeline whose stages run at the same time."""
     return dedup(source, output, HeavyOnClustersForTests(), lambda row: {"double": 2 * row["weight"]}, **options)
+
+
+@operator(reads="text", writes="colour")
+class ColourForTests(Map):
+    """A step that needs a module of its own, which its worker imports when it starts."""
+
+    module: str = "colorsys"
+
+    def open(self, context: Context) -> Map:
+        importlib.import_module(self.module)
+        return self
+
+    def apply(self, batch: Batch) -> dict[str, Any]:
+        return {"colour": np.array([len(text) % 3 for text in batch["text"].to_pylist()])}
+
+
+def without_module(folder: Path, module: str) -> dict[str, str]:
+    """An environment in which Python finds every module but one."""
+    (folder / "sitecustomize.py").write_text(
+        f"""
+import sys
+
+class Without:
+    @staticmethod
+    def find_spec(name, *rest):
+        if name == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Without)
+"""
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])}
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

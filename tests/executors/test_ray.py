@@ -1,6 +1,7 @@
 """Runs on Ray: the same rows, reasons and failures as on one machine, also after faults."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -179,6 +180,32 @@ def test_a_node_that_does_not_see_the_input_is_named(connected, source, tmp_path
     here = Path("/proc/self/cwd/0.jsonl")  # another folder in another process
     with pytest.raises(WorkerError, match=r"node \S+ \(\w+\) cannot see /proc/self/cwd/0.jsonl"):
         dedup(here, tmp_path / "out", executor=RayExecutor(), memory="1GB")
+
+
+def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, tmp_path):
+    node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "colorsys"), **SMALL)
+    faults = Faults()
+    step = clusters.ColourForTests()
+    found = dedup(source, tmp_path / "out", step, executor=RayExecutor(), memory="1GB", on_event=faults)
+    connected.remove_node(node, allow_graceful=False)
+    assert found == dedup(source, tmp_path / "inline", step, executor="inline", blocksize="10MB")
+    (note,) = [note for note in faults.notes if "gets no work" in note]
+    assert re.search(rf"node \S+ \({node.node_id[:8]}\) cannot import `colorsys`, which a step needs", note)
+
+
+def test_a_node_without_tamis_gets_no_work(connected, source, reference, tmp_path):
+    node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "tamis"), **SMALL)
+    faults = Faults()
+    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", blocksize="2kB", on_event=faults)
+    connected.remove_node(node, allow_graceful=False)
+    assert found == reference
+    (note,) = [note for note in faults.notes if "gets no work" in note]
+    assert re.search(rf"node \S+ \({node.node_id[:8]}\) cannot start an agent: .*No module named 'tamis'", note)
+
+
+def test_a_package_that_no_node_has(connected, source, tmp_path):
+    with pytest.raises(WorkerError, match=r"node \S+ \(\w+\) cannot import `no_such_module`"):
+        dedup(source, tmp_path / "out", clusters.ColourForTests("no_such_module"), executor="ray", memory="1GB")
 
 
 def test_the_command_line(connected, source, tmp_path):
