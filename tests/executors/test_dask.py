@@ -1,10 +1,13 @@
 """Runs on Dask: the same rows, reasons and failures as on one machine, also after faults."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
+from distributed import Client
 
 from tamis import DaskExecutor
 from tamis.errors import ParameterError
@@ -110,6 +113,28 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(
     clusters.kill_a_driver("DaskExecutor", dask_cluster.scheduler_address, source, tmp_path / "out")
     await_none(lambda: agents(dask_cluster))
     assert dedup(source, tmp_path / "out", executor=executor, memory="1GB", blocksize="4kB") == reference
+
+
+def test_a_node_without_a_package_is_named_and_gets_no_work(executor, dask_cluster, source, tmp_path):
+    options = ["--nthreads", "1", "--memory-limit", "2GB", "--host", "127.0.0.1", "--name", "bare", "--no-dashboard"]
+    bare = subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_worker", dask_cluster.scheduler_address, *options],
+        env=os.environ | clusters.without_module(tmp_path, "colorsys"),
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with Client(dask_cluster) as client:
+            client.wait_for_workers(3)
+        faults = Faults()
+        step = clusters.ColourForTests()
+        found = dedup(source, tmp_path / "out", step, executor=executor, memory="1GB", on_event=faults)
+    finally:
+        bare.terminate()
+        bare.wait()
+    assert found == dedup(source, tmp_path / "inline", step, executor="inline", blocksize="10MB")
+    (note,) = [note for note in faults.notes if "gets no work" in note]
+    assert re.search(r"node \S+ \(127.0.0.1:\d+\) cannot import `colorsys`, which a step needs", note)
 
 
 def test_without_a_cluster_one_is_started_on_this_machine(source, reference, tmp_path):

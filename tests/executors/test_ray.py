@@ -182,6 +182,13 @@ def test_a_node_that_does_not_see_the_input_is_named(connected, source, tmp_path
         dedup(here, tmp_path / "out", executor=RayExecutor(), memory="1GB")
 
 
+def test_a_node_that_does_not_see_the_output_is_named(connected, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    there = Path("/proc/self/cwd/out")  # another folder in another process
+    with pytest.raises(WorkerError, match=r"node \S+ \(\w+\) cannot see /proc/self/cwd/out/"):
+        dedup(source, there, executor=RayExecutor(), memory="1GB")
+
+
 def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, tmp_path):
     node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "colorsys"), **SMALL)
     faults = Faults()
