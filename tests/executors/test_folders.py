@@ -32,10 +32,9 @@ def test_only_the_folders_of_processes_that_have_ended_are_removed(tmp_path):
         killed.wait()
         assert (tmp_path / first / "packet").exists()
     running, second = hold(tmp_path)
-    with running:
-        with disk_folder(tmp_path) as folder:
-            assert {path.name for path in tmp_path.glob("tamis-*")} == {"tamis-agent-being-made", second, folder.name}
-            assert not (tmp_path / first).exists()
-            running.stdin.close()
-            running.wait()
+    with running, disk_folder(tmp_path) as folder:
+        assert {path.name for path in tmp_path.glob("tamis-*")} == {"tamis-agent-being-made", second, folder.name}
+        assert not (tmp_path / first).exists()
+        running.stdin.close()
+        running.wait()
     assert {path.name for path in tmp_path.glob("tamis-*")} == {"tamis-agent-being-made"}
