@@ -67,6 +67,8 @@ OPERATOR_MODULES = (
     "tamis.text.generate",
     "tamis.image.filters",
     "tamis.image.appearance",
+    "tamis.image.edit",
+    "tamis.image.metadata",
 )
 
 

@@ -72,7 +72,11 @@ EXAMPLES = {
     "ask": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "ask_score": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
     "ask_rows": {"prompt": "Rate {text}", "endpoint": shared_server().url, "cache": None},
+    "image_convert": {"format": "PNG"},
+    "image_crop": {"width": 50, "height": 60},
     "image_format": {"keep": ["JPEG"]},
+    "image_metadata_removal": {"others": "keep"},
+    "image_resize": {"width": 64, "height": 64},
     "image_mode": {"keep": ["RGB"]},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer

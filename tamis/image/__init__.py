@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ImageEntropy,
         ImageSaturation,
     )
+    from tamis.image.edit import ImageConvert, ImageCrop, ImageDigest, ImageFrames, ImageResize
     from tamis.image.filters import (
         ImageAspect,
         ImageBytes,
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
         ImageSize,
         JpegQuality,
     )
+    from tamis.image.metadata import ImageExif, ImageMetadataRemoval
 
 _MODULES = {
     "appearance": (
         "ImageBlank", "ImageBlockiness", "ImageBlur", "ImageBrightness", "ImageColours", "ImageContrast", "ImageEntropy",
         "ImageSaturation",
     ),
+    "edit": ("ImageConvert", "ImageCrop", "ImageDigest", "ImageFrames", "ImageResize"),
     "filters": (
         "ImageAspect", "ImageBytes", "ImageDecodable", "ImageFormat", "ImageFrameCount", "ImageMode", "ImagePixels",
         "ImageSize", "JpegQuality",
     ),
+    "metadata": ("ImageExif", "ImageMetadataRemoval"),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -51,12 +55,19 @@ __all__ = [
     "ImageBytes",
     "ImageColours",
     "ImageContrast",
+    "ImageConvert",
+    "ImageCrop",
     "ImageDecodable",
+    "ImageDigest",
     "ImageEntropy",
+    "ImageExif",
     "ImageFormat",
     "ImageFrameCount",
+    "ImageFrames",
+    "ImageMetadataRemoval",
     "ImageMode",
     "ImagePixels",
+    "ImageResize",
     "ImageSaturation",
     "ImageSize",
     "JpegQuality",

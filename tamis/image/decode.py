@@ -22,14 +22,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tamis.batch import Batch, Facts
 from tamis.errors import ImageError
-from tamis.image.files import Data, Header, count_frames, decode_file, jpeg_quality, read_header
+from tamis.image.files import Data, Header, count_frames, decode_file, jpeg_quality, load_pixels, read_header
 from tamis.media import read_bytes
+
+T = TypeVar("T")
 
 TIERS = (256, 512, 1024)
 """Sizes of pictures, as the length of the short side."""
@@ -98,7 +100,9 @@ def row_bytes(side: int | None) -> int:
 def full_pictures(batch: Batch, column: str) -> Iterator[np.ndarray | None]:
     """The pixels of the images of a column in full size, one row at a time: do not collect them."""
     for data, header in zip(read_bytes(batch, column), _header_facts(batch, column)["header"], strict=True):
-        found = _decoded(data, header, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _decoded(data, header, None)
         if isinstance(found, ImageError):
             raise found
         yield found
@@ -114,23 +118,27 @@ def problems(batch: Batch, column: str) -> np.ndarray:
 
 def frame_counts(batch: Batch, column: str) -> np.ndarray:
     """The number of frames or pages of each image, up to 10,000; 0 for a row without image."""
-    return _of_files(batch, column, "image frames", count_frames)
+    return _remembered_numbers(batch, column, "image frames", count_frames)
 
 
 def jpeg_qualities(batch: Batch, column: str) -> np.ndarray:
     """The quality that each JPEG was saved with, 1 to 100; 100 for other formats, 0 for a row without image."""
-    return _of_files(batch, column, "jpeg quality", jpeg_quality)
+    return _remembered_numbers(batch, column, "jpeg quality", jpeg_quality)
 
 
-def _of_files(batch: Batch, column: str, name: str, measure: Callable[[Data, Header], int]) -> np.ndarray:
+def of_files(batch: Batch, column: str, function: Callable[[Data, Header], T]) -> Iterator[T | None]:
+    """`function(bytes, header)` for each row, None for a row without image. Errors of decoders become ImageErrors."""
+    known = _header_facts(batch, column)["header"]
+    _raise_first(known)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for data, header in zip(read_bytes(batch, column), known, strict=True):
+            yield None if data is None else function(data, header)
+
+
+def _remembered_numbers(batch: Batch, column: str, name: str, measure: Callable[[Data, Header], int]) -> np.ndarray:
     def compute() -> Facts:
-        known = _header_facts(batch, column)["header"]
-        _raise_first(known)
-        found = [
-            0 if data is None else measure(data, header)
-            for data, header in zip(read_bytes(batch, column), known, strict=True)
-        ]
-        return {"value": np.array(found, np.int64)}
+        return {"value": np.array([found or 0 for found in of_files(batch, column, measure)], np.int64)}
 
     return batch.remembered(column, name, compute)["value"]
 
@@ -172,11 +180,12 @@ def _header_facts(batch: Batch, column: str) -> Facts:
 def _picture_facts(batch: Batch, column: str, tier: int) -> Facts:
     def compute() -> Facts:
         known = _header_facts(batch, column)["header"]
-        return {
-            "picture": _filled(
-                [_decoded(data, header, tier) for data, header in zip(read_bytes(batch, column), known, strict=True)]
-            )
-        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [
+                _decoded(data, header, tier) for data, header in zip(read_bytes(batch, column), known, strict=True)
+            ]
+        return {"picture": _filled(found)}
 
     return batch.remembered(column, f"picture {tier}", compute)
 
@@ -194,9 +203,7 @@ def _decoded(data: Data | None, header: Header | ImageError | None, tier: int | 
     if data is None or header is None or isinstance(header, ImageError):
         return header if isinstance(header, ImageError) else None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return decode_file(data, header, tier, LONGEST)
+        return load_pixels(data, header, None) if tier is None else decode_file(data, header, tier, LONGEST)
     except ImageError as error:
         return error
 

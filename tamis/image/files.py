@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +26,9 @@ MAX_PIXELS = 178_956_970
 
 MOST_FRAMES = 10_000
 """Frames beyond these are not counted."""
+
+ENCODED = ("JPEG", "PNG", "WEBP", "AVIF")
+"""Formats that images are written in."""
 
 PLUGINS = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
@@ -116,30 +120,83 @@ def read_header(data: Data) -> Header:
     return Header(image.format, image.mode, width, height, orientation, len(data))
 
 
-def decode_file(data: Data, header: Header, tier: int | None, longest: int) -> np.ndarray:
-    """The pixels of a file: sRGB uint8[height, width, 3], upright, as large as the tier says."""
+def decode_file(data: Data, header: Header, tier: int, longest: int) -> np.ndarray:
+    """The pixels of a file, with a short side of `tier` if there are as many, and a long side of at most `longest` tiers."""
+    return load_pixels(data, header, tier, lambda pixels: _in_tier(pixels, tier, longest))
+
+
+def load_pixels(
+    data: Data, header: Header, side: int | None, reduce: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """The pixels of a file: sRGB uint8[height, width, 3], upright.
+
+    Those of a JPEG may be reduced, as long as the short side has at least `side` pixels; None stands for all pixels. What
+    `reduce` makes of the pixels is turned and converted to sRGB, which costs less than to do so with all of them.
+    """
     if header.width * header.height > MAX_PIXELS:
         raise ImageError(
-            "too large", f"{header.width:,} x {header.height:,} pixels; the most is {MAX_PIXELS:,} in total"
+            "too large", f"{header.width:,} x {header.height:,} pixels; at most {MAX_PIXELS:,} are decoded"
         )
     image = _opened(data)
-    _check_memory(image, tier)
+    _check_memory(image, side)
     try:
-        pixels, mode = _jpeg_pixels(data, image, tier) if header.format == "JPEG" else _pixels(image)
+        pixels, mode = _jpeg_pixels(data, image, side) if header.format == "JPEG" else _pixels(image)
     except ImageError:
         raise
     except Exception as error:  # decoders raise all kinds of errors for damaged files
         raise _explained(error, header) from error
-    if tier is not None:
-        pixels = _shrunk(pixels, tier, longest)
-    pixels = _in_srgb(pixels, mode, image.info.get("icc_profile"))
-    return _upright(pixels, header.orientation)
+    if reduce is not None:
+        pixels = reduce(pixels)
+    return _upright(_in_srgb(pixels, mode, image.info.get("icc_profile")), header.orientation)
+
+
+def frames_of(data: Data, header: Header, every: int, most: int) -> Iterator[np.ndarray]:
+    """Every `every`-th frame or page of a file, at most `most`: sRGB uint8[height, width, 3]."""
+    if count_frames(data, header) == 1:
+        yield load_pixels(data, header, None)
+        return
+    image = _opened(data)
+    last = min(count_frames(data, header), most * every)
+    for number in range(0, last, every):
+        try:
+            image.seek(number)
+            if image.size[0] * image.size[1] > MAX_PIXELS:
+                raise ImageError("too large", f"frame {number} has {image.size[0]:,} x {image.size[1]:,} pixels")
+            _check_memory(image, None)
+            pixels, mode = _pixels(image)
+        except ImageError:
+            raise
+        except Exception as error:  # decoders raise all kinds of errors for damaged files
+            raise _explained(error, header) from error
+        yield _upright(_in_srgb(pixels, mode, image.info.get("icc_profile")), header.orientation)
+
+
+def exif_of(data: Data) -> Any:
+    """The EXIF data of a file, as Pillow's object; None if there are none, or if they are damaged."""
+    return _exif(_opened(data))
+
+
+def reduced(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Pixels in a size that is not larger in any direction, by area averages."""
+    result = np.empty((height, width, 3), np.uint8)
+    shrink(np.ascontiguousarray(pixels), result)
+    return result
+
+
+def enlarged(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Pixels in a larger size (Lanczos)."""
+    images = _pillow("Image")
+    return np.asarray(images.fromarray(pixels).resize((width, height), images.Resampling.LANCZOS))
 
 
 def encoded(pixels: np.ndarray, format_: str, quality: int = 90) -> bytes:
     """A file of some pixels, uint8[height, width, 3]. The quality counts for JPEG, WebP and AVIF."""
     target = io.BytesIO()
-    options = {"quality": quality} if format_ in ("JPEG", "WEBP", "AVIF") else {}
+    options: dict[str, Any] = {"quality": quality} if format_ in ("JPEG", "WEBP", "AVIF") else {}
+    if format_ == "AVIF":
+        options["max_threads"] = 1
+    if format_ == "JPEG":
+        options["subsampling"] = 0 if quality >= 90 else 2
     _pillow("Image").fromarray(pixels).save(target, format_, **options)
     return target.getvalue()
 
@@ -170,13 +227,19 @@ def _opened(data: Data) -> Any:
 
 
 def _orientation(image: Any) -> int:
-    if "exif" not in image.info and image.format not in ("TIFF", "PNG"):
-        return 1
-    try:
-        found = image.getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  # damaged EXIF data is no reason to lose the image
-        return 1
+    exif = _exif(image)
+    found = 1 if exif is None else exif.get(_EXIF_ORIENTATION, 1)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _exif(image: Any) -> Any:
+    """The EXIF data of an image; None if there are none before its pixels, or if they are damaged."""
+    if image.format != "TIFF" and not {"exif", "Raw profile type exif"} & image.info.keys():
+        return None  # Pillow would decode a PNG to look behind its pixels
+    try:
+        return image.getexif()
+    except Exception:  # noqa: BLE001  # damaged EXIF data raise all kinds of errors
+        return None
 
 
 def count_frames(data: Data, header: Header) -> int:
@@ -298,15 +361,11 @@ def _pixels(image: Any) -> tuple[np.ndarray, str]:
     return np.asarray(image if mode == "RGB" else image.convert("RGB")), kind
 
 
-def _shrunk(pixels: np.ndarray, tier: int, longest: int) -> np.ndarray:
+def _in_tier(pixels: np.ndarray, tier: int, longest: int) -> np.ndarray:
     height, width, _ = pixels.shape
     ratio = min(1.0, tier / min(height, width), longest * tier / max(height, width))
-    size = (max(1, round(height * ratio)), max(1, round(width * ratio)))
-    if size == (height, width):
-        return pixels
-    result = np.empty((*size, 3), np.uint8)
-    shrink(np.ascontiguousarray(pixels), result)
-    return result
+    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+    return pixels if size == (width, height) else reduced(pixels, *size)
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
