@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -30,36 +31,52 @@ import pyarrow.parquet as pq
 DIMENSION = 384
 
 
+PART_ROWS = 100_000
+
+
 def vectors(rows: int, dimension: int = DIMENSION, seed: int = 0, copies: float = 0.2) -> Iterator[np.ndarray]:
-    """Unit vectors in parts of 100,000: topics of different sizes, and copies of earlier rows with a little noise.
+    """Unit vectors in parts: topics of different sizes, and copies of earlier rows with a little noise.
 
     Two vectors of a topic have a similarity of about 0.5, and a copy one of 0.8 to 1 to its original.
     """
+    for number in range(-(-rows // PART_ROWS)):
+        yield vectors_of_part(number, rows, dimension, seed, copies)
+
+
+def vectors_of_part(
+    number: int, rows: int, dimension: int = DIMENSION, seed: int = 0, copies: float = 0.2
+) -> np.ndarray:
     rng = np.random.default_rng(seed)
     topics = rng.normal(size=(max(1, int(rows**0.5) // 2), dimension)).astype(np.float32)
     popularity = rng.pareto(1.5, len(topics)) + 0.1
     popularity /= popularity.sum()
-    for start in range(0, rows, 100_000):
-        count = min(100_000, rows - start)
-        topic = topics[rng.choice(len(topics), count, p=popularity)]
-        part = topic + rng.normal(size=topic.shape).astype(np.float32)
-        copied = rng.random(count) < copies
-        copied[0] = False
-        origin = rng.integers(0, np.maximum(1, np.arange(count)))[copied]
-        noise = rng.uniform(0.0, 0.75, (int(copied.sum()), 1)).astype(np.float32)
-        part[copied] = part[origin] + noise * rng.normal(size=(len(noise), dimension)).astype(np.float32) * 1.4
-        yield (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32)
+    rng = np.random.default_rng([seed, number])
+    count = min(PART_ROWS, rows - number * PART_ROWS)
+    topic = topics[rng.choice(len(topics), count, p=popularity)]
+    part = topic + rng.normal(size=topic.shape).astype(np.float32)
+    copied = rng.random(count) < copies
+    copied[0] = False
+    origin = rng.integers(0, np.maximum(1, np.arange(count)))[copied]
+    noise = rng.uniform(0.0, 0.75, (int(copied.sum()), 1)).astype(np.float32)
+    part[copied] = part[origin] + noise * rng.normal(size=(len(noise), dimension)).astype(np.float32) * 1.4
+    return np.asarray(part / np.linalg.norm(part, axis=1, keepdims=True), np.float32)
+
+
+def write_part(folder: Path, number: int, rows: int, kind: str) -> None:
+    part = vectors_of_part(number, rows)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(part.astype(kind).reshape(-1)), part.shape[1])
+    ids = [f"{number}-{place}" for place in range(len(part))]
+    pq.write_table(
+        pa.table({"id": ids, "embedding": values}), folder / f"{number:05d}.parquet", compression="none",
+        use_dictionary=False, row_group_size=20_000,
+    )  # fmt: skip
 
 
 def write_files(folder: Path, rows: int, kind: Any = np.float32) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, part in enumerate(vectors(rows)):
-        values = pa.FixedSizeListArray.from_arrays(pa.array(part.astype(kind).reshape(-1)), part.shape[1])
-        ids = [f"{number}-{place}" for place in range(len(part))]
-        pq.write_table(
-            pa.table({"id": ids, "embedding": values}), folder / f"{number:05d}.parquet", compression="none",
-            use_dictionary=False, row_group_size=20_000,
-        )  # fmt: skip
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        jobs = [(folder, number, rows, np.dtype(kind).name) for number in range(-(-rows // PART_ROWS))]
+        pool.starmap(write_part, jobs, chunksize=1)
     return str(folder)
 
 
@@ -259,7 +276,7 @@ def by_tamis(source: str, out: Path, arguments: argparse.Namespace, **parameters
 
 
 def ids_of(places: np.ndarray) -> set[str]:
-    return {f"{place // 100_000}-{place % 100_000}" for place in places.tolist()}
+    return {f"{place // PART_ROWS}-{place % PART_ROWS}" for place in places.tolist()}
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -227,7 +227,10 @@ class Resident:
         self._near_value = torch.full((count,), -1.0, dtype=torch.float64, device=queries.device)
         places = torch.arange(len(self.centres) + 1, device=queries.device)
         self._starts = torch.searchsorted(self.home, places)
-        self._sorted = self.home * (count + 1) + self.key
+        self._stride = (
+            int(self.key.max()) + 1 if count else 1
+        )  # some vectors may have been left out, and keys have gaps
+        self._sorted = self.home * self._stride + self.key
         limit = settings.neighbours if settings.neighbours is not None else len(self.centres)
         step = max(2**12, MAX_VISITS // (1 + min(limit, len(self.centres))))
         found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -283,7 +286,7 @@ class Resident:
         self.counts["limited"] += limited
         query = torch.cat([queries, queries[row]])
         cluster = torch.cat([self.home[queries], cluster])
-        before = torch.searchsorted(self._sorted, cluster * (count + 1) + self.key[query]) - self._starts[cluster]
+        before = torch.searchsorted(self._sorted, cluster * self._stride + self.key[query]) - self._starts[cluster]
         some = (before > 0).nonzero()[:, 0]
         some = some[torch.sort(cluster[some], stable=True)[1]]
         query, cluster, before = query[some], cluster[some], before[some]

@@ -222,7 +222,15 @@ class SemanticDedup(Gather):
             pairs = NumberedFiles(work.exchange.sub("pairs"), "none-", 0)
             found: list[Mapping[str, Any]] = []
         else:
-            settings = Settings(kind, self.keep, self.seed, self.least_similarity, self.neighbours, self.across_sources)
+            settings = Settings(
+                kind,
+                self.keep,
+                self.seed,
+                self.least_similarity,
+                self.neighbours,
+                self.across_sources,
+                on_gpu=self._on_gpu(count, work),
+            )
             summary["dimension"] = kind.dimension
             pairs, found = self._pairs(rows, blocks, count, settings, work, summary, call_bytes)
         index_parts = index_parts_of(self.update, work, blocks)

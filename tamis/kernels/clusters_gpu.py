@@ -11,6 +11,7 @@ names end in `_on` work on tensors that are on the device already.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,9 @@ def library() -> Any:
 
 
 def to_device(array: np.ndarray) -> Any:
-    return library().from_numpy(np.ascontiguousarray(array)).to(DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that mapped arrays cannot be written to
+        return library().from_numpy(np.ascontiguousarray(array)).to(DEVICE)
 
 
 def short(vectors) -> Any:

@@ -33,6 +33,13 @@ ACTIVATION_BYTES = 64_000_000
 TOKENIZER_COPIES = 8
 """Memory of a tokenizer, relative to its files."""
 
+WORKERS_PER_GPU = 3
+"""Workers that share a GPU if the network is small: while one of them assembles tokens or hands on rows, another computes
+(benchmarks/models.md)."""
+
+SMALL_NETWORK_BYTES = 1_000_000_000
+"""Larger networks keep a GPU busy with one worker, which loads their weights once."""
+
 Task = Literal["single", "multi", "regression"]
 
 
@@ -41,7 +48,8 @@ def network_resources(found: ModelFiles, device: Device, build: Build) -> Resour
     place = "cpu" if device == "cpu" or why_not_gpu("torch") else "gpu"
     shared = {text_model.RUNTIME: text_model.runtime_bytes(place), text_model.key_of(found, build): found.num_bytes}
     if place == "gpu":
-        return Resources(gpus=1, shared=shared)
+        gpus = 1 / WORKERS_PER_GPU if found.num_bytes <= SMALL_NETWORK_BYTES else 1
+        return Resources(gpus=gpus, shared=shared)
     return Resources(memory=ACTIVATION_BYTES + CACHE_BYTES, shared=shared)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tamis import JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows
 from tamis.dedup import Groups, SemanticDedup, semantic, shuffle, similar
 from tamis.errors import BudgetError, OperatorError, ParameterError
-from tamis.events import WorkerDied
+from tamis.events import CallsFinished, WorkerDied
 from tamis.executors import driver
 from tamis.kernels import clusters_gpu
 from tamis.models.devices import choose
@@ -549,6 +549,10 @@ def resident(request, monkeypatch):
     return SemanticDedup(device="gpu")
 
 
+def calls_on_a_gpu(events):
+    return [event.name for event in events if isinstance(event, CallsFinished) and "on a GPU" in event.name]
+
+
 @pytest.mark.parametrize("keep", ["hard", "random", "first"])
 @pytest.mark.parametrize("neighbours", [2, None])
 def test_a_gpu_gives_the_same_groups(resident, keep, neighbours, monkeypatch):
@@ -556,9 +560,12 @@ def test_a_gpu_gives_the_same_groups(resident, keep, neighbours, monkeypatch):
     step = replace(resident, keep=keep, neighbours=neighbours, threshold=0.85)
     expected = fates(rows, replace(step, device="cpu"), per_partition=170)
     assert len(expected[1]) > 100
-    assert fates(rows, step, per_partition=170) == expected
+    seen = []
+    assert fates(rows, step, per_partition=170, on_event=seen.append) == expected
+    assert calls_on_a_gpu(seen) == ["similar rows on a GPU, round 0"]
     monkeypatch.setattr(similar, "MAX_LISTED", 1)  # several rounds
-    assert fates(rows, step, per_partition=170)[0] == expected[0]
+    assert fates(rows, step, per_partition=170, on_event=seen.append)[0] == expected[0]
+    assert len(calls_on_a_gpu(seen)) > 2 or keep != "hard"  # in another order, one round may suffice
 
 
 def test_vectors_that_do_not_fit_on_a_gpu_are_compared_in_blocks(resident, monkeypatch):
@@ -567,7 +574,9 @@ def test_vectors_that_do_not_fit_on_a_gpu_are_compared_in_blocks(resident, monke
     from tamis.dedup import resident as module
 
     monkeypatch.setattr(module, "fits", lambda count, dimension: False)
-    assert fates(rows, resident) == expected
+    seen = []
+    assert fates(rows, resident, on_event=seen.append) == expected
+    assert len(calls_on_a_gpu(seen)) == 1
 
 
 def test_an_index_and_preferred_sources_on_a_gpu(resident, tmp_path):
@@ -579,9 +588,11 @@ def test_an_index_and_preferred_sources_on_a_gpu(resident, tmp_path):
     Pipeline(Rows(rows[:100]), first, ParquetWriter(str(tmp_path / "first"))).run(executor="inline")
     for more in ({}, {"prefer": ["b", "a"], "prefer_column": "source", "across_sources": True}):
         step = replace(resident, against=index, threshold=0.9, **EXACT, **more)
-        found = [fates(rows[100:], each, 60) for each in (step, replace(step, device="cpu"))]
+        seen = []
+        found = [fates(rows[100:], each, 60, on_event=seen.append) for each in (step, replace(step, device="cpu"))]
         assert found[0] == found[1]
         assert found[0][1]
+        assert len(calls_on_a_gpu(seen)) == 1
 
 
 def test_no_gpu_is_an_error_only_if_one_is_demanded():
@@ -602,7 +613,9 @@ def test_kernels_that_do_not_write_products_find_the_same(stages, monkeypatch):
     rows = rows_of(vectors)
     step = SemanticDedup(device="gpu", num_clusters=20, neighbours=4)
     monkeypatch.setattr(clusters_gpu, "STAGES", stages)
-    found = [fates(rows, replace(step, device=device), 2000) for device in ("gpu", "cpu")]
+    seen = []
+    found = [fates(rows, replace(step, device=device), 2000, on_event=seen.append) for device in ("gpu", "cpu")]
+    assert calls_on_a_gpu(seen)
     assert not clusters_gpu._unsupported
     monkeypatch.setattr(clusters_gpu, "FUSED", False)
     found.append(fates(rows, step, 2000))
