@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from tamis.events import Events
@@ -132,6 +132,7 @@ class ClusterSession(CrewSession):
     ) -> None:
         super().__init__(governor, emit, stop)
         self._placement, self._host, self._modules = placement, host, modules
+        self._last: Group | None = None
 
     def __enter__(self) -> ClusterSession:
         with ExitStack() as stack:
@@ -167,22 +168,47 @@ class ClusterSession(CrewSession):
         """Never called: the driver has no limit."""
 
     def run_group(self, group: Group, tasks: Sequence[Task], done: Done) -> None:
-        with _probes(group) as probes:
-            self.crew.require([*probes, *_inputs(tasks)])
+        self._last = group
+        with self._seen_by_nodes(_inputs(tasks), by_all=True):
             super().run_group(group, tasks, done)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        done: Callable[[int, Any], None],
+        *,
+        new_workers: bool = False,
+        on_gpu: bool = False,
+    ) -> None:
+        with self._seen_by_nodes(()):  # by nodes that have joined since
+            super().map(function, items, done, new_workers=new_workers, on_gpu=on_gpu)
+
+    @contextmanager
+    def _seen_by_nodes(self, inputs: Sequence[str], *, by_all: bool = False) -> Iterator[None]:
+        """While the block runs, nodes get no work that do not see the folders of the run, and these files."""
+        with _probes(_folders(self._last) if self._last is not None else ()) as probes:
+            self.crew.require([*probes, *inputs], by_all=by_all)
+            yield
+            self.crew.require(())  # before the probes are removed, so that no node misses them
 
     def packets(self, group: Group, stream: StreamBudget) -> AbstractContextManager[StreamBudget]:
         # The agents have made the folders. Packets for the last stage are on disk.
         return nullcontext(replace(stream, last_edge_bytes=0))
 
 
-@contextmanager
-def _probes(group: Group) -> Iterator[list[str]]:
-    """Files in the folders of a run, which only nodes see that share them."""
+def _folders(group: Group) -> list[Path]:
+    """The folders of a run that all nodes must share."""
     store, exchange = group.whole.store, group.whole.exchange
     folders = [store.scratch()] if store.local else []
     if isinstance(exchange, FolderExchange):
         folders.append(exchange.scratch())
+    return folders
+
+
+@contextmanager
+def _probes(folders: Sequence[Path]) -> Iterator[list[str]]:
+    """Files in these folders, which only nodes see that share them."""
     files = [folder / f"seen-by-nodes-{uuid4().hex}" for folder in folders]
     try:
         for file in files:

@@ -81,6 +81,8 @@ class Node:
     ready: bool = False
     unanswered: str | None = None
     """The request about files that it has not answered yet; until then it gets no workers."""
+    sees: bool = False
+    """It has seen the files that it looked for last."""
 
     @property
     def name(self) -> str:
@@ -190,14 +192,16 @@ class ClusterCrew:
     def cpus(self) -> int:
         return sum(node.machine.cpus for node in self._usable())
 
-    def require(self, paths: Iterable[str]) -> None:
-        """Give no work to nodes that do not see these files."""
+    def require(self, paths: Iterable[str], *, by_all: bool = False) -> None:
+        """Give no work to nodes that do not see these files. Without `by_all`, nodes that saw the last ones do not look."""
         self._paths = list(paths)
         for node in self._joined.values():
-            self._look(node)
+            if by_all or not node.sees:
+                self._look(node)
 
     def _look(self, node: Node) -> None:
-        if self._paths:
+        node.sees, node.unanswered = False, None
+        if self._paths and node.ready:
             node.unanswered = uuid.uuid4().hex
             node.send("look", node.unanswered, self._paths)
 
@@ -411,7 +415,7 @@ class ClusterCrew:
         if request != node.unanswered:
             return
         if not missing:
-            node.unanswered = None
+            node.sees, node.unanswered = True, None
             return
         yield from self._refuse(
             node,

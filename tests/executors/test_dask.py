@@ -107,6 +107,21 @@ def test_workers_servers_and_dask_workers_that_are_killed_cost_no_row(
     await_none(lambda: agents(dask_cluster))
 
 
+def test_a_node_that_joins_while_a_gather_decides_gets_work(executor, dask_cluster, source, reference, tmp_path):
+    """It looks for the folders of the run when it joins, and they have to be there also between stages."""
+
+    def join():
+        known = {agent.pid for agent in agents(dask_cluster)}
+        kill(min(known))
+        await_none(lambda: not {agent.pid for agent in agents(dask_cluster)} - known)
+
+    faults = Faults(calls=join)
+    found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults)
+    assert found == reference
+    assert sum("was lost" in note for note in faults.notes) == 1
+    assert not any("gets no work" in note for note in faults.notes)
+
+
 def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(
     executor, dask_cluster, source, reference, tmp_path
 ):
