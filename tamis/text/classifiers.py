@@ -23,11 +23,12 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.models.devices import Device, choose
 from tamis.models.files import ModelError, ModelFiles, find, find_folder, labels_of, with_files
 from tamis.models.network import Build, sequence_classifier
+from tamis.models.outputs import sigmoid, softmax, vectors
 from tamis.models.text_model import TextModel
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Operator, Resources, Rule, Scores, one_of, operator
 from tamis.text.clean import strings
-from tamis.text.neural import check_lengths, network_resources, sigmoid, softmax, tokenized_before, vectors
+from tamis.text.neural import check_lengths, network_resources, tokenized_before
 
 EDU_LABELS = ("high_quality", "low_quality")
 EDU_THRESHOLD = 2.5

@@ -21,11 +21,12 @@ from tamis.models import onnx, static
 from tamis.models.devices import Device, choose
 from tamis.models.encoders import encoder
 from tamis.models.files import ModelFiles, find, with_files
+from tamis.models.outputs import vectors
 from tamis.models.text_model import TextModel, load_onnx
 from tamis.models.tokens import LongTexts
 from tamis.operators import Map, Operator, Resources, operator
 from tamis.text.clean import strings
-from tamis.text.neural import ACTIVATION_BYTES, check_lengths, known, network_resources, tokenized_before, vectors
+from tamis.text.neural import ACTIVATION_BYTES, check_lengths, known, network_resources, tokenized_before
 
 
 @operator(reads="text", writes="embedding")

@@ -17,10 +17,10 @@ from tamis.models.devices import Device
 from tamis.models.fasttext import find_model, with_model
 from tamis.models.files import ModelError, find
 from tamis.models.heads import Head
+from tamis.models.outputs import vectors
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Resources, Rule, Scores, between, one_of, operator
 from tamis.text.embed import Embed, Embedder
-from tamis.text.neural import vectors
 from tamis.text.shared_files import HEAD
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,9 @@ from tamis.context import Context
 from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.models import text_model
 from tamis.models.devices import Device, choose, why_not_gpu
-from tamis.models.files import ModelError, ModelFiles, find, labels_of, with_files
+from tamis.models.files import ModelFiles, find, with_files
 from tamis.models.network import Build, sequence_classifier
+from tamis.models.outputs import Task, label_scores, task_of
 from tamis.models.text_model import TextModel, input_length
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
 from tamis.models.word_cache import CACHE_BYTES
@@ -39,8 +40,6 @@ WORKERS_PER_GPU = 3
 
 SMALL_NETWORK_BYTES = 1_000_000_000
 """Larger networks keep a GPU busy with one worker, which loads their weights once."""
-
-Task = Literal["single", "multi", "regression"]
 
 
 def network_resources(found: ModelFiles, device: Device, build: Build) -> Resources:
@@ -242,7 +241,7 @@ class Classifier(Filter):
         rules = []
         if self.filter_by:
             several = task_of(self._found())[0] == "multi"
-            rules.append(_AnyOf("label", allowed=tuple(self.filter_by)) if several else one_of("label", self.filter_by))
+            rules.append(AnyOf("label", allowed=tuple(self.filter_by)) if several else one_of("label", self.filter_by))
         if self.min_score is not None or self.max_score is not None:
             rules.append(between("score", self.min_score, self.max_score))
         return rules
@@ -261,7 +260,7 @@ class Classifier(Filter):
 
 
 @dataclass(frozen=True)
-class _AnyOf(Rule):
+class AnyOf(Rule):
     """Keeps a row if a list of labels has one of those allowed."""
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
@@ -275,16 +274,6 @@ class _AnyOf(Rule):
         return [*result, (f"{self.score} has none of {', '.join(self.allowed)}", ~found & ~missing)]
 
 
-def task_of(found: ModelFiles) -> tuple[Task, list[str]]:
-    """What a classifier predicts, and the names of its outputs."""
-    config = found.config
-    labels = labels_of(config) or [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
-    problem = config.get("problem_type")
-    if problem == "regression" or (problem is None and len(labels) == 1):
-        return "regression", labels
-    return ("multi" if problem == "multi_label_classification" else "single"), labels
-
-
 class _Labeler:
     def __init__(self, step: Classifier, model: TextModel, task: Task, labels: list[str]) -> None:
         self._step, self._model, self._task = step, model, task
@@ -292,23 +281,8 @@ class _Labeler:
 
     def score(self, batch: Batch) -> Scores:
         empty, logits = outputs(self._model, batch, self._step.tokens)
-        if self._task == "regression":
-            return {"score": pa.array(logits[:, 0], mask=empty)}
-        if logits.shape[1] != len(self._labels):
-            raise ModelError(
-                f"{self._step.model} has {logits.shape[1]} outputs but {len(self._labels)} names of labels",
-                hint="config.json and the weights must be of the same model",
-            )
-        if self._task == "multi":
-            probabilities = sigmoid(logits)
-            labels = _lists(probabilities >= 0.5, self._labels, empty)
-        else:
-            probabilities = softmax(logits)
-            labels = self._labels.take(pa.array(probabilities.argmax(axis=1), mask=empty))
-        found: dict[str, Column] = {"label": labels, "score": pa.array(probabilities.max(axis=1), mask=empty)}
-        if self._step.probabilities is not None:
-            found["probabilities"] = vectors(probabilities, empty)
-        return found
+        found = label_scores(logits, empty, self._task, self._labels, str(self._step.model))
+        return {name: values for name, values in found.items() if name in self._step.score_columns()}
 
     def take_limits(self) -> dict[str, int]:
         return self._model.take_limits()
@@ -322,32 +296,3 @@ def outputs(model: TextModel, batch: Batch, tokens: str | None = None) -> tuple[
     column = batch[tokens] if tokens else strings(batch["text"])
     empty = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False), np.bool_)
     return empty, model.predict_tokens(column) if tokens else model.predict(column)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities that add up to 1 in each row."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """A probability for each logit, without overflow."""
-    powers = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + powers), powers / (1 + powers)).astype(np.float32)
-
-
-def _lists(chosen: np.ndarray, labels: pa.Array, empty: np.ndarray) -> pa.Array:
-    """The labels chosen in each row."""
-    counts = np.where(empty, 0, chosen.sum(axis=1))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
-    values = labels.take(pa.array(np.nonzero(chosen & ~empty[:, None])[1]))
-    made = pa.ListArray.from_arrays(pa.array(offsets), values)
-    return pc.if_else(pa.array(empty), pa.scalar(None, made.type), made) if empty.any() else made
-
-
-def vectors(values: np.ndarray, empty: np.ndarray | None = None, dtype: str = "float32") -> pa.FixedSizeListArray:
-    """A matrix as a column of fixed-size lists, null where `empty`."""
-    flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
-    if empty is None or not empty.any():
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(empty))

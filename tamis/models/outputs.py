@@ -1,0 +1,75 @@
+"""What the outputs of a network mean: labels and probabilities, scores, vectors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Column
+from tamis.models.files import ModelError, ModelFiles, labels_of
+
+Task = Literal["single", "multi", "regression"]
+
+
+def task_of(found: ModelFiles) -> tuple[Task, list[str]]:
+    """What a classifier predicts, and the names of its outputs."""
+    config = found.config
+    labels = labels_of(config) or [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    problem = config.get("problem_type")
+    if problem == "regression" or (problem is None and len(labels) == 1):
+        return "regression", labels
+    return ("multi" if problem == "multi_label_classification" else "single"), labels
+
+
+def label_scores(logits: np.ndarray, empty: np.ndarray, task: Task, labels: pa.Array, model: str) -> dict[str, Column]:
+    """The label, its score and the probabilities of all labels in each row; null where `empty`.
+
+    A regression has a score only. If several labels may apply, the label is the list of those with at least 0.5.
+    """
+    if task == "regression":
+        return {"score": pa.array(logits[:, 0], mask=empty)}
+    if logits.shape[1] != len(labels):
+        raise ModelError(
+            f"{model} has {logits.shape[1]} outputs but {len(labels)} names of labels",
+            hint="config.json and the weights must be of the same model",
+        )
+    if task == "multi":
+        probabilities = sigmoid(logits)
+        found = chosen_labels(probabilities >= 0.5, labels, empty)
+    else:
+        probabilities = softmax(logits)
+        found = labels.take(pa.array(probabilities.argmax(axis=1), mask=empty))
+    score = pa.array(probabilities.max(axis=1), mask=empty)
+    return {"label": found, "score": score, "probabilities": vectors(probabilities, empty)}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities that add up to 1 in each row."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """A probability for each logit, without overflow."""
+    powers = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1 / (1 + powers), powers / (1 + powers)).astype(np.float32)
+
+
+def chosen_labels(chosen: np.ndarray, labels: pa.Array, empty: np.ndarray) -> pa.Array:
+    """The labels chosen in each row."""
+    counts = np.where(empty, 0, chosen.sum(axis=1))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
+    values = labels.take(pa.array(np.nonzero(chosen & ~empty[:, None])[1]))
+    made = pa.ListArray.from_arrays(pa.array(offsets), values)
+    return pc.if_else(pa.array(empty), pa.scalar(None, made.type), made) if empty.any() else made
+
+
+def vectors(values: np.ndarray, empty: np.ndarray | None = None, dtype: str = "float32") -> pa.FixedSizeListArray:
+    """A matrix as a column of fixed-size lists, null where `empty`."""
+    flat = pa.array(np.ascontiguousarray(values, dtype).reshape(-1))
+    if empty is None or not empty.any():
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(empty))
