@@ -18,7 +18,10 @@ if TYPE_CHECKING:
         ImageEntropy,
         ImageSaturation,
     )
+    from tamis.image.classify import ImageClassifier, ImageTags, Watermark
     from tamis.image.edit import ImageConvert, ImageCrop, ImageDigest, ImageFrames, ImageResize
+    from tamis.image.embed import ImageEmbed
+    from tamis.image.faces import BlurFaces, Faces
     from tamis.image.filters import (
         ImageAspect,
         ImageBytes,
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
         JpegQuality,
     )
     from tamis.image.metadata import ImageExif, ImageMetadataRemoval
+    from tamis.image.neural import ImageTensor
+    from tamis.image.nsfw import BodyParts, Nsfw
+    from tamis.image.similarity import Aesthetics, ImageTextSimilarity
+    from tamis.image.text_share import TextShare
 
 _MODULES = {
     "appearance": (
@@ -43,22 +50,35 @@ _MODULES = {
         "ImageSize", "JpegQuality",
     ),
     "metadata": ("ImageExif", "ImageMetadataRemoval"),
+    "embed": ("ImageEmbed",),
+    "classify": ("ImageClassifier", "ImageTags", "Watermark"),
+    "nsfw": ("BodyParts", "Nsfw"),
+    "faces": ("BlurFaces", "Faces"),
+    "neural": ("ImageTensor",),
+    "similarity": ("Aesthetics", "ImageTextSimilarity"),
+    "text_share": ("TextShare",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "Aesthetics",
+    "BlurFaces",
+    "BodyParts",
+    "Faces",
     "ImageAspect",
     "ImageBlank",
     "ImageBlockiness",
     "ImageBlur",
     "ImageBrightness",
     "ImageBytes",
+    "ImageClassifier",
     "ImageColours",
     "ImageContrast",
     "ImageConvert",
     "ImageCrop",
     "ImageDecodable",
     "ImageDigest",
+    "ImageEmbed",
     "ImageEntropy",
     "ImageExif",
     "ImageFormat",
@@ -70,7 +90,13 @@ __all__ = [
     "ImageResize",
     "ImageSaturation",
     "ImageSize",
+    "ImageTags",
+    "ImageTensor",
+    "ImageTextSimilarity",
     "JpegQuality",
+    "Nsfw",
+    "TextShare",
+    "Watermark",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name
