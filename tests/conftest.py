@@ -27,10 +27,12 @@ def small_classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from tests.models.make_networks import write_published
+    from tests.models.make_vision import write_small_vision
 
     torch.set_num_threads(1)  # threads that wait for each other take longer than such networks
     folder = tmp_path_factory.mktemp("hub")
     write_published(folder)
+    write_small_vision(folder)
     return folder
 
 

@@ -79,6 +79,14 @@ EXAMPLES = {
     "image_resize": {"width": 64, "height": 64},
     "image_mode": {"keep": ["RGB"]},
     "decontaminate": {"benchmarks": str(DATA / "benchmark.jsonl")},
+    "image_tensor": {"model": "small/vit"},
+    "image_embed": {"model": "small/vit"},
+    "image_classifier": {"model": "small/labels"},
+    "image_tags": {"model": "small/labels"},
+    "watermark": {"model": "small/labels"},
+    "image_text_similarity": {"model": "small/clip", "min_similarity": 0.1},
+    "aesthetics": {"model": "small/clip", "head": "aesthetics.safetensors"},
+    "faces": {"max_faces": 0},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }
 
@@ -113,6 +121,7 @@ def is_stateful(step: Operator) -> bool:
 def _weights(small_classifiers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Classifiers find weights of their layout under the names of the published models."""
     monkeypatch.setenv("HF_HUB_CACHE", str(small_classifiers))
+    monkeypatch.setenv("TAMIS_MODELS", str(small_classifiers / "files"))
 
 
 @pytest.fixture(params=sorted(STEPS))

@@ -17,7 +17,7 @@ from tamis.image.embed import normalized
 from tamis.image.neural import NetworkStep, is_missing
 from tamis.models import image_model
 from tamis.models.devices import Device
-from tamis.models.fasttext import fingerprint
+from tamis.models.fasttext import find_model, fingerprint
 from tamis.models.files import PREPROCESSOR_FILES, TOKENIZER_FILES, ModelError, ModelFiles, find
 from tamis.models.image_model import ImageBuild, ImageModel, LoadedImages, TorchImages
 from tamis.models.network import load_weights
@@ -218,13 +218,7 @@ class Aesthetics(NetworkStep, Filter):
         return [between("aesthetics", self.min_aesthetics, self.max_aesthetics)]
 
     def _head(self) -> Path:
-        path = Path(self.head).expanduser()
-        if not path.is_file():
-            raise ModelError(
-                f"`head`: there is no file {path}",
-                hint="convert a predictor of LAION (improved-aesthetic-predictor) to safetensors and give its path",
-            )
-        return path
+        return find_model(self.head)
 
 
 def load_head(path: Path) -> tuple[np.ndarray, float]:
