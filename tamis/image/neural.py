@@ -27,6 +27,7 @@ from tamis.models.pixels import Preprocessing
 from tamis.models.text_model import RUNTIME, runtime_bytes
 from tamis.models.vision import input_of
 from tamis.operators import Map, Operator, Resources, operator
+from tamis.text.neural import SMALL_NETWORK_BYTES, WORKERS_PER_GPU
 
 ACTIVATION_BYTES = 200_000_000
 """What a batch takes on a CPU: four pictures, and the layers that are computed at a time."""
@@ -241,5 +242,6 @@ def network_resources(found: ModelFiles, device: Device, build: ImageBuild) -> R
     copies = 2 if found.kind == "efficientnet" else 1  # others are mapped
     shared = {RUNTIME: runtime_bytes(place), image_model.key_of(found, build): copies * found.num_bytes}
     if place == "gpu":
-        return Resources(gpus=1, shared=shared)
+        gpus = 1 / WORKERS_PER_GPU if found.num_bytes <= SMALL_NETWORK_BYTES else 1
+        return Resources(gpus=gpus, shared=shared)
     return Resources(memory=ACTIVATION_BYTES, shared=shared)

