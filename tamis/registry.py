@@ -57,6 +57,7 @@ OPERATOR_MODULES = (
     "tamis.text.language",
     "tamis.text.classify",
     "tamis.text.classifiers",
+    "tamis.text.safety",
     "tamis.text.embedding_classifier",
     "tamis.text.toxicity",
     "tamis.text.embed",

@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     from tamis.text.ask import Ask, AskRows, AskScore
     from tamis.text.blocklist import UrlBlocklist
     from tamis.text.classifiers import (
-        AegisClassifier,
         ContentTypeClassifier,
         DomainClassifier,
         FineMathClassifier,
         FineWebEduClassifier,
         FineWebMixtralEduClassifier,
         FineWebNemotronEduClassifier,
-        InstructionDataGuardClassifier,
         MultilingualDomainClassifier,
         PromptTaskComplexityClassifier,
         QualityClassifier,
@@ -80,6 +78,7 @@ if TYPE_CHECKING:
         RepeatingDuplicateNGrams,
         RepeatingTopNGrams,
     )
+    from tamis.text.safety import AegisClassifier, InstructionDataGuardClassifier
     from tamis.text.statistics import TextStatistics
     from tamis.text.tokens import TokenCount, TokenizerFertility
     from tamis.text.toxicity import Toxicity
@@ -89,9 +88,9 @@ _MODULES = {
     "ask": ("Ask", "AskRows", "AskScore"),
     "blocklist": ("UrlBlocklist",),
     "classifiers": (
-        "AegisClassifier", "ContentTypeClassifier", "DomainClassifier", "FineMathClassifier", "FineWebEduClassifier",
-        "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "InstructionDataGuardClassifier",
-        "MultilingualDomainClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
+        "ContentTypeClassifier", "DomainClassifier", "FineMathClassifier", "FineWebEduClassifier",
+        "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "MultilingualDomainClassifier",
+        "PromptTaskComplexityClassifier", "QualityClassifier",
     ),
     "classify": ("FastTextLabel", "FastTextQuality", "FastTextScore", "LinearClassifier", "Perplexity"),
     "clean": (
@@ -121,6 +120,7 @@ _MODULES = {
         "GopherRepetition", "RepeatedLines", "RepeatedLinesByChars", "RepeatedParagraphs",
         "RepeatedParagraphsByChars", "RepeatingDuplicateNGrams", "RepeatingTopNGrams",
     ),
+    "safety": ("AegisClassifier", "InstructionDataGuardClassifier"),
     "statistics": ("TextStatistics",),
     "tokens": ("TokenCount", "TokenizerFertility"),
     "toxicity": ("Toxicity",),

@@ -18,21 +18,19 @@ from tamis.errors import ParameterError
 from tamis.models.devices import why_not_gpu
 from tamis.models.files import ModelError
 from tamis.registry import build_operator
-from tamis.text import classifiers
 from tamis.text.classifiers import (
-    AegisClassifier,
     ContentTypeClassifier,
     DomainClassifier,
     FineMathClassifier,
     FineWebEduClassifier,
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
-    InstructionDataGuardClassifier,
     MultilingualDomainClassifier,
     PromptTaskComplexityClassifier,
     QualityClassifier,
 )
 from tamis.text.neural import Tokenize
+from tamis.text.safety import LLAMA_GUARD, AegisClassifier, InstructionDataGuardClassifier, answer_label
 from tests.models.make_networks import DEBERTA, PROMPT, QUALITY, TARGETS, TASKS, TEXT, put_in_cache
 
 ALL = [
@@ -200,7 +198,7 @@ class TestAegis:
         ],
     )  # fmt: skip
     def test_labels_of_answers(self, answer, label):
-        assert classifiers.answer_label(answer) == label
+        assert answer_label(answer) == label
 
     def test_the_prompt_is_taken_from_the_model_card(self, cache, tmp_path):
         shutil.copytree(put_in_cache(cache, AegisClassifier().aegis_variant), tmp_path / "a")
@@ -381,4 +379,4 @@ class TestAsSteps:
         assert "remove it" in str(caught.value.hint)
 
 
-LLAMA = classifiers.LLAMA_GUARD
+LLAMA = LLAMA_GUARD
