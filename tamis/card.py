@@ -16,7 +16,7 @@ from tamis.store import text_checksum
 
 if TYPE_CHECKING:
     from tamis.ledger import Ledger
-    from tamis.plan import Plan
+    from tamis.operators import Sink
     from tamis.report import Report
 
 CARD = "README.md"
@@ -44,13 +44,12 @@ def check_card(ledger: Ledger) -> None:
         )
 
 
-def write_card(plan: Plan, ledger: Ledger, report: Report, license: str | None) -> None:
+def write_card(ledger: Ledger, sink: Sink, recipe: list[dict[str, Any]], report: Report, license: str | None) -> None:
     """Write the card of a finished run."""
-    assert plan.sink is not None
     has_rows = any("/" not in shard.name for commit in ledger.commits.values() for shard in commit.shards)
-    text = card_text(plan.store.root, plan.recipe, report, license, plan.sink.file_suffix if has_rows else None)
+    text = card_text(ledger.store.root, recipe, report, license, sink.file_suffix if has_rows else None)
     ledger.append([{"kind": "card", "checksum": text_checksum(text.encode())}])
-    plan.store.write(CARD, text.encode())
+    ledger.store.write(CARD, text.encode())
 
 
 def card_text(output: str, steps: list[dict[str, Any]], report: Report, license: str | None, suffix: str | None) -> str:

@@ -1,8 +1,8 @@
 """The command `tamis`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 2 for a mistake in the command, the recipe or the input,
-3 if too many rows or files failed, 4 if `verify` finds damage, 130 if interrupted, 141 if the reader of stdout is closed; a
-bug ends with a traceback.
+3 if too many rows or files failed, 4 if `verify` finds damage or `merge` misses shards, 130 if interrupted, 141 if the
+reader of stdout is closed; a bug ends with a traceback.
 Heavy packages are imported when needed, so that `tamis --help` is fast.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tamis.errors import Interrupted, ParameterError, TamisError, TooManyFailed
+from tamis.errors import Interrupted, ParameterError, ShardsMissing, ShardsRunning, TamisError, TooManyFailed
 from tamis.sources.listing import one_listing
 
 if TYPE_CHECKING:
@@ -153,6 +153,12 @@ def print_json(value: object) -> None:
     print_result(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+def _exit_code(error: TamisError) -> int:
+    if isinstance(error, TooManyFailed):
+        return TOO_MANY_FAILED
+    return NOT_OK if isinstance(error, (ShardsMissing, ShardsRunning)) else BAD_USE
+
+
 def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Turn a TamisError into a message and an exit code."""
 
@@ -165,7 +171,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         except TamisError as error:
             text = error_text(error.message, error.hint)
             print_status(wrapped(text, indent=0) if sys.stderr.isatty() else text)
-            raise typer.Exit(TOO_MANY_FAILED if isinstance(error, TooManyFailed) else BAD_USE) from None
+            raise typer.Exit(_exit_code(error)) from None
         except BrokenPipeError as error:  # typer takes it for a closed stdout and exits silently
             raise RuntimeError("a pipe inside the run broke") from error
 
@@ -375,6 +381,14 @@ def run(
     ] = None,
     scratch: ScratchOption = None,
     exchange: ExchangeOption = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Do part K of N of the work, as one of N jobs that write to one output."),
+    ] = None,
+    shard_wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long a shard waits for others that are not running; 600 by default."),
+    ] = None,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
@@ -391,6 +405,8 @@ def run(
 
         settings = resources_of(chosen, memory, workers, gpu_memory)
         settings["max_failed"] = choose_max_failed(max_failed, strict, chosen.settings.max_failed)
+        if shard_wait is not None:
+            settings["shard_wait"] = shard_wait
         pipeline = chosen.build()
         # No bars inline: they would overwrite the prompt of a debugger.
         with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
@@ -410,6 +426,7 @@ def run(
                     max_seconds=max_seconds,
                     scratch=scratch,
                     exchange=exchange,
+                    shard=shard,
                     alerts=chosen.settings.alerts,
                     on_event=progress,
                     progress=False,
@@ -424,6 +441,31 @@ def run(
         print_status(summary_text(report))
     elif text := failures_text(report):
         print_status(text)
+
+
+@app.command()
+@explains_errors
+def merge(
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="The output folder of a run with --shard.")],
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="Publish what is complete though shards are missing, and close the run."),
+    ] = False,
+    max_failed: MaxFailedOption = None,
+    exchange: Annotated[
+        str | None, typer.Option("--exchange", metavar="URL", help="The exchange that the shards were given.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Finish a run that was divided into shards, or list the shards that are not complete."""
+    from tamis.console import summary_text
+    from tamis.executors.merging import merge as merge_output
+
+    report = merge_output(output, partial=partial, max_failed=max_failed, exchange=exchange)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print_status(summary_text(report))
 
 
 @app.command()

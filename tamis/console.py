@@ -167,6 +167,8 @@ def summary_text(report: Report) -> str:
     if report.state == "unchanged":
         return f"nothing to do: {report.output} is complete and nothing has changed"
     lines = [wrapped(str(report))]
+    if report.state == "shard":
+        lines += [wrapped(note) for note in report.notes[:1]]
     if report.failed and report.output:
         lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:

@@ -11,6 +11,8 @@ TamisError                 carries a hint on how to fix the problem
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
+│   ├── ShardsRunning      shards of a run are writing to the output
+│   └── ShardsMissing      shards of a run have failed, stopped, or were never started
 ├── OperatorError          a step broke its contract (wrong number of rows, ...)
 ├── BudgetError            the job does not fit the memory or disk it was given
 ├── WorkerError            workers keep dying, and no single row is the cause
@@ -96,6 +98,14 @@ class DiskFull(SinkError):
 
 class LedgerError(TamisError):
     """The record of committed work is damaged, or another run is using it."""
+
+
+class ShardsRunning(LedgerError):
+    """Shards of a run are writing to the output."""
+
+
+class ShardsMissing(LedgerError):
+    """A run cannot be merged, because shards of it have failed, stopped, or were never started."""
 
 
 class OperatorError(TamisError):

@@ -350,6 +350,8 @@ class StoreExchange:
             found = self._fs.ls(self._root, detail=True)
         except FileNotFoundError:
             return []
+        finally:
+            self._fs.invalidate_cache()  # drivers and workers on other machines write too
         names = (item["name"].rpartition("/")[2] for item in found if item["type"] == "file")
         return sorted(name for name in names if name and not _DRAFT.search(name))
 
@@ -493,9 +495,14 @@ def _process_folder(root: Path) -> _ProcessFolder:
     return _process_folders[key]
 
 
+def forget_names() -> None:
+    """Look up published names again, because another driver may have published since."""
+    _known_names.pop(os.getpid(), None)
+
+
 def remove_local_copies() -> None:
     """Remove what this process keeps of exchanges in object stores, at the end of a run or of a worker."""
-    _known_names.pop(os.getpid(), None)
+    forget_names()
     for key in [key for key in _process_folders if key[0] == os.getpid()]:
         shutil.rmtree(_process_folders.pop(key).folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
     .tamis/ledger.log            on a disk: one line per record, `crc32 json`, appended and synced
     .tamis/ledger/00000007.log   in an object store, which cannot append: a few such lines per object
+    .tamis/shards/0003.log       the records of a shard, until all shards are merged (`shards.py`)
 
 A record counts only if its checksum is correct, it has the expected fields, and it names only files that a run could
 have written. Any other line is damaged. A damaged line costs the work of its partition: it is processed again, and
@@ -11,18 +12,16 @@ writes files of the same names.
 from __future__ import annotations
 
 import functools
-import io
-import json
-import os
 import re
+import time
 import typing
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
-from tamis.errors import DiskFull, SinkError, is_full_disk
-from tamis.lock import FolderLock, StoreLock
+from tamis.errors import LedgerError, ShardsRunning
+from tamis.lock import Lock, Locks, lock_of, owner_text
+from tamis.logs import SHARDS, Log, parse_line
 from tamis.memory.spill import stem
 from tamis.operators import Shard
 from tamis.parameters import fits
@@ -32,7 +31,10 @@ from tamis.store import INTERNAL, LINES, TABLE, Store
 SHARD_NAME = re.compile(r"part-\d{6,}[\w.-]*", re.ASCII)
 """The name of a file of rows. `_has_own_names` also checks the number and the names in the internal folder."""
 
-_SEGMENT = re.compile(r"\d{8}\.log")
+_LOG_NAME = re.compile(r"(\d{4,}|stage-\d+)(?:-\d{8})?\.log", re.ASCII)
+
+POLL_S = 0.1
+"""How often a lock that another run has is tried."""
 
 
 @dataclass
@@ -105,7 +107,8 @@ def _hints(cls: type) -> dict[str, Any]:
 class Ledger:
     """The record of one output folder. As a context manager it is locked, and can be written."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, patience_s: float = 0.0) -> None:
+        """`patience_s` is how long to wait for the lock if another run has it."""
         self.store = store
         self.commits: dict[tuple[int, str], Commit] = {}
         self.earlier: dict[tuple[int, int], Commit] = {}
@@ -118,57 +121,94 @@ class Ledger:
         """The checksum of the dataset card, if a run wrote one."""
         self.damaged = 0
         """The number of damaged lines."""
-        self._file: io.FileIO | None = None
-        self._segment = 0
-        self.lock: FolderLock | StoreLock = FolderLock(store) if store.local else StoreLock(store)
+        self.sessions: dict[int, list[dict[str, Any]]] = {}
+        """By shard, who worked on it, and how that ended."""
+        self.resolved: dict[int, str] = {}
+        """By stage, the partitions about whose rows its Gather has decided."""
+        self._folder_lock = lock_of(store)
+        self.lock: Lock | Locks = self._folder_lock
+        self._patience_s = patience_s
+        self._log = Log(store)
+        self._shard_logs: dict[str, Log] = {}
+        self._shard_records: list[dict[str, Any]] = []
 
     # ------------------------------------------------------------------------------------------ opening and closing
 
     def __enter__(self) -> Ledger:
-        self.lock.take()
+        self._take_lock()
         try:
+            self._check_no_shard_runs()
             self.load()
-            if self.store.local:
-                # Unbuffered: close() must not retry a write that failed.
-                self._file = (self.store.path / INTERNAL / "ledger.log").open("ab", buffering=0)
-                self._end_last_line()
+            self._log.open()
+            self._absorb_shards()
         except BaseException:
-            self.lock.release()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._log.close()
         self.lock.release()
+
+    def _take_lock(self) -> None:
+        waits_until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                self._folder_lock.take()
+                return
+            except LedgerError:
+                if time.monotonic() > waits_until:
+                    raise
+                time.sleep(POLL_S)
+
+    def _check_no_shard_runs(self) -> None:
+        """Raise if a shard is being run. One that is about to start looks at the lock of the folder, and waits."""
+        waits_until = time.monotonic() + max(1.0, self._patience_s)
+        for name in [name for name in self.store.names(SHARDS) if name.endswith(".lock")]:
+            while (holder := lock_of(self.store, f"{SHARDS}/{name}").holder()) is not None:
+                if time.monotonic() > waits_until:
+                    raise ShardsRunning(
+                        f"shard {holder.get('shard', '?')} of the run in {self.store.root} is running ({owner_text(holder)})",
+                        hint="wait for it to end, or choose another --output",
+                    )
+                time.sleep(POLL_S)
 
     def load(self) -> None:
         """Read all records. Needs no lock, and changes nothing on disk."""
-        for data in self._segments():
-            for line in data.splitlines():
-                record = parse_line(line)
-                try:
-                    if record is None:
-                        raise ValueError("its checksum is wrong")
-                    self._apply(record)
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    self.damaged += 1
+        self._apply_lines(self._log.read(whole=True))
+        self.refresh()
 
-    def _segments(self) -> Iterator[bytes]:
-        if self.store.local:
-            yield self.store.read(f"{INTERNAL}/ledger.log") or b""
-            return
-        for name in self.store.names(f"{INTERNAL}/ledger"):
-            if _SEGMENT.fullmatch(name):
-                self._segment = max(self._segment, int(name.partition(".")[0]))
-                yield self.store.read(f"{INTERNAL}/ledger/{name}") or b""
+    def refresh(self) -> None:
+        """Read what shards have recorded since."""
+        listed = self.store.names(SHARDS)
+        for name in sorted({match[1] for match in map(_LOG_NAME.fullmatch, listed) if match}):
+            log = self._shard_logs.setdefault(name, Log(self.store, name))
+            self._shard_records += self._apply_lines(log.read(listed))
 
-    def _end_last_line(self) -> None:
-        """Start the next record on a new line if the last append was cut short."""
-        assert self._file is not None
-        with (self.store.path / INTERNAL / "ledger.log").open("rb") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) is not None and file.read() != b"\n":
-                self._file.write(b"\n")
+    def _apply_lines(self, lines: Iterable[bytes]) -> list[dict[str, Any]]:
+        """Apply the records on lines; returns those that are not damaged."""
+        good = []
+        for line in lines:
+            record = parse_line(line)
+            try:
+                if record is None:
+                    raise ValueError("its checksum is wrong")
+                self._apply(record)
+                good.append(record)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                self.damaged += 1
+        return good
+
+    def _absorb_shards(self) -> None:
+        """Move the records of shards, none of which is running, to the ledger itself."""
+        if self._shard_records:
+            self._log.append(self._shard_records)
+            self._shard_records = []
+        for log in self._shard_logs.values():
+            log.remove()
+        self._shard_logs.clear()
+        if self.store.names(SHARDS):
+            self.store.remove_folder(SHARDS)
 
     # ------------------------------------------------------------------------------------------------------- records
 
@@ -178,25 +218,12 @@ class Ledger:
         if not new:
             return
         self.lock.check()
-        data = b"".join(format_line(record) for record in new)
-        try:
-            if self._file is not None:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                os.fsync(self._file.fileno())
-            else:
-                self._segment += 1
-                self.store.write(f"{INTERNAL}/ledger/{self._segment:08d}.log", data)
-        except OSError as error:
-            full = is_full_disk(error)
-            what = "the disk is full" if full else str(error.strerror or error)
-            raise (DiskFull if full else SinkError)(
-                f"cannot write the ledger of {self.store.root}: {what}",
-                hint="free some space or fix the permissions, then rerun the same command: committed work is kept",
-            ) from error
+        self._writes_to().append(new)
         for record in new:
             self._apply(record)
+
+    def _writes_to(self) -> Log:
+        return self._log
 
     def _apply(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
@@ -221,6 +248,18 @@ class Ledger:
         elif kind == "plan":
             self.plan = _checked_plan(record)
             self.finished = None
+            self.sessions, self.resolved = {}, {}
+        elif kind == "began":
+            self.sessions.setdefault(_shard_in(record), []).append(
+                {"by": int(record["by"]), **record, "state": "running"}
+            )
+        elif kind == "ended":
+            begun = self.sessions.setdefault(_shard_in(record), [{"by": int(record["by"])}])
+            begun[-1] |= {**record, "state": str(record["state"])}
+        elif kind == "closed":
+            self.plan = self.plan and {**self.plan, "shards": None}
+        elif kind == "resolved":
+            self.resolved[int(record["stage"])] = str(record["key"])
         elif kind == "finished":
             Report(**record["report"])  # raises if the fields are not those of a report
             self.finished = record
@@ -229,7 +268,13 @@ class Ledger:
         self.commits.clear()
         self.earlier.clear()
         self.steps.clear()
+        self.sessions, self.resolved = {}, {}
         self.plan = self.finished = None
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of a run that is not merged yet; 0 if there is none."""
+        return (self.plan or {}).get("shards") or 0 if self.finished is None else 0
 
     @property
     def is_new(self) -> bool:
@@ -258,9 +303,27 @@ class Ledger:
         self.append([{"kind": "clear"}])
 
 
+_PLAN = {"version": str, "identity": list[dict[str, Any]], "blocksize": int, "rejects": bool, "files": list[str]}
+_PLAN_OF_SHARDS = {
+    "shards": int,
+    "partitions": int,
+    "stages": int,
+    "keys": str,
+    "exchange": str,
+    "keep_work": bool,
+    "card": bool,
+    "license": str | None,
+    "recipe": list[dict[str, Any]],
+    "sink": dict[str, Any],
+    "max_failed": dict[str, Any],
+    "num_files": int,
+    "damaged_files": dict[str, str],
+    "notes": list[str],
+}
+
+
 def _checked_plan(record: dict[str, Any]) -> dict[str, Any]:
-    shape = {"version": str, "identity": list[dict[str, Any]], "blocksize": int, "rejects": bool, "files": list[str]}
-    for name, kind in shape.items():
+    for name, kind in (_PLAN | _PLAN_OF_SHARDS if record.get("shards") else _PLAN).items():
         if not fits(record[name], kind):
             raise ValueError(f"`{name}` of the plan is {record[name]!r}")
     if not all(fits(step["step"], str) and fits(step.get("parameters", {}), dict) for step in record["identity"]):
@@ -268,18 +331,8 @@ def _checked_plan(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def format_line(record: dict[str, Any]) -> bytes:
-    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The record on a line, or None if it is damaged."""
-    checksum, _, body = line.partition(b" ")
-    try:
-        if int(checksum, 16) != zlib.crc32(body):
-            return None
-        record = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+def _shard_in(record: Mapping[str, Any]) -> int:
+    number = record["shard"]
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"`shard` is {number!r}")
+    return number

@@ -7,6 +7,7 @@ runs into the same output have not committed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +21,17 @@ import pyarrow as pa
 from tamis.card import check_card, check_license, write_card
 from tamis.client import ExecutorName, current_client, executor_of
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
-from tamis.events import Events, Subscriber
+from tamis.events import Events, RunFinished, Subscriber
 from tamis.exchange import Exchange, FolderExchange, StoreExchange, remove_local_copies
 from tamis.executors.driver import Run
-from tamis.executors.executor import Executor, Stop, Streaming
+from tamis.executors.executor import Executor, Session, Stop, Streaming
 from tamis.executors.failures import DEFAULT_MAX_FAILED, FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.forkserver import modules_of
 from tamis.executors.local import LocalExecutor
+from tamis.executors.merging import exchange_for
 from tamis.executors.resume import prepare_output
 from tamis.executors.sampled import run_sampled
+from tamis.executors.sharding import Joining, ShardRun, ShardSettings, merge_if_last
 from tamis.executors.watch import Watch
 from tamis.explanation import Explanation
 from tamis.functions import as_operator
@@ -46,6 +49,7 @@ from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.remote import is_remote
 from tamis.report import Report
+from tamis.shards import DEFAULT_SHARD_WAIT_S, JobShard, parse_shard
 from tamis.sources.listing import forget_listings, one_listing
 from tamis.store import INTERNAL, Store, make_scratch, scratch_notes
 
@@ -119,6 +123,8 @@ class Pipeline:
         max_seconds: float | None = None,
         scratch: str | Path | None = None,
         exchange: str | None = None,
+        shard: str | None = None,
+        shard_wait: float = DEFAULT_SHARD_WAIT_S,
         alerts: Mapping[str, Any] | None = None,
         on_event: Subscriber | Sequence[Subscriber] = (),
         progress: bool | None = None,
@@ -154,6 +160,10 @@ class Pipeline:
         names an object store, or a folder that all workers share, for what passes between workers, so that they need no
         other folder in common. `storage_options` are those of the writer.
 
+        `shard="3/64"` does the third of 64 parts of the work, for the jobs of an array that write to one output. Where a step
+        needs all rows, a shard waits for the others: as long as any of them is running, and else for `shard_wait` seconds. The
+        last one to finish merges; otherwise `tamis merge` does. Until then, the report is that of the shard.
+
         If the whole job does not fit its memory or disk, `BudgetError` or `DiskFull` is raised. With `on_overflow="sample"`, a
         random sample of the rows is processed instead, doubled until it no longer fits or takes longer than `max_seconds`;
         the report has the share of the rows and the weight of each.
@@ -168,6 +178,7 @@ class Pipeline:
         inline = where.name == "inline"
         limit = parse_max_failed(max_failed)
         check_license(license)
+        part = self._checked_shard(shard, shard_wait, fresh=fresh, on_overflow=on_overflow)
         if card and self.sink is None:
             raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
         if progress is None and inline:
@@ -201,6 +212,8 @@ class Pipeline:
                         license=license,
                         scratch=scratch,
                         exchange=exchange,
+                        shard=part,
+                        shard_wait=shard_wait,
                     )
 
             try:
@@ -289,13 +302,15 @@ class Pipeline:
         license: str | None = None,
         scratch: str | Path | None = None,
         exchange: str | None = None,
+        shard: JobShard | None = None,
+        shard_wait: float = DEFAULT_SHARD_WAIT_S,
     ) -> Report:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
         log = MemoryLog()
         emit = Events([failures, log, *emit.subscribers])
-        store = self._store(stack, scratch)
-        between = self._exchange(store, exchange)
+        store = self._store(stack, scratch, shard.part if shard is not None else "")
+        between = self._exchange(store, exchange) if shard is None else exchange_for(store, exchange)
         stack.callback(remove_local_copies)
         governor = Governor(budget, emit, learned_from(store))
         # First, because the fork server starts while the plan is made.
@@ -311,6 +326,12 @@ class Pipeline:
             exchange=between,
         )
         stack.enter_context(one_listing())
+        if shard is not None:
+            settings = ShardSettings(shard, shard_wait, failures.limit, keep_work, card, license)
+            run_of = functools.partial(
+                ShardRun, governor=governor, emit=emit, stop=stop, failures=failures, memory_log=log
+            )
+            return _run_shard(Joining(store, settings, make_plan_for, emit), run_of, session, alerts)
         plan = make_plan_for(None)  # raises for mistakes before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
@@ -330,7 +351,8 @@ class Pipeline:
             with Watch(store, governor, session, emit, alerts) as watch:
                 report = run.run(left, session, watch)
         if card:
-            write_card(plan, ledger, report, license)
+            assert plan.sink is not None
+            write_card(ledger, plan.sink, plan.recipe, report, license)
         return report
 
     def _modules(self) -> set[str]:
@@ -340,12 +362,30 @@ class Pipeline:
             modules |= set(self.sink.preload if self.sink is not None else ())
         return modules
 
-    def _store(self, stack: ExitStack, scratch: str | Path | None = None) -> Store:
+    def _checked_shard(self, shard: str | None, wait_s: float, *, fresh: bool, on_overflow: str) -> JobShard | None:
+        """The shard that is asked for; raises for options that shards cannot have."""
+        if shard is None:
+            return None
+        found = parse_shard(shard)
+        if self.sink is None:
+            raise ParameterError("shards need an output folder that they share", hint="add a writer")
+        if fresh:
+            raise ParameterError(
+                "a shard cannot start over: it would discard the work of the others",
+                hint="remove the output folder, or write to another one",
+            )
+        if on_overflow != "error":
+            raise ParameterError("a shard cannot process a sample of the rows", hint='use on_overflow="error"')
+        if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not wait_s >= 0:
+            raise ParameterError(f"`shard_wait` must be a number of seconds, got {wait_s!r}")
+        return found
+
+    def _store(self, stack: ExitStack, scratch: str | Path | None = None, part: str = "") -> Store:
         if scratch is not None:
             make_scratch(scratch)
         sink = self.sink
         if sink is not None:
-            return Store(sink.folder, getattr(sink, "storage_options", None), scratch)
+            return Store(sink.folder, getattr(sink, "storage_options", None), scratch, part)
         return Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="tamis-", dir=scratch)))
 
     def _exchange(self, store: Store, place: str | None) -> Exchange:
@@ -387,6 +427,30 @@ class Pipeline:
             machine=machine,
         )
         return Pipeline(*steps), budget
+
+
+def _run_shard(
+    joining: Joining, run_of: Callable[..., ShardRun], session: Session, alerts: Mapping[str, Any] | None
+) -> Report:
+    """Run one shard, and merge the run if it is the last one."""
+    joining.store.make()
+    with ExitStack() as stack:
+        ledger = joining.join()
+        forget_listings()
+        if ledger is None:
+            joining.emit(RunFinished(joining.unchanged))
+            return joining.unchanged
+        stack.enter_context(ledger)
+        run = run_of(joining.plan, ledger)
+        run.notes += [*scratch_notes(joining.store), *ledger.lock.notes]
+        left = run.begin(joining.settings)
+        run.announce(left)
+        with Watch(joining.store, run.governor, session, joining.emit, alerts) as watch:
+            report = run.run(left, session, watch)
+    merged = merge_if_last(run, joining.emit)
+    if merged is None:
+        joining.emit(RunFinished(report))
+    return merged or report
 
 
 def _settings_of(

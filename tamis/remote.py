@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from tamis.errors import TamisError, remote_failure
@@ -88,6 +90,18 @@ def read_tagged(system: GuardedFileSystem, key: str) -> tuple[bytes, str] | None
         return system.cat_file(key), str(tag)
     except FileNotFoundError:
         return None
+
+
+def clock_ahead_s(system: GuardedFileSystem, key: str) -> float:
+    """How far the clock of a store is ahead of the one of this machine; 0 if the store does not say."""
+    if not hasattr(system._system, "call_s3"):
+        return 0.0
+    try:
+        answer = system.call_s3("list_objects_v2", Bucket=key.partition("/")[0], MaxKeys=1)
+        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        return parsedate_to_datetime(date).timestamp() - time.time()
+    except (OSError, KeyError, ValueError, TypeError):
+        return 0.0
 
 
 def _code(error: BaseException) -> str:

@@ -224,7 +224,8 @@ class Report:
     """Input files that could not be read, or not to their end, with the first error of each."""
     output: str | None = None
     state: str = "finished"
-    """finished, interrupted, failed (more rows failed than `max_failed` allows) or unchanged (nothing to do)"""
+    """finished, interrupted, failed (more rows failed than `max_failed` allows), unchanged (nothing to do), or shard (the
+    account of one shard, while others are not complete)"""
     sample: dict[str, Any] | None = None
     """Set if only a share of the rows was processed because all did not fit: the share and the weight of a row."""
     memory: dict[str, Any] = field(default_factory=dict)
@@ -233,6 +234,8 @@ class Report:
     """Alerts about memory and actions to stay within the budget: time, kind, level, text and the action taken."""
     streams: list[dict[str, Any]] = field(default_factory=list)
     """For each group of stages that ran at the same time: how long each was busy and waited, and which one was the slowest."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """For each shard of a run that was divided into shards: its hosts, time, and peak memory."""
     notes: list[str] = field(default_factory=list)
     """What was redone and why, and other remarks."""
 

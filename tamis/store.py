@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -22,13 +22,10 @@ import psutil
 
 from tamis.errors import ParameterError, SinkError, TamisError
 from tamis.operators import digest
-from tamis.remote import is_remote, open_store, put_if, read_tagged, writes_conditionally
+from tamis.remote import clock_ahead_s, is_remote, open_store, put_if, read_tagged, writes_conditionally
 
 INTERNAL = ".tamis"
 """The folder in an output folder that holds no data: ledger, report, failed and rejected rows."""
-
-ATTEMPTS = f"{INTERNAL}/attempts"
-"""The folder in an object store with files that attempts uploaded, before the driver gives them their names."""
 
 TABLE, LINES = ".table", ".rows"
 """Suffixes of Parquet files and of JSON lines in that folder. They differ from those of data, so that patterns such as
@@ -42,11 +39,17 @@ class Store:
     """A folder of named files. Names are relative, with `/` between parts, and cannot lead out of the folder."""
 
     def __init__(
-        self, root: str, storage_options: Mapping[str, Any] | None = None, scratch: str | Path | None = None
+        self,
+        root: str,
+        storage_options: Mapping[str, Any] | None = None,
+        scratch: str | Path | None = None,
+        part: str = "",
     ) -> None:
-        self.root = root
+        """`part` names one of several runs that write to the folder at the same time; each has unfinished files of its own."""
+        self.root, self.part = root, part
         self._scratch = Path(scratch).absolute() if scratch is not None else None
         self.storage_options = dict(storage_options or {})
+        self._conditional: bool | None = None
         self.local = not is_remote(root)
         if self.local:
             self.path = Path(root.removeprefix("file://")).absolute()
@@ -54,19 +57,24 @@ class Store:
             self._fs, self._prefix = open_store(root.rstrip("/"), self.storage_options, SinkError)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Store, (self.root, self.storage_options, self._scratch))
+        return (Store, (self.root, self.storage_options, self._scratch, self.part))
 
     def scratch(self) -> Path:
         """A local folder for unfinished files, the same for every run with this output and scratch folder."""
         if self.local:
-            return self.path / INTERNAL / "tmp"  # on the disk of the output, because files are renamed
-        return self._own_scratch()
+            return self.path / INTERNAL / "tmp" / self.part  # on the disk of the output, because files are renamed
+        return self._own_scratch() / self.part
+
+    @property
+    def attempts(self) -> str:
+        """The folder in an object store with files that attempts uploaded, before the driver gives them their names."""
+        return f"{INTERNAL}/attempts/{self.part}".rstrip("/")
 
     def work(self) -> Path:
         """A local folder for rows and facts that pass between stages."""
         if self.local and self._scratch is None:
             return self.path / INTERNAL / "work"
-        return self._own_scratch() / "work"
+        return self._own_scratch() / self.part / "work"
 
     def default_scratch(self) -> Path | None:
         """The temporary folder, if it is used because no other scratch folder was given."""
@@ -98,6 +106,8 @@ class Store:
             found = self._fs.ls(self._remote(under), detail=False)
         except FileNotFoundError:
             return []
+        finally:
+            self._fs.invalidate_cache()  # other machines write too
         return sorted({item.rstrip("/").rpartition("/")[2] for item in found} - {""})
 
     def size(self, name: str) -> int | None:
@@ -115,6 +125,14 @@ class Store:
             return self._local(name).read_bytes() if self.local else self._fs.cat_file(self._remote(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        """The contents of files that exist, read at the same time from an object store."""
+        if self.local or not names:
+            return [self._local(name).read_bytes() for name in names]
+        keys = [self._remote(name) for name in names]
+        found = self._fs.cat(keys)
+        return [found[key] for key in keys]
 
     def checksum(self, name: str) -> str:
         """The checksum of a file, read as a stream."""
@@ -157,9 +175,10 @@ class Store:
 
     def writes_conditionally(self) -> bool:
         """Whether `create` and `replace` are atomic: the store knows conditional writes and its server heeds them."""
-        return not self.local and writes_conditionally(
-            self._fs, self._remote(f"{INTERNAL}/conditional-{uuid.uuid4().hex}")
-        )
+        if self._conditional is None:
+            key = f"{INTERNAL}/conditional-{uuid.uuid4().hex}"
+            self._conditional = not self.local and writes_conditionally(self._fs, self._remote(key))
+        return self._conditional
 
     def create(self, name: str, data: bytes) -> str | None:
         """Write an object if it does not exist; returns its tag, or None if it does."""
@@ -172,6 +191,10 @@ class Store:
     def read_tagged(self, name: str) -> tuple[bytes, str] | None:
         """(content, tag) of an object, or None if it does not exist."""
         return read_tagged(self._fs, self._remote(name))
+
+    def clock_ahead_s(self) -> float:
+        """How far the clock of an object store is ahead of the one of this machine; 0 if the store does not say."""
+        return clock_ahead_s(self._fs, self._remote(""))
 
     # ----------------------------------------------------------------------------------------------------------- names
 

@@ -4,7 +4,8 @@ import zlib
 import pytest
 
 from tamis.errors import LedgerError
-from tamis.ledger import Commit, Ledger, format_line, parse_line
+from tamis.ledger import Commit, Ledger
+from tamis.logs import format_line, parse_line
 from tamis.operators import Shard
 from tamis.report import Account, OperatorAccount
 from tamis.store import Store

@@ -15,7 +15,7 @@ import pytest
 from tamis import Gather, JsonlReader, JsonlWriter, ParquetWriter, Pipeline, operator
 from tamis.errors import Interrupted
 from tamis.events import PartitionCommitted
-from tamis.ledger import format_line, parse_line
+from tamis.logs import format_line, parse_line
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 
@@ -245,7 +245,7 @@ def test_after_a_gather_only_an_added_file_is_observed_if_work_is_kept(tmp_path,
 SCRIPT = """
 import sys
 from tamis import JsonlReader, JsonlWriter, Pipeline
-from tamis.ledger import format_line, parse_line
+from tamis.logs import format_line, parse_line
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 source, output, gather = sys.argv[1:]

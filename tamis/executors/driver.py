@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +30,6 @@ from tamis.errors import BudgetError, Interrupted, TooManyFailed
 from tamis.events import (
     CallsFinished,
     Events,
-    Note,
     PartitionCommitted,
     RunFinished,
     RunStarted,
@@ -41,6 +40,7 @@ from tamis.exchange import Attempted, Draft, FolderExchange
 from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.executor import Session, Stop
 from tamis.executors.failures import FailureWatch
+from tamis.executors.finishing import agree_on_types
 from tamis.executors.resume import CommittedWork, remove_attempts
 from tamis.executors.segments import Outcome
 from tamis.executors.tasks import Group, Stage, Task
@@ -49,12 +49,11 @@ from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.governor import Governor
 from tamis.memory.log import MemoryLog
-from tamis.operators import Gather, Partition, Sink, digest
+from tamis.operators import Gather, Partition, digest
 from tamis.parameters import format_bytes, plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
-from tamis.sinks.schemas import decode_schema, merge_schemas
-from tamis.store import INTERNAL, checksum_of, link_or_copy
+from tamis.store import INTERNAL, link_or_copy
 
 RESOLVE, TOKEN = "resolve", "token"
 """The part of a stage's exchange with the intermediate results of its Gather, and the blob that identifies them."""
@@ -105,7 +104,7 @@ class Run:
         """Do the remaining work and return the account of the whole output, including earlier runs."""
         self.watch, self.streams = watch, session.hooks.streams
         session.hooks.on_tick = self._tick
-        self.ledger.append([self._plan_record()])
+        self.ledger.append([self.committed.plan_record()])
         self._begin_failures()
         try:
             with self._listening():
@@ -130,7 +129,7 @@ class Run:
         committed = [
             (number, c.account) for number in range(len(self.plan.stages)) for c in self.committed.commits(number)
         ]
-        self.failures.begin(self.plan.layout, committed)
+        self.failures.begin(self.plan.layout.num_files, self.plan.layout.damaged_files, committed)
 
     def _check_failures(self, *, final: bool = False) -> None:
         self.failures.check(output=self.plan.store.root if self.plan.sink else None, final=final)
@@ -151,7 +150,7 @@ class Run:
         stage = group.whole
         keys = {partition.index: key for key, partition in left}
         size = sum(partition.size for _, partition in left)
-        done = len(self.partitions) - len(left)
+        done = max(0, len(self.partitions) - len(left))
         self.emit(StageStarted(stage.index, stage.name, len(left), done, size))
         before = (
             {commit.partition: commit for commit in self.committed.commits(stage.index - 1)}
@@ -241,59 +240,9 @@ class Run:
     # ------------------------------------------------------------------------------------------------------------ finishing
 
     def _agree_on_types(self) -> None:
-        """Rewrite shards whose columns or types are narrower than those of the whole output."""
-        sink = self.plan.sink
-        if sink is None:
-            return
-        last = self.plan.stages[-1].index
-        commits = self._keep_columns(sink, self.committed.commits(last))
-        seen = dict.fromkeys(s.schema for c in commits for s in c.shards if s.schema)
-        if len(seen) <= 1:
-            return
-        target = sink.widest(list(seen))
-        self.emit(Note("shards differ in their columns or types; rewriting the narrower ones"))
-        store, scratch = self.plan.store, self.plan.store.scratch()
-        for commit in commits:
-            shards = []
-            for shard in commit.shards:
-                if shard.schema and shard.schema != target:
-                    old, new = scratch / f"old-{shard.name}", scratch / f"new-{shard.name}"
-                    store.fetch(shard.name, old)
-                    rewritten = sink.rewrite(old, target, new)
-                    shard = replace(rewritten, name=shard.name, checksum=checksum_of(new))
-                    store.publish(new, shard.name)
-                    old.unlink()
-                shards.append(shard)
-            if shards != commit.shards:
-                self.ledger.append([replace(commit, shards=shards).record()])
-
-    def _keep_columns(self, sink: Sink, commits: list[Commit]) -> list[Commit]:
-        """If no row was kept, write one shard without rows, so that the output has its columns."""
-        known = [commit.extra["schema"] for commit in commits if "schema" in commit.extra]
-        if not known or len(known) < len(commits):
-            return commits
-        store, scratch, first = self.plan.store, self.plan.store.scratch(), commits[0]
-        schema = merge_schemas(decode_schema(text) for text in known)
-        shard = sink.empty_shard(scratch, spill.stem(first.partition), schema)
-        if shard is None:
-            return commits
-        checksum = checksum_of(scratch / shard.name)
-        store.publish(scratch / shard.name, shard.name)
-        kept = replace(first, shards=[replace(shard, checksum=checksum), *first.shards])
-        self.ledger.append([kept.record()])
-        return [kept, *commits[1:]]
-
-    def _plan_record(self) -> dict[str, Any]:
-        return {
-            "kind": "plan",
-            "version": tamis.__version__,
-            "identity": self.plan.identity,
-            "blocksize": self.plan.blocksize,
-            "rejects": self.plan.stages[-1].rejects is not None,
-            "scores": self.plan.keeps_scores,
-            "files": self.committed.files(),
-            "time": time.time(),
-        }
+        if self.plan.sink is not None:
+            commits = self.committed.commits(self.plan.stages[-1].index)
+            agree_on_types(self.ledger, self.plan.sink, commits, self.emit)
 
     def _interrupted(self) -> Report:
         self._finished("interrupted")
@@ -330,9 +279,7 @@ class Run:
         report.memory_events = self.memory_log.entries
         report.streams = self.streams
         self.plan.store.write(f"{INTERNAL}/report.json", report.as_text())
-        self.plan.store.write(
-            f"{INTERNAL}/manifest.json", json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
-        )
+        self.plan.store.write(f"{INTERNAL}/manifest.json", self._manifest_text())
         self.plan.store.write(f"{INTERNAL}/learned.json", self.governor.learned.as_text())
         if state == "finished":
             self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
@@ -347,6 +294,8 @@ class Run:
             self.plan.exchange.delete()
             work = self.plan.store.work()
             FolderExchange(work).delete()  # an interrupted run may have had its exchange there
+            if not self.plan.store.local:
+                self.plan.store.remove_folder(f"{INTERNAL}/work")  # and shards theirs here
             with suppress(OSError):  # not empty, if it is beside the output
                 work.parent.rmdir()
             return
@@ -354,6 +303,9 @@ class Run:
         for stage in self.plan.stages:
             stage.exchange.delete(RESOLVE)
             stage.exchange.delete(spill.FATES)
+
+    def _manifest_text(self) -> bytes:
+        return json.dumps(self._manifest(), indent=2, ensure_ascii=False).encode()
 
     def _manifest(self) -> dict[str, Any]:
         """Return everything needed to understand and repeat the run."""

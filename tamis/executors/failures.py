@@ -10,12 +10,11 @@ Failed rows are counted while partitions are still in progress, so that a mistak
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from tamis.errors import ParameterError, TooManyFailed
 from tamis.events import Event, PartitionCommitted, PartitionProgress, PartitionStarted, WorkerDied
-from tamis.operators import Layout
 from tamis.parameters import plural
 from tamis.report import Account, ErrorCount, ErrorCounts, damaged_text, error_text
 
@@ -81,13 +80,13 @@ class FailureWatch:
         self._damaged: dict[str, str] = {}
         self._in_progress: dict[tuple[int, int], tuple[int, tuple[ErrorCount, ...]]] = {}
 
-    def begin(self, layout: Layout, committed: Iterable[tuple[int, Account]]) -> None:
+    def begin(self, num_files: int, damaged: Mapping[str, str], committed: Iterable[tuple[int, Account]]) -> None:
         """Start from the damaged files found while listing the input, and from what earlier runs committed.
 
         `committed` has the number of a stage with each of its accounts.
         """
-        self.num_files = layout.num_files
-        self._damaged.update(layout.damaged_files)
+        self.num_files = num_files
+        self._damaged.update(damaged)
         for stage, account in committed:
             self._add(stage, account)
 

@@ -6,9 +6,11 @@ CommittedWork     drop commits that no longer hold, rename the files of partitio
 
 from __future__ import annotations
 
+import re
 import reprlib
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +24,10 @@ from tamis.ledger import SHARD_NAME, Commit, Ledger
 from tamis.memory import spill
 from tamis.operators import Gather, Partition, Sink, digest
 from tamis.plan import Plan
-from tamis.store import ATTEMPTS, INTERNAL, Store
+from tamis.store import INTERNAL, Store
 
 _MOVING = ".moving"
+_NUMBER = re.compile(r"\d+")
 
 
 def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink | None, *, fresh: bool) -> None:
@@ -50,20 +53,25 @@ def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink 
     if mode == "overwrite" and (not ledger.is_new or ledger.earlier):
         ledger.clear()
         exchange.delete()
-    owned = ledger.owned_files
-    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects", WRITTEN):
-        for name in store.names(folder):
-            full = f"{folder}/{name}" if folder else name
-            if SHARD_NAME.fullmatch(name) and full not in owned:
-                store.remove_shard(full)
+    remove_unowned(store, ledger)
     exchange.delete_drafts()
     remove_attempts(store)
 
 
+def remove_unowned(store: Store, ledger: Ledger, of: Callable[[int], bool] = lambda partition: True) -> None:
+    """Remove files that a run wrote and did not commit; with `of`, only those of some partitions."""
+    owned = ledger.owned_files
+    for folder in ("", f"{INTERNAL}/failed", f"{INTERNAL}/rejects", WRITTEN):
+        for name in store.names(folder):
+            full = f"{folder}/{name}" if folder else name
+            if SHARD_NAME.fullmatch(name) and full not in owned and of(int(_NUMBER.findall(name)[0])):
+                store.remove_shard(full)
+
+
 def remove_attempts(store: Store) -> None:
     """Remove files that no attempt will finish, and no commit names."""
-    if not store.local and store.names(ATTEMPTS):
-        store.remove_folder(ATTEMPTS)
+    if not store.local and store.names(store.attempts):
+        store.remove_folder(store.attempts)
     if store.scratch().exists():
         for left in store.scratch().iterdir():
             if left != store.work():
@@ -118,6 +126,32 @@ class CommittedWork:
             self._move(stage)
         return missing
 
+    def settle_some(
+        self, own: Callable[[int], bool], resolved: Callable[[Stage], bool]
+    ) -> list[list[tuple[str, Partition]]]:
+        """As `settle`, for some partitions of a plan whose other commits hold: drop those whose files are missing.
+
+        `resolved` says of a stage whether its Gather has decided about all rows; then facts are not needed any more.
+        """
+        self._known_blobs.clear()
+        self.__dict__.pop("_known_sizes", None)
+        missing: list[list[tuple[str, Partition]]] = []
+        later: set[int] = set()
+        for stage in reversed(self.plan.stages):
+            needs_all = not isinstance(stage.end, Gather) or not resolved(stage)
+            found = self._missing(stage, lambda index: own(index) and (needs_all or index in later))  # noqa: B023
+            later |= {partition.index for _, partition in found}
+            missing.insert(0, found)
+        self._drop(
+            [
+                self.ledger.commits[stage, key]
+                for stage, found in enumerate(missing)
+                for key, _ in found
+                if (stage, key) in self.ledger.commits
+            ]
+        )
+        return missing
+
     def _drop(self, commits: list[Commit]) -> None:
         """Forget commits, then remove their files."""
         if commits:
@@ -150,12 +184,12 @@ class CommittedWork:
         for shard in (shard for commit in useless for shard in commit.shards):
             self.plan.store.remove_shard(shard.name)
 
-    def _missing(self, stage: Stage) -> list[tuple[str, Partition]]:
+    def _missing(self, stage: Stage, of: Callable[[int], bool] = lambda partition: True) -> list[tuple[str, Partition]]:
         """The partitions of a stage that have no commit, or whose files are missing."""
         return [
             (key, partition)
             for key, partition in self.keys[stage.index].items()
-            if not self._is_whole(stage, self.ledger.commits.get((stage.index, key)))
+            if of(partition.index) and not self._is_whole(stage, self.ledger.commits.get((stage.index, key)))
         ]
 
     def _is_whole(self, stage: Stage, commit: Commit | None) -> bool:
@@ -218,9 +252,11 @@ class CommittedWork:
             lines = f"{self.ledger.damaged} damaged line{'s' * (self.ledger.damaged != 1)}"
             notes.append(f"{lines} of the ledger ignored; the partitions concerned are redone")
         before = self.ledger.plan
-        if before is None or not self.ledger.commits:
-            return notes
-        notes += _step_changes(before["identity"], self.plan.identity)
+        return notes if before is None or not self.ledger.commits else [*notes, *self._differences(before)]
+
+    def _differences(self, before: Mapping[str, Any]) -> list[str]:
+        """How the plan differs from the one that a ledger has, in sentences."""
+        notes = _step_changes(before["identity"], self.plan.identity)
         if before["version"] != tamis.__version__:
             notes.append(f"tamis {before['version']} wrote this output, this is {tamis.__version__}")
         if self.plan.stages[-1].rejects is not None and not before["rejects"]:
@@ -242,6 +278,39 @@ class CommittedWork:
                 parts = f"{len(names)} input part{'s' * (len(names) != 1)}"
                 notes.append(f"{parts} {word}: {', '.join(names[:3])}{', ...' if names[3:] else ''}")
         return notes
+
+    def why_not_the_same(self) -> list[str]:
+        """Why this plan is not the one of the ledger, for a shard that wants to join a run; empty if it is."""
+        before = self.ledger.plan
+        assert before is not None
+        if (before.get("keys"), before.get("exchange")) == (self.key, str(self.plan.exchange)):
+            return []
+        notes = self._differences(before)
+        if before["rejects"] and self.plan.stages[-1].rejects is None:
+            notes.append("rejected rows were requested, and are not")
+        if before.get("scores") and not self.plan.keeps_scores:
+            notes.append("scores were requested, and are not")
+        if before.get("exchange") != str(self.plan.exchange):
+            notes.append(f"the exchange was {before.get('exchange')}, is {self.plan.exchange}")
+        return notes or [*self.plan.notes, "the steps or the input differ"]
+
+    @property
+    def key(self) -> str:
+        """A hash of all that decides about the result of the plan."""
+        return digest([sorted(self.keys[-1]), self.plan.stages[-1].rejects is not None, self.plan.keeps_scores])
+
+    def plan_record(self) -> dict[str, Any]:
+        """The plan as the ledger has it."""
+        return {
+            "kind": "plan",
+            "version": tamis.__version__,
+            "identity": self.plan.identity,
+            "blocksize": self.plan.blocksize,
+            "rejects": self.plan.stages[-1].rejects is not None,
+            "scores": self.plan.keeps_scores,
+            "files": self.files(),
+            "time": time.time(),
+        }
 
     def files(self) -> list[str]:
         """The input as the plan record holds it: for each partition its first file and its identity."""

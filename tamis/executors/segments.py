@@ -27,7 +27,7 @@ from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
 from tamis.operators import Shard
 from tamis.report import Account
-from tamis.store import ATTEMPTS, INTERNAL, TABLE, Store, checksum_of
+from tamis.store import INTERNAL, TABLE, Store, checksum_of
 
 _NUMBER = re.compile(r"^-\d{4}(?=\.)")
 
@@ -90,10 +90,10 @@ class Staging:
         """Remove all files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if not self.store.local:
-            self.store.remove_folder(f"{ATTEMPTS}/{self.name}")
+            self.store.remove_folder(f"{self.store.attempts}/{self.name}")
 
     def _remote(self, name: str) -> str:
-        return f"{ATTEMPTS}/{self.name}/{name}"
+        return f"{self.store.attempts}/{self.name}/{name}"
 
 
 @dataclass

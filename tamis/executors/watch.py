@@ -99,10 +99,10 @@ class Watch:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def save(self) -> None:
+    def save(self, name: str = f"{INTERNAL}/memory{TABLE}") -> None:
         """Write the snapshots taken so far beside the output."""
         self.monitor.sample()
-        self.store.write(f"{INTERNAL}/memory{TABLE}", self.monitor.to_parquet())
+        self.store.write(name, self.monitor.to_parquet())
 
     def _hear(self, snapshot: Snapshot) -> None:
         """Called in the monitor's thread."""

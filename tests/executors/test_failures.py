@@ -9,7 +9,6 @@ from tamis.cli import main
 from tamis.errors import ParameterError, TooManyFailed
 from tamis.events import PartitionCommitted, PartitionProgress
 from tamis.executors.failures import FailureLimit, FailureWatch, parse_max_failed
-from tamis.operators import Layout
 from tamis.report import Account, ErrorCount, ErrorCounts, Report
 
 ISOLATE = {"executor": "inline", "on_error": "isolate"}
@@ -147,7 +146,7 @@ def test_a_number_is_applied_to_any_number_of_rows():
 
 def test_a_mistake_that_fails_every_row_ends_the_run_before_it_is_through():
     watch = FailureWatch(FailureLimit(share=0.1))
-    watch.begin(Layout([], None, num_files=1), [])
+    watch.begin(1, {}, [])
     error = ErrorCount("step", "KeyError: 'typo'", 9_000, "in:0", "KeyError")
     watch(PartitionProgress(0, 0, 0, 9_000, 1, (error,)))
     watch.check(output=None)  # not enough rows yet
@@ -194,7 +193,7 @@ def test_work_stays_committed_and_a_rerun_reports_the_failures_again(tmp_path):
 def test_damaged_files_obey_the_limit():
     damaged = {"in/a.gz": "EOFError: the file is truncated", "in/b.gz": "OSError: bad header"}
     watch = FailureWatch(FailureLimit(share=0.1))
-    watch.begin(Layout([], None, num_files=12, damaged_files=dict([*damaged.items()][:1])), [])
+    watch.begin(12, dict([*damaged.items()][:1]), [])
     watch.check(output=None, final=True)
     watch(PartitionCommitted(0, 0, Account(read=10, damaged_files=damaged).as_dict(), 1))
     with pytest.raises(TooManyFailed, match="2 of 12 input files are damaged; `max_failed` allows 10 %") as caught:
