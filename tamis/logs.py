@@ -3,7 +3,7 @@
     on a disk              one file with a line per record, `crc32 json`, appended and synced
     in an object store     which cannot append: numbered objects with a few such lines each
 
-Whoever writes to a log holds its lock. Others may read it meanwhile: only complete lines count.
+The writer of a log holds its lock. Others may read it meanwhile: only complete lines count.
 """
 
 from __future__ import annotations

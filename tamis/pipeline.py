@@ -363,7 +363,7 @@ class Pipeline:
         return modules
 
     def _checked_shard(self, shard: str | None, wait_s: float, *, fresh: bool, on_overflow: str) -> JobShard | None:
-        """The shard that is asked for; raises for options that shards cannot have."""
+        """The shard that is requested; raises for options that shards cannot have."""
         if shard is None:
             return None
         found = parse_shard(shard)

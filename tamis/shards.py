@@ -6,12 +6,12 @@
                                    resolve of stage 0                             stage-0.lock, stage-0.log
 
 All of them make the same plan, which the first one records in the ledger of the folder; a shard with another plan is refused.
-Whoever holds a lock writes the log beside it, and everyone reads all logs. A driver holds the lock of its own shard until it
-leaves. It may hold that of another shard too, which nobody is working on (`claim`), and do the work of that.
+The driver that holds a lock writes the log beside it, and all drivers read all logs. A driver holds the lock of its own shard
+until it leaves. It may hold that of another shard too, which nobody is working on (`claim`), and do the work of that.
 
-The lock of the folder belongs to a run without shards, to the first shard while it records the plan, and to whoever merges.
-A driver takes the lock of its shard first and then looks at that of the folder; the other one takes the lock of the folder
-first and then looks at those of the shards. One of them sees the other, and waits or gives up.
+The lock of the folder belongs to a run without shards, to the first shard while it records the plan, and to the driver that
+merges. A driver takes the lock of its shard first and then looks at that of the folder; the other one takes the lock of the
+folder first and then looks at those of the shards. One of them sees the other, and waits or gives up.
 """
 
 from __future__ import annotations

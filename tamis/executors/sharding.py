@@ -6,7 +6,7 @@
     wait          until all partitions of the stage are committed; one driver then resolves the Gather
     leave         the last one merges
 
-Every step may be interrupted at any moment. What is recorded in a log counts, and whoever comes next continues from there.
+Every step may be interrupted at any moment. What is recorded in a log counts, and the next driver continues from there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tamis.executors.resume import CommittedWork, prepare_output, remove_attempt
 from tamis.executors.tasks import Group, Stage
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
+from tamis.lock import owner_text
 from tamis.memory import spill
 from tamis.operators import Gather, Partition, digest
 from tamis.parameters import plural
@@ -35,6 +36,10 @@ from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.shards import JobShard, Patience, ShardLedger, ShardState, missing_by_shard, shard_name, shard_of
 from tamis.store import INTERNAL, TABLE, Store
+
+CLAIM_WAIT_S = 130.0
+"""How long to wait for another driver of the same shard on another machine, if it shows no sign of life: a file system or an
+object store takes up to two minutes to release the lock of a machine that was switched off."""
 
 SETUP_WAIT_S = 600.0
 """How long the first shard waits for the lock of the folder."""
@@ -76,6 +81,7 @@ class Joining:
         """The ledger, or None if the run is finished and nothing has changed since."""
         patience = Patience(self.settings.wait_s)
         said = False
+        self._first_seen: tuple[Mapping[str, Any], float] | None = None
         while True:
             ledger = ShardLedger(self.store, self.settings.shard)
             busy = self._refused_or_busy(ledger) or ledger.join()
@@ -93,18 +99,23 @@ class Joining:
                     return None
                 continue
             if not said and busy.get("shard"):
-                self.emit(Note(f"shard {busy['shard']} does the work of this one; waiting for it"))
+                self.emit(Note(f"waiting for {owner_text(busy)}, which works on this shard as shard {busy['shard']}"))
                 said = True
             patience.is_over(someone_works=True)
             time.sleep(patience.pause_s())
 
     def _refused_or_busy(self, ledger: ShardLedger) -> Mapping[str, Any] | None:
-        """Who does the work of this shard, if that is the driver of another one; raises if it is another driver of this one."""
+        """Who works on this shard, to be waited for; raises if that is another driver of this shard which is alive."""
         shard = self.settings.shard
         holder = ledger.holder(shard.name)
-        if holder is not None and holder.get("shard") == str(shard):
+        if holder is None or holder.get("shard") != str(shard):
+            return holder
+        first, since = self._first_seen or (holder, time.monotonic())
+        self._first_seen = (first, since)
+        may_be_dead = holder == first and holder.get("host") != platform.node()
+        if not may_be_dead or time.monotonic() - since > CLAIM_WAIT_S:
             raise LedgerError(
-                f"shard {shard} is running already (process {holder.get('process')} on {holder.get('host')})",
+                f"shard {shard} is running already ({owner_text(holder)})",
                 hint="wait for it to end, or give this one another number",
             )
         return holder
@@ -352,7 +363,7 @@ class ShardRun(Run):
             # The lock may be lost, and that may be the error.
 
     def _shard_report(self) -> Report:
-        """The account of this shard, whoever did its work."""
+        """The account of this shard, including what other drivers did for it."""
         accounts = []
         for commits in stages_of(self.ledger):
             total = Account()
