@@ -1,0 +1,40 @@
+#!/bin/bash
+#SBATCH --job-name=tamis-ray
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=64G
+#SBATCH --time=1-00:00:00
+#
+# A Ray cluster on the nodes of one job, and a run on it. All arguments are those of `tamis run`:
+#
+#     sbatch --nodes=8 deploy/slurm_ray.sh recipe.yaml --output /shared/clean
+#
+# The output and, if there is one, the exchange must be on a file system or in an object store that all nodes see.
+set -euo pipefail
+
+port=${TAMIS_RAY_PORT:-6379}
+cpus=${SLURM_CPUS_PER_TASK:-1}
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes[0]}
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address)
+address=${address%% *}:$port
+
+# With --block, Ray ends with the step, and all steps end with the job.
+srun --nodes=1 --ntasks=1 --nodelist="$head" \
+    ray start --head --node-ip-address="${address%:*}" --port="$port" --num-cpus="$cpus" \
+    --include-dashboard=false --disable-usage-stats --block &
+steps=($!)
+trap 'kill "${steps[@]}" 2>/dev/null || true; wait' EXIT
+
+until ray health-check --address "$address" >/dev/null 2>&1; do
+    kill -0 "${steps[0]}"  # the head has ended
+    sleep 1
+done
+for node in "${nodes[@]:1}"; do
+    srun --nodes=1 --ntasks=1 --nodelist="$node" \
+        ray start --address="$address" --num-cpus="$cpus" --disable-usage-stats --block &
+    steps+=($!)
+done
+
+tamis run "$@" --executor ray --address "$address"
