@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tamis.sinks.folder import FolderWriter
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
     from tamis.sinks.webdataset import WebDatasetWriter
+    from tamis.sources.download import Download
     from tamis.sources.mediafiles import AudioReader, ImageReader, VideoReader
     from tamis.sources.memory import Rows
     from tamis.sources.references import MediaReference, ReadMedia
@@ -81,6 +82,7 @@ _HOMES = {
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "FolderWriter": "sinks.folder",
     "WebDatasetWriter": "sinks.webdataset",
+    "Download": "sources.download",
     **dict.fromkeys(["AudioReader", "ImageReader", "VideoReader"], "sources.mediafiles"),
     "Rows": "sources.memory",
     **dict.fromkeys(["MediaReference", "ReadMedia"], "sources.references"),
@@ -109,6 +111,7 @@ __all__ = [
     "CsvWriter",
     "DaskExecutor",
     "Decide",
+    "Download",
     "ExactDeduplicationWorkflow",
     "Expand",
     "Filter",

@@ -33,6 +33,7 @@ OPERATOR_MODULES = (
     "tamis.sources.webdataset",
     "tamis.sources.mediafiles",
     "tamis.sources.references",
+    "tamis.sources.download",
     "tamis.sinks.tables",
     "tamis.sinks.webdataset",
     "tamis.sinks.folder",

@@ -40,6 +40,7 @@ class MediaReference(Map):
         if not (pa.types.is_string(paths.type) or pa.types.is_large_string(paths.type)):
             raise TypeError(f"column `{self.column}` holds {paths.type} and no paths")
         paths = paths.cast(pa.string())
+        paths = pc.if_else(pc.equal(paths, ""), pa.scalar(None, pa.string()), paths)  # CSV has no nulls
         fields = [pa.nulls(len(paths), pa.binary()), paths]
         column = pa.StructArray.from_arrays(fields, fields=list(MEDIA), mask=pc.is_null(paths))
         return {self.to: with_full_paths(column, batch.origin)}

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import IO
 
 BLOCK = 512
+END = "end"
 _MAX_EXTENDED = 2**20
-_ZEROS = b"\0" * BLOCK
 _LOOK_AHEAD = 8192
 """Bytes to read at a time where members are skipped: a header, a small sidecar and the next header."""
 _KINDS = dict(
@@ -48,7 +48,7 @@ class Member:
 
     name: str
     kind: str
-    """"file", or what else it is: "folder", "symbolic link", "device", ..."""
+    """"file", or what else it is: "folder", "symbolic link", "device", ...; "end" for the end of the archive."""
     header: int
     """The byte at which its first header begins."""
     start: int
@@ -125,24 +125,30 @@ class ByteWindow:
 def members(window: ByteWindow, size: int | None = None) -> Iterator[Member]:
     """The members from the position of the window on. The content of one can be read before the next is requested.
 
-    `size` is that of the file, if it is known: a member that reaches beyond it is damage.
+    The last is the end of the archive, if it has one. `size` is that of the file, if it is known: a member that reaches
+    beyond it is damage.
     """
+    ended = not window.position  # a file without bytes is an archive without members
     while True:
         header = window.position
         block = window.peek(BLOCK)
-        if block == _ZEROS:
+        if block and not block.strip(b"\0"):
+            ended = True
+            yield Member("", END, header, header, 0)
             _skip_zeros(window)
             continue
-        if not block.strip(b"\0"):
+        if not block:
+            if not ended:
+                raise TarDamage("truncated: the archive has no end", header)
             return
+        ended = False
         member = _next_member(window, header)
         if size is not None and member.start + member.size > size:
             raise cut_off(member)
         yield member
         if not window.skip_to(max(window.position, member.start + member.size)):
             raise cut_off(member)
-        if not window.skip_to(max(window.position, member.end)):
-            return
+        window.skip_to(max(window.position, member.end))
 
 
 def _skip_zeros(window: ByteWindow) -> None:

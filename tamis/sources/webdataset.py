@@ -35,7 +35,7 @@ from tamis.sources.jsonl import JSON, JsonlParser
 from tamis.sources.jsonmedia import MEDIA
 from tamis.sources.lines import Chunk, Chunks, Lines, Text, Unread
 from tamis.sources.schemas import conform, unify
-from tamis.sources.tar import ByteWindow, Member, TarDamage, cut_off, members
+from tamis.sources.tar import END, ByteWindow, Member, TarDamage, cut_off, members
 
 KEY = "__key__"
 TEXTS = ("txt", "text", "caption", "transcript", "md", "html", "xml", "yaml", "yml", "csv", "tsv", "srt", "vtt", "lab")
@@ -45,8 +45,8 @@ _COLUMNS = {"txt": "caption", "cls": "label"}
 _OWN = frozenset({KEY, "image", "audio", "video", "caption", "label", *TEXTS})
 """Columns that members have whatever a sample of the archives shows."""
 _SAMPLED_ROWS, _SAMPLED_BYTES = 64, 2**20
-_MOST_MEMBERS = 64
-"""The most members of a row, and the most columns of members."""
+_MOST_MEMBERS, _MOST_COLUMNS = 64, 32
+"""The most members of a row, and the most columns of members whose extensions have no meaning here."""
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -72,7 +72,7 @@ def _leads_out(name: str) -> bool:
 def _key_of(member: Member) -> tuple[str, str] | None:
     """The key and the extension of a member, which may be empty; None for members that are no data."""
     name = member.name.removeprefix("./")
-    if member.kind == "folder" or _is_hidden(name):
+    if member.kind in ("folder", END) or _is_hidden(name):
         return None
     return split_name(name) or (name, "")
 
@@ -150,7 +150,7 @@ class WebDatasetReader(ByteSource):
                     ) from error
         good = [row for row in rows if row.error is None]
         table, _ = self._table(good, self._parser(pa.schema([]), None), None, lambda row, error: None)
-        if len(uses) - len(self._uses(None)) > _MOST_MEMBERS:
+        if len(uses) - len(self._uses(None)) > _MOST_COLUMNS:
             raise SourceError(
                 f"the members of {file.path} have {len(uses):,} extensions, such as {', '.join(list(uses)[-3:])}",
                 hint="a key ends at the first dot of the file name; rename members whose names have other dots",
@@ -272,6 +272,9 @@ class WebDatasetReader(ByteSource):
         try:
             for member in archive.members():
                 found = _key_of(member)
+                if member.kind == END and row is not None:
+                    yield row
+                    row = None
                 if found is None:
                     continue
                 key, extension = found
