@@ -49,6 +49,7 @@ TEXTS = [
 DATA = Path(__file__).parent / "text" / "data"
 EXAMPLES = {
     "to_backend": {"backend": "cpu"},
+    "download": {"column": "text"},  # no text is a URL
     "sample": {"rows": 3},
     "diverse": {"rows": 3},
     "outliers": {"share": 0.1},

@@ -71,7 +71,7 @@ NOTHING = Robots(((False, "/"),))
 
 
 def _normalised(path: str) -> str:
-    """A path with the same characters escaped whoever wrote it."""
+    """A path in which the same characters are escaped as in any other."""
 
     def unescaped(found: re.Match[str]) -> str:
         byte = int(found[1], 16)
