@@ -7,6 +7,7 @@ Bytes are written as they are, and headers contain no time and no user, so that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tarfile
@@ -38,7 +39,7 @@ class WebDatasetWriter(TableSink):
     `left`), `caption` a `txt`, an integer `label` a `cls`, and all other columns a `json`. `members={"text": "txt"}` makes text
     files of other columns. Bytes are written unchanged; references are read first, and a row whose file cannot be read
     fails. Keys are those of column `__key__`, without characters that file names or the format do not allow; rows without
-    one are named by a hash of their content. Neighbouring rows with the same key get numbers.
+    one are named by a hash of their content. Rows of an archive that have the same key get numbers.
 
     >>> WebDatasetWriter("shards/", rows_per_shard=10_000).file_suffix
     '.tar'
@@ -92,6 +93,7 @@ class _Archives(Writer):
         for sample in samples(table, KEY, self._texts):
             if self._stream is None:
                 self._stream = ByteStream(self._next_path(), self._compression)
+                self._names = _Keys()
             self._add(sample, self._stream)
             self._rows += 1
             full = self._size is not None and self._stream.size >= self._size
@@ -139,21 +141,27 @@ def _part(name: str) -> str:
 
 
 class _Keys:
-    """Names for rows, such that no two neighbours have the same."""
+    """Names for the rows of an archive, each of which occurs once."""
 
     def __init__(self) -> None:
-        self._last = self._written = ""
-        self._repeated = 0
+        self._used: dict[bytes, int] = {}  # by a hash of each key, the number to try for the next row that has it
 
     def next(self, sample: Sample) -> str:
         key = safe_key(sample.key or "") or sample.digest
-        self._repeated = self._repeated + 1 if key == self._last else 0
-        self._last = key
-        written = f"{key}-{self._repeated}" if self._repeated else key
-        while written == self._written:
-            written += "_"
-        self._written = written
-        return written
+        own = _hash(key)
+        number = self._used.get(own)
+        if number is None:
+            self._used[own] = 1
+            return key
+        while (repeated := _hash(f"{key}-{number}")) in self._used:
+            number += 1
+        self._used[own] = number + 1
+        self._used[repeated] = 1
+        return f"{key}-{number}"
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=8).digest()
 
 
 def safe_key(key: str) -> str:

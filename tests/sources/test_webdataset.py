@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis import ParquetReader, Pipeline, WebDatasetReader
+from tamis import Batch, ParquetReader, Pipeline, WebDatasetReader
 from tamis.errors import DamagedFile, ParameterError, SourceError
 from tamis.features import features_of
 from tamis.media import read_bytes
@@ -35,11 +35,8 @@ def rows_of(source, **options):
     return table.to_pylist()
 
 
-def load(batch: "Batch"):  # noqa: F821
+def load(batch: Batch):
     return {"image": pa.array(content(batch))} if "image" in batch else {}
-
-
-load.__annotations__ = {"batch": __import__("tamis").Batch}
 
 
 @pytest.fixture
