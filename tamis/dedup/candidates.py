@@ -2,7 +2,7 @@
 
     keys of a partition   -> by range of keys                                shuffle_bands     one call per partition
     a range of keys       -> rows that share a key: edges                    candidate_pairs   one call per range
-    all edges             -> components (union-find in an integer array)     join_components   one call
+    all edges             -> components                                      see `joining`
     rows in components    -> with their n-grams, by component                collect           one call per partition
     some components       -> survivors, and the duplicates of each           verify            one call per bucket
 
@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from tamis.batch import contiguous
 from tamis.dedup.decisions import Blocks, PairWriter, histogram
 from tamis.dedup.index import Index
+from tamis.dedup.joining import Components
 from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
 from tamis.dedup.shuffle import (
     NumberedFiles,
     ShuffleWriter,
-    allocate,
     as_numpy,
     bounds_of,
     check_free_space,
@@ -196,45 +196,6 @@ def edges_from_keys(parts: Iterator[dict[str, np.ndarray]]) -> Iterator[tuple[np
         piece, following = following, next(parts, None)
 
 
-@handles_shortage
-def join_components(total: int, edges: NumberedFiles, blob: Blob, memory: int) -> dict[str, int]:
-    """Write to a blob (int64 per row) the smallest row of each row's component, or -1 if it shares no key.
-
-    Takes 5 bytes of memory per row, 9 from two billion rows on. Arrays larger than `memory` are mapped from disk.
-    """
-    dtype = np.int32 if total < 2**31 else np.int64
-    parents = allocate((total,), dtype, blob.exchange, memory)
-    on_disk, held = parents.nbytes > memory, 0
-    step = 2**22
-    for start in range(0, total, step):
-        parents[start : start + step] = np.arange(start, min(total, start + step), dtype=dtype)
-    touched = allocate((total,), np.bool_, blob.exchange, memory)
-    touched[:] = False
-    for found_edges in edges:
-        reader = pa.ipc.open_file(pa.memory_map(str(found_edges.file())))
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            left, right = as_numpy(batch.column("left")), as_numpy(batch.column("right"))
-            kernel.unite(parents, left, right)
-            kernel.mark(touched, left)
-            kernel.mark(touched, right)
-            held += batch.nbytes
-            if held > MAX_MAPPED_BYTES:
-                release_pages()
-                held = 0
-    found = {"candidates": 0, "components": 0}
-    with blob.writing() as path, path.open("wb") as written:
-        for start in range(0, total, step):
-            out = np.empty(min(total, start + step) - start, np.int64)
-            kernel.flatten(parents, start, start + len(out), touched, out)
-            written.write(out.tobytes())
-            if on_disk:
-                release_pages()
-            found["candidates"] += int(np.count_nonzero(out >= 0))
-            found["components"] += int(np.count_nonzero(out == np.arange(start, start + len(out))))
-    return found
-
-
 # --------------------------------------------------------------------------------------------------------- comparison
 
 _COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
@@ -242,7 +203,13 @@ _COLLECTED = ["keys", "count", "order", "source", "signature", "shingles"]
 
 @handles_shortage
 def collect(
-    rows: RowNumbers, partition: int, components: Blob, num_buckets: int, blob: Blob, chunk: int, comparison: Comparison
+    rows: RowNumbers,
+    partition: int,
+    components: Components,
+    num_buckets: int,
+    blob: Blob,
+    chunk: int,
+    comparison: Comparison,
 ) -> int:
     """Write the candidates of a partition, with keys and n-grams, by component."""
     with ShuffleWriter(blob, num_buckets, comparison.schema()) as writer:
@@ -254,7 +221,7 @@ def collect(
 
 @handles_shortage
 def collect_index(
-    index: Index, first: int, components: Blob, num_buckets: int, blob: Blob, comparison: Comparison
+    index: Index, first: int, components: Components, num_buckets: int, blob: Blob, comparison: Comparison
 ) -> int:
     """Write the candidates of an index, whose entries are numbered from `first`, by component."""
     with ShuffleWriter(blob, num_buckets, comparison.schema()) as writer:
@@ -265,10 +232,8 @@ def collect_index(
     return written
 
 
-def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Blob, comparison: Comparison) -> int:
-    with components.file().open("rb") as file:
-        file.seek(8 * start)
-        component = np.frombuffer(file.read(8 * facts.num_rows), np.int64)
+def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Components, comparison: Comparison) -> int:
+    component = components.between(start, start + facts.num_rows)
     chosen = np.flatnonzero(component >= 0)
     if not len(chosen):
         return 0

@@ -1,6 +1,6 @@
 """From band keys to components on a GPU, in one call that replaces several phases on the CPU.
 
-    CPU   keys by range -> candidate pairs -> components         (candidates.py)
+    CPU   keys by range -> candidate pairs -> components         (candidates.py, joining.py)
     GPU   all keys -> components                                 if they fit in its memory
 
 Both write the same components.
@@ -29,7 +29,7 @@ _LABELS_AT_A_TIME = 2**22
 
 @handles_shortage
 def join_on_gpu(rows: RowNumbers, num_bands: int, blob: Blob, chunk: int) -> dict[str, int] | None:
-    """As `shuffle_bands`, `candidate_pairs` and `join_components` together; None if this worker's GPU is too small for it."""
+    """What `shuffle_bands`, `candidate_pairs` and `join_in_one_call` find together; None if this worker's GPU is too small."""
     where = devices.assigned()
     if where.device == "cpu":
         return None

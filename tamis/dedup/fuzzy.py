@@ -24,6 +24,7 @@ from tamis.dedup.candidates import Comparison, Verify
 from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.joining import Components, join_components
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shuffle import (
@@ -386,7 +387,7 @@ class FuzzyDedup(Gather):
         found = self._joined_on_gpu(rows, work) if index is None else None
         if found is None:
             found = self._joined(rows, work, index, call_bytes)
-        label, component_file, joined = found
+        label, joined_rows, joined = found
         summary |= joined
         comparison = self._comparison
         ngrams = summary["shingles"] // max(1, summary["texts"])
@@ -401,18 +402,18 @@ class FuzzyDedup(Gather):
             work,
             f"candidates, {label}, {num_buckets}",
             candidates.collect,
-            [(rows, part, component_file, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
+            [(rows, part, joined_rows, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
         )
         if index is not None:
             from_index = Blob(part_of, f"part-index{SPILL}")
-            item = (index, rows.total, component_file, num_buckets, from_index, comparison)
+            item = (index, rows.total, joined_rows, num_buckets, from_index, comparison)
             run_in_workers(work, f"candidates of the index, {label}, {num_buckets}", candidates.collect_index, [item])
             collected = replace(collected, more=(from_index.name,))
         return collected, num_buckets
 
     def _joined(
         self, rows: RowNumbers, work: Work, index: Index | None, call_bytes: int
-    ) -> tuple[str, Blob, dict[str, int]]:
+    ) -> tuple[str, Components, dict[str, int]]:
         """(how the keys were divided, components, for the summary)"""
         bands, _ = self.bands
         known = rows.total + (index.total if index else 0)
@@ -432,30 +433,24 @@ class FuzzyDedup(Gather):
             candidates.candidate_pairs,
             [(rows, shuffled, bucket, num_ranges, index, blob, call_bytes) for bucket, blob in enumerate(edges)],
         )
-        blob = Blob(work.exchange, f"components-{num_ranges}.bin")
-        (joined,) = run_in_workers(
-            work,
-            f"components, {num_ranges}",
-            candidates.join_components,
-            [(known, edges, blob, call_bytes)],
-        )
+        found, joined = join_components(work, str(num_ranges), known, edges, call_bytes)
         for part in shuffled:
             part.delete()
         summary = {name: sum(each[name] for each in totals) for name in candidates.NO_TOTALS}
         summary["content"] %= 2**64
-        return str(num_ranges), blob, summary | {"candidate_pairs": sum(pairs), **joined}
+        return str(num_ranges), found, summary | {"candidate_pairs": sum(pairs), **joined}
 
-    def _joined_on_gpu(self, rows: RowNumbers, work: Work) -> tuple[str, Blob, dict[str, int]] | None:
+    def _joined_on_gpu(self, rows: RowNumbers, work: Work) -> tuple[str, Components, dict[str, int]] | None:
         """The same on a GPU; None if it is not worth it or does not fit."""
         if rows.total < components.WORTH_A_GPU or choose(self.device, "cupy") == "cpu":
             return None
         bands, _ = self.bands
-        blob = Blob(work.exchange, "components-gpu.bin")
+        found = Components.in_one_file(work.exchange, "components-gpu-", rows.total)
         chunk = chunk_rows(bands * 32, work.worker_bytes)
         (joined,) = run_in_workers(
-            work, "components on a GPU", components.join_on_gpu, [(rows, bands, blob, chunk)], on_gpu=True
+            work, "components on a GPU", components.join_on_gpu, [(rows, bands, found.files[0], chunk)], on_gpu=True
         )
-        return ("gpu", blob, joined) if joined is not None else None
+        return ("gpu", found, joined) if joined is not None else None
 
     # --------------------------------------------------------------------------------------------------------------- reuse
 

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.dedup import candidates, similar
+from tamis.dedup import similar
 from tamis.dedup.clustering import Centres, Settings, Training, sort_by_cluster, train_centres
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.joining import join_components
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, find_edges
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
@@ -285,14 +286,8 @@ class SemanticDedup(Gather):
             name = f"{num_buckets}, round {number}"
             edges = search.run(number, states)
             first_edges = edges if first_edges is None else first_edges
-            components = Blob(exchange, f"components-{name}.bin")
             total = rows.total + (index.total if index is not None else 0)
-            run_in_workers(
-                work,
-                f"components, {name}",
-                candidates.join_components,
-                [(total, edges, components, call_bytes)],
-            )
+            components, _ = join_components(work, name, total, edges, call_bytes)
             linked = NumberedFiles(exchange.sub("linked"), f"{name}-", len(edges))
             run_in_workers(
                 work,

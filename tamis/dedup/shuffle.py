@@ -13,9 +13,6 @@ of buckets to the file, one after another.
 from __future__ import annotations
 
 import functools
-import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -260,16 +257,6 @@ def pieces(columns: Iterable[dict[str, np.ndarray]], max_rows: int) -> Iterator[
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def allocate(shape: tuple[int, ...], dtype: Any, exchange: Exchange, memory: int) -> np.ndarray:
-    """An uninitialised array in memory, or in an unnamed file in scratch space if it is larger than `memory`."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size <= memory or size == 0:
-        return np.empty(shape, dtype)
-    with tempfile.TemporaryFile(dir=exchange.scratch()) as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # writing to a sparse map on a full disk kills the process
-        return np.asarray(np.memmap(file, dtype=dtype, mode="r+", shape=shape))
 
 
 def matrix_to_column(matrix: np.ndarray) -> pa.FixedSizeBinaryArray:

@@ -2,7 +2,7 @@
 
     rows by cluster          -> see `clustering`
     some clusters            -> better rows that each row is similar to       find_better       one call per bucket
-    edges of similar rows    -> components, see `candidates`                  by_component      one call per bucket
+    edges of similar rows    -> components, see `joining`                     by_component      one call per bucket
     some components          -> which rows are dropped, and because of which  choose            one call per bucket
 
 A row is compared with the better rows of its own cluster, and of the clusters that are within reach. Of those that are similar
@@ -23,6 +23,7 @@ import pyarrow as pa
 from tamis.dedup.candidates import bucket_of_component
 from tamis.dedup.clustering import Centres, Members, Settings, map_vectors, write_matrix
 from tamis.dedup.decisions import Blocks, PairWriter, histogram
+from tamis.dedup.joining import Components
 from tamis.dedup.rows import MAX_MAPPED_BYTES
 from tamis.dedup.shuffle import (
     NumberedFiles,
@@ -256,15 +257,14 @@ _WITH_COMPONENT = pa.schema([*EDGES, pa.field("component", pa.int64())])
 
 
 @handles_shortage
-def by_component(edges: Blob, components: Blob, num_buckets: int, blob: Blob) -> int:
+def by_component(edges: Blob, components: Components, num_buckets: int, blob: Blob) -> int:
     """Write the edges of one file by component."""
     count = 0
     with ShuffleWriter(blob, num_buckets, _WITH_COMPONENT) as writer, pa.memory_map(str(edges.file())) as file:
-        numbers = np.memmap(components.file(), np.int64, mode="r")
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
             table = pa.Table.from_batches([reader.get_batch(number)])
-            component = np.asarray(numbers[as_numpy(table.column("right"))])
+            component = components.of(as_numpy(table.column("right")))
             writer.write(
                 table.append_column("component", pa.array(component)), bucket_of_component(component, num_buckets)
             )

@@ -55,6 +55,64 @@ def mark(touched, rows):
 
 
 @kernel
+def join_range(first, larger, smaller, inside, lowest, touched):
+    """Join larger[i], in the range of rows that starts at `first`, and smaller[i], which is ignored if it is negative.
+
+    inside   int32[rows]   union-find within the range, of rows numbered from `first`
+    lowest   int64[rows]   the smallest row before the range that a row was joined to
+    touched  bool[rows]    whether a row was joined, to itself or another
+    """
+    for index in range(len(larger)):
+        row, other = np.int64(larger[index]) - first, np.int64(smaller[index])
+        if other < 0:
+            continue
+        touched[row] = True
+        if other < first:
+            lowest[row] = min(lowest[row], other)
+            continue
+        touched[other - first] = True
+        a, b = find_root(inside, row), find_root(inside, other - first)
+        if a < b:
+            inside[b] = a
+        elif b < a:
+            inside[a] = b
+
+
+@kernel
+def lower_roots(inside, lowest):
+    """Give each root of `inside` the lowest of all rows of its set."""
+    for row in range(len(inside)):
+        root = find_root(inside, row)
+        lowest[root] = min(lowest[root], lowest[row])
+
+
+@kernel
+def parents_in_range(first, start, inside, lowest, touched, out):
+    """out[i] = the parent of row `start` + i of the range: the lowest row it is joined to, or -1 if it was never joined."""
+    for index in range(len(out)):
+        row = start + index
+        if touched[row]:
+            root = find_root(inside, row)
+            out[index] = min(lowest[root], first + root)
+        else:
+            out[index] = -1
+
+
+@kernel
+def passed_on(first, larger, smaller, inside, lowest, out_larger, out_smaller):
+    """Edges (smaller[i], parent of larger[i]) of rows before the range that are not that parent; returns how many."""
+    count = 0
+    for index in range(len(larger)):
+        other = np.int64(smaller[index])
+        if 0 <= other < first:
+            parent = lowest[find_root(inside, np.int64(larger[index]) - first)]
+            if parent != other:
+                out_larger[count], out_smaller[count] = other, parent
+                count += 1
+    return count
+
+
+@kernel
 def repeated_keys(ordered, table):
     """Put the keys that occur more than once in `ordered` (sorted uint64) into an open-addressing table; returns how many."""
     mask = np.uint64(len(table) - 1)

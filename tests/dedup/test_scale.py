@@ -19,7 +19,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup, Groups, candidates, decisions, equal_digests, shuffle
 from tamis.dedup.candidates import edges_from_keys
 from tamis.dedup.equal_digests import EqualDigests
-from tamis.dedup.shuffle import ShuffleWriter, allocate, bucket_count, pieces
+from tamis.dedup.shuffle import ShuffleWriter, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
 from tamis.exchange import Blob, FolderExchange
 from tamis.kernels import groups
@@ -154,14 +154,6 @@ def test_edges_are_the_same_whatever_the_pieces(keys, size):
     found = edges_from_keys(pieces(iter([columns] if keys else []), size))
     pairs = {(int(a), int(b)) for left, right in found for a, b in zip(left, right, strict=True)}
     assert pairs == {(keys.index(key), n) for n, key in enumerate(keys) if keys.index(key) != n}
-
-
-def test_an_array_on_disk_works_like_one_in_memory(tmp_path):
-    for memory in (10**9, 0):
-        array = allocate((1000, 3), np.int32, FolderExchange(tmp_path), memory)
-        array[:] = 7
-        assert int(array.sum()) == 21_000
-    assert not list(tmp_path.iterdir())
 
 
 def test_parts_do_not_grow_with_the_data_until_they_are_many():
@@ -415,7 +407,7 @@ MEASURE = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from tamis.dedup import candidates
+from tamis.dedup import candidates, joining
 from tamis.dedup.shuffle import NumberedFiles
 from tamis.exchange import Blob, FolderExchange
 import pyarrow as pa
@@ -429,7 +421,7 @@ with pa.ipc.new_file(folder / "1-000000.spill", candidates._EDGES) as writer:
         writer.write_table(pa.table({"left": left, "right": right}))
 exchange = FolderExchange(folder)
 edges = NumberedFiles(exchange, "1-", 1)
-candidates.join_components(1000, NumberedFiles(exchange, "none-", 0), Blob(exchange, "warm.bin"), 10**9)
+joining.join_in_one_call(1000, NumberedFiles(exchange, "none-", 0), Blob(exchange, "warm.bin"))
 low = int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1])
 Path("/proc/self/clear_refs").write_text("5")
 import threading, time
@@ -438,7 +430,7 @@ def watch():
     while not stop.wait(0.002):
         peak[0] = max(peak[0], int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1]))
 thread = threading.Thread(target=watch); thread.start()
-candidates.join_components(total, edges, Blob(exchange, "out.bin"), 10**9)
+joining.join_in_one_call(total, edges, Blob(exchange, "out.bin"))
 stop.set(); thread.join()
 print((peak[0] - low) * 1024)
 """
