@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tamis.executors.executor import Executor
+
 # The first example of a test may compile a kernel, which takes seconds.
 settings.register_profile("tamis", deadline=None)
 settings.load_profile("tamis")
@@ -34,6 +36,49 @@ def small_classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_published(folder)
     write_small_vision(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _ray_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes with one core each, on this machine."""
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
+    cluster.add_node(**small)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_executor(_ray_nodes: str) -> Iterator[Executor]:
+    import ray
+
+    from tamis import RayExecutor
+
+    ray.init(_ray_nodes, log_to_driver=False, configure_logging=False)
+    yield RayExecutor()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def dask_executor() -> Iterator[Executor]:
+    """Two Dask workers of one thread each, on this machine."""
+    from distributed import LocalCluster
+
+    from tamis import DaskExecutor
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit="2GB"
+    ) as cluster:
+        yield DaskExecutor(cluster.scheduler_address)
+
+
+@pytest.fixture(params=["inline", "local", "ray", "dask"])
+def executor(request: pytest.FixtureRequest) -> str | Executor:
+    """Every executor, by name or connected to a cluster that all tests share."""
+    name = request.param
+    return request.getfixturevalue(f"{name}_executor") if name in ("ray", "dask") else name
 
 
 @dataclass(frozen=True)

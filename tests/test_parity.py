@@ -76,6 +76,10 @@ def test_nothing_depends_on_how_the_work_is_divided(source, reference, tmp_path,
     assert outcome(source, tmp_path / "out", blocksize=blocksize, **options) == reference
 
 
+def test_nothing_depends_on_the_executor(source, reference, tmp_path, executor):
+    assert outcome(source, tmp_path / "out", blocksize="20kB", executor=executor) == reference
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Rows with binaries: by value, by reference, missing, and broken."""
@@ -161,6 +165,10 @@ def pictures_reference(pictures, tmp_path_factory):
 def test_binaries_do_not_depend_on_how_the_work_is_divided(pictures, pictures_reference, tmp_path, blocksize, options):
     found = outcome_of_pictures(pictures, tmp_path / "out", blocksize=blocksize, **options)
     assert found == pictures_reference
+
+
+def test_binaries_do_not_depend_on_the_executor(pictures, pictures_reference, tmp_path, executor):
+    assert outcome_of_pictures(pictures, tmp_path / "out", blocksize="20kB", executor=executor) == pictures_reference
 
 
 SCRIPT = """

@@ -20,8 +20,6 @@ from tamis.report import Report
 from tamis.sampling import Sample
 from tamis.text.quality import WordCount
 
-EXECUTORS = ["inline", "local"]
-
 
 def write_jsonl(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +84,6 @@ def test_a_filter_says_why_it_dropped():
     assert report.balances
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 def test_files_in_files_out(tmp_path, executor):
     write_jsonl(tmp_path / "in" / "a.jsonl", numbered(20))
     write_jsonl(tmp_path / "in" / "b.jsonl", numbered(5))
@@ -114,7 +111,6 @@ def test_the_manifest_records_the_recipe_and_the_reasons(tmp_path):
 
 
 class TestFunctions:
-    @pytest.mark.parametrize("executor", EXECUTORS)
     def test_a_dict_adds_columns(self, executor):
         table = Pipeline(Rows(numbered(3)), lambda row: {"double": 2 * row["id"]}).collect(executor=executor)
         assert table.column("double").to_pylist() == [0, 2, 4]
@@ -210,7 +206,6 @@ class TestExpand:
 
 
 class TestFates:
-    @pytest.mark.parametrize("executor", EXECUTORS)
     def test_only_the_row_that_raises_an_error_fails(self, tmp_path, executor):
         rows = [{"text": f"text {n}"} for n in range(100)]
         rows[37]["text"] = "bad"
@@ -228,7 +223,6 @@ class TestFates:
         with pytest.raises(ValueError, match="cannot score bad"):
             Pipeline(Rows([{"text": "bad"}]), BreaksOnForTests()).run(executor="inline")
 
-    @pytest.mark.parametrize("executor", EXECUTORS)
     def test_rejects_hold_every_dropped_row_with_its_reason(self, tmp_path, executor):
         Pipeline(Rows(numbered(14)), WordCount(min_words=2), Sample(rows=3), JsonlWriter(tmp_path)).run(
             executor=executor, rejects=True
@@ -245,7 +239,6 @@ class TestFates:
             "rows:8",
         }
 
-    @pytest.mark.parametrize("executor", EXECUTORS)
     def test_an_operator_that_breaks_its_contract_stops_the_run(self, executor):
         with pytest.raises(OperatorError, match="returned 4 values of `x` for 3 rows"):
             Pipeline(Rows(numbered(3)), TooManyForTests()).run(executor=executor)
@@ -308,7 +301,7 @@ def _failed(output):
 
 
 class TestGather:
-    @pytest.mark.parametrize("executor", EXECUTORS)
+    @pytest.mark.parametrize("executor", ["inline", "local"])
     @pytest.mark.parametrize("before", [False, True])
     def test_a_sample_has_its_size_and_does_not_depend_on_partitions(self, executor, before):
         kept = set()
@@ -332,7 +325,6 @@ class TestGather:
         assert report.kept == 5
         assert report.balances
 
-    @pytest.mark.parametrize("executor", EXECUTORS)
     def test_rows_that_fail_before_the_decision_are_counted_once(self, tmp_path, executor):
         path = write_jsonl(tmp_path / "a.jsonl", numbered(50))
         path.write_text(path.read_text() + "{broken\n")
@@ -403,7 +395,7 @@ class TestLines:
         '{"text": "short"}',
     )
 
-    @pytest.mark.parametrize("executor", EXECUTORS)
+    @pytest.mark.parametrize("executor", ["inline", "local"])
     @pytest.mark.parametrize(
         "steps", [(), (WordCount(min_words=2),), (Sample(rows=2),), (WordCount(min_words=2), Sample(rows=9))]
     )

@@ -52,11 +52,17 @@ class DaskExecutor:
         import distributed
 
         client = distributed.get_client()
-        places = [urlsplit(address) for address in _machines(client)]
-        alone = all(place.scheme == "inproc" or (place.hostname or "").startswith("127.") for place in places)
-        host = "127.0.0.1" if alone else distributed.utils.get_ip(places[0].hostname)
+        # Workers may join from wherever the scheduler can be reached, also if all of them are on this machine now.
+        addresses = [client.scheduler_info(n_workers=0)["address"], *_machines(client)]
+        hosts = [host for host in map(_host, addresses) if host not in ("", "127.0.0.1")]
+        host = distributed.utils.get_ip(hosts[0]) if hosts else "127.0.0.1"
         with ClusterSession(_DaskPlacement(client), host, governor, modules, emit, stop) as session:
             yield session
+
+
+def _host(address: str) -> str:
+    """The host in the address of a scheduler or worker; "" if it is in this process."""
+    return "" if address.startswith("inproc") else urlsplit(address).hostname or ""
 
 
 def _client(distributed: Any, address: str | None, stack: ExitStack) -> Any:

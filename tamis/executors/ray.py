@@ -62,11 +62,9 @@ class RayExecutor:
     def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[ClusterSession]:
         import ray
 
+        # Also while this is the only node: others may join.
         here = ray.util.get_node_ip_address()
-        alone = all(node["NodeManagerAddress"] in (here, "127.0.0.1") for node in ray.nodes() if node["Alive"])
-        with ClusterSession(
-            _RayPlacement(ray, governor), "127.0.0.1" if alone else here, governor, modules, emit, stop
-        ) as session:
+        with ClusterSession(_RayPlacement(ray, governor), here, governor, modules, emit, stop) as session:
             yield session
 
 

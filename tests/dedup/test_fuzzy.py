@@ -237,6 +237,12 @@ def test_result_does_not_depend_on_partitions_workers_or_budget(verify):
     assert fates(rows, step, per_partition=90, executor="local", workers=1, memory="1600MB") == expected
 
 
+def test_result_does_not_depend_on_the_executor(executor):
+    rows = planted(300, 12)
+    step = FuzzyDedup(keep="longest")
+    assert fates(rows, step, per_partition=90, executor=executor) == fates(rows, step, per_partition=300)
+
+
 def test_result_does_not_depend_on_the_number_of_buckets(monkeypatch):
     rows = planted(600, 12)
     expected = fates(rows, FuzzyDedup(), per_partition=600)

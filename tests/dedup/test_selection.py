@@ -133,6 +133,15 @@ def test_representatives_are_more_diverse_than_a_random_sample():
     assert covered["k_center"].mean() > min(each.mean() for each in random)
 
 
+def test_the_choice_does_not_depend_on_the_executor(executor):
+    rows = rows_of(grouped(300, seed=6))
+    expected = run(rows, Diverse(rows=37), 300), run(rows, Outliers(share=0.1), 300)
+    assert (
+        run(rows, Diverse(rows=37), 90, executor=executor),
+        run(rows, Outliers(share=0.1), 90, executor=executor),
+    ) == expected
+
+
 @pytest.mark.parametrize(
     "step", [Diverse(rows=37), Diverse(share=0.1, method="facility_location"), Outliers(share=0.1)]
 )

@@ -185,6 +185,12 @@ def test_result_does_not_depend_on_partitions_workers_or_budget(keep, monkeypatc
     assert fates(rows, step, per_partition=100) == expected
 
 
+def test_result_does_not_depend_on_the_executor(executor):
+    rows = rows_of(planted(300, seed=11))
+    step = SemanticDedup(neighbours=2)
+    assert fates(rows, step, 90, executor=executor) == fates(rows, step, per_partition=300)
+
+
 def test_a_cluster_larger_than_a_workers_memory(monkeypatch):
     rows = rows_of(planted(900, seed=12))
     step = SemanticDedup(num_clusters=1, **EXACT)

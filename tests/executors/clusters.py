@@ -128,6 +128,20 @@ sys.meta_path.insert(0, Without)
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])}
 
 
+def hosts_listened_on(executor: Any) -> set[str]:
+    """The addresses at which a driver waits for the nodes of a run."""
+    found: set[str] = set()
+    before = {each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+    def look(event: Event) -> None:
+        listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        found.update(each.laddr.ip for each in listening if each.laddr not in before)
+
+    report = Pipeline(Rows([{"n": 1}, {"n": 2}]), lambda row: row["n"] > 1).run(executor=executor, on_event=look)
+    assert report.kept == 1
+    return found
+
+
 # --------------------------------------------------------------------------------------------------------------- faults
 
 

@@ -55,6 +55,26 @@ def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, sourc
     await_none(lambda: agents(dask_cluster))
 
 
+def test_a_worker_of_another_machine_could_join():
+    """The only Dask worker is on this machine, and the driver still listens where others can reach it."""
+    from distributed import LocalCluster
+    from distributed.utils import get_ip
+
+    with LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        processes=False,
+        protocol="tcp",
+        host=get_ip(),
+    ) as cluster:
+        assert clusters.hosts_listened_on(DaskExecutor(cluster.scheduler_address)) == {get_ip()}
+
+
+def test_nobody_is_let_in_from_outside_without_need(executor):
+    assert clusters.hosts_listened_on(executor) == {"127.0.0.1"}
+
+
 def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
     """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
 

@@ -79,6 +79,13 @@ def test_the_same_rows_reasons_failures_and_groups(connected, source, reference,
     await_none(lambda: agents(connected))
 
 
+def test_a_node_of_another_machine_could_join(connected):
+    """All nodes are on this machine, and the driver still listens where others can reach it."""
+    import ray
+
+    assert clusters.hosts_listened_on(RayExecutor()) == {ray.util.get_node_ip_address()}
+
+
 def test_stages_that_run_at_the_same_time(connected, source, tmp_path):
     """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
 
