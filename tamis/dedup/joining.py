@@ -11,7 +11,7 @@ row of the same component. Each round has two phases:
 
 When no edge is left and all parents outside of a range are their own parents, the parents are the components. Every round
 halves the length of paths to the smallest row (pointer jumping, Shiloach and Vishkin 1982), and passes edges on to smaller rows
-(as the small-star of Kiveris et al. 2014 does), so there are few rounds. A row with a million neighbours is asked for once per
+(as the small-star of Kiveris et al. 2014 does), so there are few rounds. A row with a million neighbours is looked up once per
 range, and not once by each of them.
 """
 

@@ -234,9 +234,8 @@ def test_remaining_lines_are_those_of_the_naive_reference(documents, per_partiti
     assert (found["text"].to_pylist() if found.num_rows else []) == expected
 
 
-@pytest.mark.parametrize("unit", ["document", "line"])
-def test_result_does_not_depend_on_the_executor(tmp_path, executor, unit):
+def test_result_does_not_depend_on_the_executor(executor):
     rows = [{"id": n, "text": f"a line that is repeated {n % 5}\nanother one {n % 7}\nand one"} for n in range(60)]
-    step = ExactDedup(unit=unit, min_unit_bytes=1, max_removed=1.0)
+    step = ExactDedup(unit="line", min_unit_bytes=1, max_removed=1.0)
     expected = Pipeline(Rows(rows), step).collect(executor="inline").to_pylist()
     assert Pipeline(Rows(rows, rows_per_partition=17), step).collect(executor=executor).to_pylist() == expected
