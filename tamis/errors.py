@@ -81,7 +81,7 @@ class ImageError(MediaError):
     """An image cannot be decoded. `problem` is a word or two that can be counted: "truncated", "corrupt"."""
 
     def __init__(self, problem: str, message: str) -> None:
-        super().__init__(f"the image is {problem}: {message}")
+        super().__init__(f"the file is {problem}: {message}")
         self.problem = problem
 
     def __reduce__(self) -> tuple[object, ...]:

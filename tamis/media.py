@@ -259,7 +259,7 @@ def read_bytes(batch: Batch, column: str) -> list[Data]:
 
 
 def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[str, np.ndarray]:
-    if column.null_count == len(column):
+    if column.null_count == len(column) or _has_only_nulls(column.type):
         return {"data": np.full(len(column), None, dtype=object)}
     if not is_media(column.type):
         raise MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {column.type}")
@@ -275,6 +275,11 @@ def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[
                 except MediaError as error:
                     data[row] = error
     return {"data": data}
+
+
+def _has_only_nulls(kind: pa.DataType) -> bool:
+    """Whether a media column has neither bytes nor paths in this batch, so that their types are unknown."""
+    return pa.types.is_struct(kind) and kind.num_fields == 2 and all(pa.types.is_null(each.type) for each in kind)
 
 
 def _fields(column: pa.Array) -> tuple[pa.Array, pa.Array]:

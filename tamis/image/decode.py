@@ -57,7 +57,7 @@ class Headers:
     mode: np.ndarray
     """L, RGB, RGBA, P, CMYK, I;16, ...: names of Pillow."""
     orientation: np.ndarray
-    """1 to 8, as in the EXIF data; 1 if there is none."""
+    """1 to 8, as in the EXIF data; 1 if there is none, and for TIFF."""
     num_bytes: np.ndarray
 
     @property

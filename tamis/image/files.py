@@ -70,11 +70,6 @@ class Header:
     orientation: int
     num_bytes: int
 
-    @property
-    def stored_size(self) -> tuple[int, int]:
-        """(width, height) before the orientation is applied."""
-        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
-
 
 def format_of(data: Data) -> str | None:
     """The format that the first bytes of a file name.
@@ -227,7 +222,7 @@ def _opened(data: Data) -> Any:
 
 
 def _orientation(image: Any) -> int:
-    exif = _exif(image)
+    exif = None if image.format == "TIFF" else _exif(image)  # Pillow turns the pixels of TIFF files itself
     found = 1 if exif is None else exif.get(_EXIF_ORIENTATION, 1)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
@@ -330,7 +325,7 @@ def _jpeg_pixels(data: Data, image: Any, tier: int | None) -> tuple[np.ndarray, 
     except ValueError as error:
         if _DAMAGE.search(str(error)):
             raise
-        # A warning, such as a missing end marker: Pillow raises an error only if pixels are missing.
+        # A warning, such as bytes between segments: Pillow raises an error only if pixels are missing.
         image.draft(image.mode, (width // scale, height // scale))
         return _pixels(image)
 

@@ -200,7 +200,10 @@ class _Fine(Rule):
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         found = np.array(values.to_pylist(), dtype=object)
-        return [(f"the image is {problem}", found == problem) for problem in sorted(set(found) - {"fine"})]
+        return [
+            ("there is no image" if problem == "missing" else f"the file is {problem}", found == problem)
+            for problem in sorted(set(found) - {"fine"})
+        ]
 
 
 @operator(reads="image", writes="image_state")
