@@ -23,8 +23,8 @@ from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, betw
 Detector: TypeAlias = Literal["haar", "nudenet"]
 Find: TypeAlias = Callable[[np.ndarray], list[dict[str, Any]]]
 
-SIDE, BLUR_SIDE = 256, 512
-"""Faces are counted in pictures with this short side, and blurred if they are found in larger ones."""
+SIDE = 256
+"""Faces are searched in pictures with this short side; in larger ones, more faces are found where there are none."""
 
 SMALLEST = 21
 """Faces with fewer pixels than this are not found; the cascade was trained on 20 x 20 (Lienhart and Maydt 2002)."""
@@ -201,8 +201,9 @@ class BlurFaces(_FaceStep, Map):
 
     Each face that the `detector` of `Faces` finds is blurred in an ellipse that is `margin` larger than its box, so
     strongly that a sixth of its width is averaged. The image is written in the format it had, JPEG and WebP with
-    `quality`, without metadata, upright and in sRGB; one of another format becomes PNG. Faces that are not found stay
-    visible, so check a sample. Needs `tamis[image,image-models]`.
+    `quality`, without metadata, upright and in sRGB; one of another format becomes PNG. Faces smaller than a twelfth of
+    the short side are not found. Faces that are not found stay visible, so check a sample. Needs
+    `tamis[image,image-models]`.
 
         BlurFaces(quality=95)
     """
@@ -232,7 +233,7 @@ class _Blurrer:
         self._step, self._find = step, find
 
     def apply(self, batch: Batch) -> dict[str, Column]:
-        found = [None if picture is None else self._find(picture) for picture in pictures(batch, "image", BLUR_SIDE)]
+        found = [None if picture is None else self._find(picture) for picture in pictures(batch, "image", SIDE)]
         column = batch["image"]
         if any(found):
             column = self._blurred(batch, found)
