@@ -200,7 +200,7 @@ class BlurFaces(_FaceStep, Map):
     """Blur the faces in each image; `num_blurred` is their number. Images without faces stay as they are, byte for byte.
 
     Each face that the `detector` of `Faces` finds is blurred in an ellipse that is `margin` larger than its box, so
-    strongly that a sixth of its width is averaged. The image is written in the format it had, JPEG and WebP with
+    strongly that a third of its width is averaged. The image is written in the format it had, JPEG and WebP with
     `quality`, without metadata, upright and in sRGB; one of another format becomes PNG. Faces smaller than a twelfth of
     the short side are not found. Faces that are not found stay visible, so check a sample. Needs
     `tamis[image,image-models]`.
@@ -266,7 +266,7 @@ def blur(picture: np.ndarray, places: list[np.ndarray], margin: float) -> np.nda
         part = out[top:bottom, left:right]
         mask = np.zeros(part.shape[:2], np.uint8)
         cv2.ellipse(mask, (center[0] - left, center[1] - top), axes, 0, 0, 360, 255, -1)
-        soft = cv2.GaussianBlur(part, (0, 0), max(2.0, axes[0] / 6))
+        soft = cv2.GaussianBlur(part, (0, 0), max(2.0, axes[0] / 3))
         out[top:bottom, left:right] = np.where(mask[:, :, None] > 0, soft, part)
     return out
 
