@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tamis.text.pii import PersonalDataMask
     from tamis.text.quality import (
         BulletPoints,
+        CharacterCount,
         CommonEnglishWords,
         Ellipsis,
         LongestWord,
@@ -112,7 +113,7 @@ _MODULES = {
     "neural": ("Classifier", "Tokenize"),
     "pii": ("PersonalDataMask",),
     "quality": (
-        "BulletPoints", "CommonEnglishWords", "Ellipsis", "LongestWord", "MeanWordLength", "NonAlphaNumeric",
+        "BulletPoints", "CharacterCount", "CommonEnglishWords", "Ellipsis", "LongestWord", "MeanWordLength", "NonAlphaNumeric",
         "Numbers", "Parentheses", "PornographicUrls", "Punctuation", "SymbolsToWords", "Urls", "WhiteSpace",
         "WordCount", "WordsWithoutAlphabets",
     ),
@@ -142,6 +143,7 @@ __all__ = [
     "C4Lines",
     "C4Paragraphs",
     "C4Quality",
+    "CharacterCount",
     "Classifier",
     "CommonEnglishWords",
     "ContentTypeClassifier",

@@ -51,6 +51,25 @@ class WordCount(WordFilter):
         return [between("words", self.min_words, self.max_words)]
 
 
+@operator(reads="text", writes="characters")
+class CharacterCount(Filter):
+    """Keep texts with at least 6 characters, DataComp's bound for captions (Gadre et al. 2023).
+
+    >>> CharacterCount().score(Batch.from_rows([{"text": "caf\u00e9"}, {"text": None}]))["characters"].tolist()
+    [4, 0]
+    """
+
+    min_characters: int | None = 6
+    max_characters: int | None = None
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        return {"characters": text_facts(batch)["chars"]}
+
+    def rules(self) -> list[Rule]:
+        return [between("characters", self.min_characters, self.max_characters)]
+
+
 @operator(reads="text", writes="mean_word_length")
 class MeanWordLength(WordFilter):
     """Keep documents whose words have 3 to 10 characters on average (Rae et al. 2021).
