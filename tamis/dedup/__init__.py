@@ -1,4 +1,4 @@
-"""Exact, fuzzy and semantic deduplication as steps of a pipeline."""
+"""Exact, fuzzy, semantic and perceptual deduplication as steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup
     from tamis.dedup.fuzzy import FuzzyDedup
     from tamis.dedup.groups import Groups
+    from tamis.dedup.images import ImageDedup
     from tamis.dedup.index import Index
     from tamis.dedup.selection import Diverse, Outliers
     from tamis.dedup.semantic import SemanticDedup
@@ -20,12 +21,13 @@ _MODULES = {
     "ExactDedup": "exact",
     "FuzzyDedup": "fuzzy",
     "Groups": "groups",
+    "ImageDedup": "images",
     "Index": "index",
     "Outliers": "selection",
     "SemanticDedup": "semantic",
 }
 
-__all__ = ["Diverse", "ExactDedup", "FuzzyDedup", "Groups", "Index", "Outliers", "SemanticDedup"]
+__all__ = ["Diverse", "ExactDedup", "FuzzyDedup", "Groups", "ImageDedup", "Index", "Outliers", "SemanticDedup"]
 
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

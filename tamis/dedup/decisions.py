@@ -57,6 +57,7 @@ PAIRS = pa.schema(
         "similarity": pa.float32(),
         "bands": pa.int16(),
         "distance": pa.float32(),  # from the centre of its cluster, if rows are compared by embedding
+        "bits": pa.int16(),  # in which the hashes of images differ
         "short": pa.bool_(),
         "dropped": pa.bool_(),
     }
@@ -77,6 +78,7 @@ GROUP_SCHEMA = pa.schema(
         "similarity": pa.float32(),
         "bands": pa.int16(),
         "distance": pa.float32(),
+        "bits": pa.int16(),
         "short": pa.bool_(),
         "unit": pa.int32(),
         "kept_unit": pa.int32(),
@@ -341,7 +343,7 @@ class GroupWriter:
         columns: dict[str, Any] = {
             **{
                 column: pairs.column(column)
-                for column in ("unit", "kept_unit", "similarity", "bands", "distance", "short", "dropped")
+                for column in ("unit", "kept_unit", "similarity", "bands", "distance", "bits", "short", "dropped")
             },
             "id": name,
             "kept_id": names.column("id"),

@@ -104,7 +104,8 @@ def _places(groups: Groups, names: list[str]) -> list[int]:
 
 
 def _finding(summary: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"step": summary["step"], "threshold": summary.get("threshold"), "entries": entries}
+    found = {"step": summary["step"], "threshold": summary.get("threshold"), "entries": entries}
+    return found | ({"radius": summary["radius"]} if "radius" in summary else {})
 
 
 def _decide(row: Explanation, groups: Groups) -> None:
@@ -282,17 +283,25 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
     elif by_fate["kept"] and not lines:
         lines.append(f"{step}: kept; {len(by_fate['kept']):,} repeats of its text were cut elsewhere")
     if by_fate["near miss"]:
-        (entry,) = by_fate["near miss"][:1]
+        entry = max(by_fate["near miss"], key=lambda each: each["similarity"])
         where = f" in the index {entry['index']}" if entry.get("index") else ""
         other = _title(entry.get("kept_id"), entry["kept_address"])
         lines.append(f"{step}: kept, but close to {other}{where}")
-        lines.append(f"  {_similarity(entry)}, below the threshold of {finding['threshold']:g}")
+        radius = finding.get("radius")
+        limit = (
+            f"beyond the radius of {radius}"
+            if radius is not None
+            else f"below the threshold of {finding['threshold']:g}"
+        )
+        lines.append(f"  {_similarity(entry)}, {limit}")
     return lines or [f"{step}: no duplicate found"]
 
 
 def _similarity(entry: Mapping[str, Any]) -> str:
     if entry.get("distance") is not None:
         return f"cosine similarity {entry['similarity']:.4f}"
+    if entry.get("bits") is not None:
+        return f"hashes that differ in {plural(entry['bits'], 'bit')}"
     if entry.get("bands") is None:
         return "the same content"
     text = f"similarity {entry['similarity']:.3f}"

@@ -25,6 +25,7 @@ _PAIR = (
     "similarity",
     "bands",
     "distance",
+    "bits",
     "short",
     "index",
     "unit",

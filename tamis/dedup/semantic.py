@@ -21,9 +21,9 @@ from tamis.dedup.clustering import Centres, Settings, Training, sort_by_cluster,
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
-from tamis.dedup.joining import join_components
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, find_edges
+from tamis.dedup.rounds import decide_in_rounds
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
@@ -274,54 +274,15 @@ class SemanticDedup(Gather):
         call_bytes: int,
     ) -> tuple[NumberedFiles, list[Mapping[str, Any]]]:
         """(files of dropped rows with their survivors, sizes of groups)"""
-        index, exchange = blocks.index, work.exchange
+        index = blocks.index
         known = count + (index.total if index is not None else 0)
         check_disk(work, known * (2 * settings.kind.stored.byte_width + 100), "semantic deduplication")
         search = _Search(self, rows, index, count, settings, work, call_bytes)
         num_buckets = bucket_count(known * COMPARED_BYTES, call_bytes)
-        states: Blob | None = None
-        all_pairs = NumberedFiles(exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", 0)
-        first_edges: NumberedFiles | None = None
-        for number in range(rows.total + 1):
-            name = f"{num_buckets}, round {number}"
-            edges = search.run(number, states)
-            first_edges = edges if first_edges is None else first_edges
-            total = rows.total + (index.total if index is not None else 0)
-            components, _ = join_components(work, name, total, edges, call_bytes)
-            linked = NumberedFiles(exchange.sub("linked"), f"{name}-", len(edges))
-            run_in_workers(
-                work,
-                f"by component, {name}",
-                similar.by_component,
-                [(each, components, num_buckets, blob) for each, blob in zip(edges, linked, strict=True)],
-            )
-            before, all_pairs = len(all_pairs), replace(all_pairs, count=len(all_pairs) + num_buckets)
-            run_in_workers(
-                work,
-                f"choices, {name}, {blocks.division}",
-                similar.choose,
-                [(blocks, linked, bucket, num_buckets, all_pairs[before + bucket]) for bucket in range(num_buckets)],
-            )
-            states = Blob(exchange, f"states-{name}, {blocks.division}.bin")
-            (fates,) = run_in_workers(
-                work,
-                f"states, {name}, {blocks.division}",
-                similar.collect_states,
-                [(rows.total, all_pairs, num_buckets, states)],
-            )
-            if not fates["unknown"]:
-                break
-        assert first_edges is not None
+        decided = decide_in_rounds(work, blocks, num_buckets, call_bytes, search.run)
         summary |= search.summary
-        summary["rounds"] = number + 1
-        near = NumberedFiles(exchange.sub("pairs"), f"near, {num_buckets}, {blocks.division}-", len(first_edges))
-        run_in_workers(
-            work,
-            f"near misses, {name}, {blocks.division}",
-            similar.keep_near_misses,
-            [(blocks, edges, states, blob) for edges, blob in zip(first_edges, near, strict=True)],
-        )
-        return replace(all_pairs, more=tuple(blob.name for blob in near)), [fates]
+        summary["rounds"] = decided.rounds
+        return decided.pairs, [decided.fates]
 
 
 class _Search:

@@ -14,6 +14,7 @@ all rows one after another and keeping those that are not similar to a row kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,8 @@ EDGES = pa.schema(
 NEAR_MISSES = pa.schema(
     {"row": pa.int64(), "survivor": pa.int64(), "similarity": pa.float32(), "distance": pa.float32()}
 )
+_MEASURES = ("similarity", "distance", "bits")
+"""How similar two rows are; edges have some of these columns."""
 _FATES = pa.schema({"row": pa.int64(), "survivor": pa.int64()})
 NEAR, FATES = ".near", ".fates"
 """Suffixes of the near misses beside edges, and of the rows decided beside pairs."""
@@ -253,15 +256,15 @@ def states_of(states: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------- choices
 
-_WITH_COMPONENT = pa.schema([*EDGES, pa.field("component", pa.int64())])
-
 
 @handles_shortage
 def by_component(edges: Blob, components: Components, num_buckets: int, blob: Blob) -> int:
     """Write the edges of one file by component."""
     count = 0
-    with ShuffleWriter(blob, num_buckets, _WITH_COMPONENT) as writer, pa.memory_map(str(edges.file())) as file:
-        reader = pa.ipc.open_file(file)
+    with ExitStack() as stack:
+        reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(edges.file()))))
+        schema = pa.schema([*reader.schema, pa.field("component", pa.int64())])
+        writer = stack.enter_context(ShuffleWriter(blob, num_buckets, schema))
         for number in range(reader.num_record_batches):
             table = pa.Table.from_batches([reader.get_batch(number)])
             component = components.of(as_numpy(table.column("right")))
@@ -284,7 +287,7 @@ def choose(blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: in
     ):
         if table is None:
             return {"dropped": 0, "unknown": 0}
-        edge = {name: as_numpy(table.column(name)) for name in EDGES.names}
+        edge = {name: as_numpy(table.column(name)) for name in table.column_names}
         keys = ("left", "left_order", "left_source", "right", "right_order", "right_source")
         order = np.lexsort([edge[name] for name in keys])
         right = edge["right"][order]
@@ -293,7 +296,7 @@ def choose(blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: in
         states, twins = np.full(len(vertices), kernel.KEPT, np.int8), np.empty(len(begins), np.int64)
         kernel.choose_kept(
             np.append(begins, len(right)), place[: len(begins)], place[len(begins) :], states,
-            edge["full"][order[begins]], twins,
+            np.logical_or.reduceat(edge["full"][order], begins), twins,
         )  # fmt: skip
         mine = states[place[: len(begins)]]
         dropped = np.flatnonzero(twins >= 0)
@@ -302,8 +305,7 @@ def choose(blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: in
             {
                 "row": edge["right"][chosen],
                 "survivor": edge["left"][chosen],
-                "similarity": edge["similarity"][chosen],
-                "distance": edge["distance"][chosen],
+                **{name: edge[name][chosen] for name in _MEASURES if name in edge},
                 "short": np.zeros(len(chosen), np.bool_),
                 "dropped": np.ones(len(chosen), np.bool_),
             }
@@ -347,7 +349,7 @@ def keep_near_misses(blocks: Blocks, edges: Blob, states: Blob, blob: Blob) -> i
             kept = (states_of(state, row) == kernel.KEPT) & (states_of(state, survivor) == kernel.KEPT)
             chosen = batch.filter(pa.array(kept))
             writer.write(
-                {name: chosen.column(name) for name in NEAR_MISSES.names}
+                {name: chosen.column(name) for name in chosen.schema.names}
                 | {name: np.zeros(chosen.num_rows, np.bool_) for name in ("short", "dropped")}
             )
             count += chosen.num_rows

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ImageSize,
         JpegQuality,
     )
+    from tamis.image.hashing import ImageHash
     from tamis.image.metadata import ImageExif, ImageMetadataRemoval
     from tamis.image.neural import ImageTensor
     from tamis.image.nsfw import BodyParts, Nsfw
@@ -49,6 +50,7 @@ _MODULES = {
         "ImageAspect", "ImageBytes", "ImageDecodable", "ImageFormat", "ImageFrameCount", "ImageMode", "ImagePixels",
         "ImageSize", "JpegQuality",
     ),
+    "hashing": ("ImageHash",),
     "metadata": ("ImageExif", "ImageMetadataRemoval"),
     "embed": ("ImageEmbed",),
     "classify": ("ImageClassifier", "ImageTags", "Watermark"),
@@ -84,6 +86,7 @@ __all__ = [
     "ImageFormat",
     "ImageFrameCount",
     "ImageFrames",
+    "ImageHash",
     "ImageMetadataRemoval",
     "ImageMode",
     "ImagePixels",

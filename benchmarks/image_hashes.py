@@ -1,0 +1,271 @@
+"""Perceptual hashes and the deduplication of images: `python benchmarks/image_hashes.py SECTION [FOLDER]`.
+
+    recall FOLDER     recall and precision per hash and radius, on the pictures below FOLDER and transforms of them
+    reduced FOLDER    bits that differ between the hash of all pixels and that of a reduced picture
+    speed FOLDER      images per second and core: decode and hash, against the packages ImageHash and pdqhash
+    pairs             a million made hashes: seconds and memory, against numpy and, where installed, faiss
+
+Tables are printed in Markdown; benchmarks/image_dedup.md has those of one run, with the packages the pictures come from.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import io
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageEnhance
+
+from tamis.image.files import decode_file, read_header
+from tamis.image.hashing import BITS, SIDE, hash_pictures
+from tamis.kernels import hamming
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+RADII = {64: (0, 2, 4, 6, 8, 10, 12, 14), 256: (0, 8, 16, 24, 31, 40, 48, 56)}
+Image.MAX_IMAGE_PIXELS = None
+
+
+def files_below(folder: str, most: int | None = None) -> list[Path]:
+    found = sorted(each for each in Path(folder).rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
+    return found if most is None or len(found) <= most else found[:: len(found) // most][:most]
+
+
+def decoded(data: bytes, tier: int | None = SIDE) -> np.ndarray:
+    return decode_file(data, read_header(data), tier, 8)
+
+
+def encoded(picture: Image.Image, quality: int = 85) -> bytes:
+    target = io.BytesIO()
+    picture.convert("RGB").save(target, "JPEG", quality=quality)
+    return target.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def cropped(picture: Image.Image, share: float) -> Image.Image:
+    """Without this share of each side, half of it on each end."""
+    dx, dy = round(picture.width * share / 2), round(picture.height * share / 2)
+    return picture.crop((dx, dy, picture.width - dx, picture.height - dy))
+
+
+def with_watermark(picture: Image.Image) -> Image.Image:
+    copy = picture.convert("RGB")
+    draw = ImageDraw.Draw(copy, "RGBA")
+    draw.text(
+        (copy.width * 0.55, copy.height * 0.85), "example.org", (255, 255, 255, 160), font_size=max(8, copy.width // 16)
+    )
+    return copy
+
+
+def on_border(picture: Image.Image) -> Image.Image:
+    border = max(1, round(min(picture.size) * 0.05))
+    framed = Image.new("RGB", (picture.width + 2 * border, picture.height + 2 * border))
+    framed.paste(picture, (border, border))
+    return framed
+
+
+TRANSFORMS: dict[str, Callable[[Image.Image], bytes]] = {
+    "half size": lambda it: encoded(it.resize((max(1, it.width // 2), max(1, it.height // 2)))),
+    "128 pixels": lambda it: encoded(it.resize((128, max(1, it.height * 128 // it.width)))),
+    "JPEG quality 50": lambda it: encoded(it, 50),
+    "JPEG quality 20": lambda it: encoded(it, 20),
+    "brightness +30 %": lambda it: encoded(ImageEnhance.Brightness(it).enhance(1.3)),
+    "contrast -30 %": lambda it: encoded(ImageEnhance.Contrast(it).enhance(0.7)),
+    "grey": lambda it: encoded(it.convert("L")),
+    "watermark": lambda it: encoded(with_watermark(it)),
+    "crop 2 %": lambda it: encoded(cropped(it, 0.02)),
+    "crop 5 %": lambda it: encoded(cropped(it, 0.05)),
+    "crop 10 %": lambda it: encoded(cropped(it, 0.1)),
+    "border 5 %": lambda it: encoded(on_border(it)),
+    "rotated 2 degrees": lambda it: encoded(it.rotate(2, Image.Resampling.BICUBIC)),
+    "rotated 90 degrees": lambda it: encoded(it.rotate(90, expand=True)),
+    "mirrored": lambda it: encoded(it.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+}
+
+
+def recall(folder: str, most: int = 400) -> None:
+    """Recall: transforms within the radius of their original. Precision: of all pairs within it, those of one original."""
+    originals, others = [], {name: [] for name in TRANSFORMS}
+    for file in files_below(folder, most):
+        picture = Image.fromarray(decoded(file.read_bytes(), 512))
+        originals.append(decoded(encoded(picture, 92)))
+        for name, transform in TRANSFORMS.items():
+            others[name].append(decoded(transform(picture)))
+    print(f"{len(originals)} pictures below {Path(folder).name}\n")
+    for kind, bits in BITS.items():
+        found = hash_pictures(originals, kind)
+        hashes, enough = found.words, found.quality >= 10
+        radii = RADII[bits]
+        print(
+            f"| {kind}, {int(enough.sum())} with quality 10 or more | "
+            + " | ".join(f"r {each}" for each in radii)
+            + " |"
+        )
+        print("|---" * (len(radii) + 1) + "|")
+        distinct = _distances(hashes[enough], hashes[enough])
+        distinct = distinct[np.triu_indices(len(distinct), 1)]
+        right = np.zeros(len(radii))
+        for name in TRANSFORMS:
+            copies = hash_pictures(others[name], kind).words
+            apart = np.bitwise_count(copies ^ hashes).sum(axis=1)[enough]
+            shares = np.array([np.mean(apart <= radius) for radius in radii])
+            right += np.array([np.count_nonzero(apart <= radius) for radius in radii])
+            print(f"| {name} | " + " | ".join(f"{100 * share:.0f}" for share in shares) + " |")
+        wrong = np.array([np.count_nonzero(distinct <= radius) for radius in radii])
+        print("| other pictures within r, pairs | " + " | ".join(f"{count}" for count in wrong) + " |")
+        print("| per million pairs | " + " | ".join(f"{1e6 * count / len(distinct):.0f}" for count in wrong) + " |")
+        with np.errstate(invalid="ignore"):
+            precision = right / (right + wrong)
+        print("| precision, % | " + " | ".join(f"{100 * share:.1f}" for share in precision) + " |\n")
+
+
+def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return sum(
+        np.bitwise_count(left[:, None, word] ^ right[None, :, word]).astype(np.int64) for word in range(left.shape[1])
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- reduced
+
+
+def reduced(folder: str, most: int = 200) -> None:
+    """Bits that differ between the exact hash and the fast one."""
+    datas = [file.read_bytes() for file in files_below(folder, most)]
+    print(f"| {len(datas)} files below {Path(folder).name} | equal, % | mean bits | 90 % | 99 % | most |")
+    print("|---|---|---|---|---|---|")
+    small = [decoded(data) for data in datas]
+    exact = {kind: hash_pictures((decoded(data, None) for data in datas), kind) for kind in BITS}
+    for kind in BITS:
+        fast = hash_pictures(small, kind)
+        enough = exact[kind].quality >= 10
+        apart = np.bitwise_count(fast.words ^ exact[kind].words).sum(axis=1)[enough]
+        spread = [np.mean(apart), *np.quantile(apart, [0.9, 0.99], method="higher"), apart.max()]
+        print(f"| {kind} | {100 * np.mean(apart == 0):.0f} | " + " | ".join(f"{each:.1f}" for each in spread) + " |")
+
+
+# ---------------------------------------------------------------------------------------------------------------- speed
+
+
+def speed(folder: str, most: int = 200) -> None:
+    """CPU seconds of one process; each way hashes the same files, read before."""
+    import imagehash
+    import pdqhash
+
+    datas = [file.read_bytes() for file in files_below(folder, most)]
+    hash_pictures([decoded(datas[0])], "phash"), hash_pictures([decoded(datas[0])], "pdq")  # compiles
+
+    def peers(kind: str) -> Iterator[object]:
+        functions = {
+            "phash": imagehash.phash,
+            "dhash": imagehash.dhash,
+            "ahash": imagehash.average_hash,
+            "whash": imagehash.whash,
+        }
+        for data in datas:
+            picture = Image.open(io.BytesIO(data))
+            yield pdqhash.compute(np.array(picture.convert("RGB"))) if kind == "pdq" else functions[kind](picture)
+
+    megapixels = sum(header.width * header.height for header in map(read_header, datas)) / 1e6
+    print(f"{len(datas)} files below {Path(folder).name}, {megapixels / len(datas):.1f} megapixels each\n")
+    print("| | package, images/s | all pixels | reduced | ratio |\n|---|---|---|---|---|")
+    for kind in BITS:
+        ways: dict[str, Callable[[], object]] = {
+            "package": lambda kind=kind: list(peers(kind)),
+            "exact": lambda kind=kind: hash_pictures((decoded(data, None) for data in datas), kind),
+            "fast": lambda kind=kind: hash_pictures((decoded(data) for data in datas), kind),
+        }
+        rates = {name: len(datas) / _cpu_seconds(way) for name, way in ways.items()}
+        print(
+            f"| {kind} | {rates['package']:.1f} | {rates['exact']:.1f} | {rates['fast']:.1f} "
+            f"| {rates['fast'] / rates['package']:.1f} |"
+        )
+
+
+def _cpu_seconds(way: Callable[[], object]) -> float:
+    start = time.process_time()
+    way()
+    return time.process_time() - start
+
+
+# ---------------------------------------------------------------------------------------------------------------- pairs
+
+
+def made(count: int, bits: int, radius: int) -> np.ndarray:
+    """Random hashes of which half are copies of others with up to radius + 3 random bits flipped."""
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**64, (count, bits // 64), dtype=np.uint64)
+    copies = count - count // 2
+    hashes[count // 2 :] = hashes[rng.integers(0, count // 2, copies)]
+    flipped = rng.integers(0, radius + 4, copies)
+    for number in range(radius + 3):
+        some, bit = np.flatnonzero(flipped > number), rng.integers(0, bits, copies)
+        hashes[count // 2 + some, bit[some] // 64] ^= np.uint64(1) << (bit[some] % 64).astype(np.uint64)
+    return hashes
+
+
+def pairs(count: int = 1_000_000, queries: int = 2000) -> None:
+    """All pairs within the radius. Brute force is timed on some queries, and scaled up."""
+    hamming.pairs_within(made(1000, 64, 8), 64, 8)
+    print("| | radius | pairs | seconds | memory, MB | numpy, s | faiss flat, s | faiss multi-hash, s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for bits, radius in ((64, 8), (256, 31)):
+        hashes = made(count, bits, radius)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds, (left, right, _) = _timed(lambda h=hashes, b=bits, r=radius: hamming.pairs_within(h, b, r))
+        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        some = np.random.default_rng(1).choice(count, queries, replace=False)
+        brute, expected = _timed(lambda h=hashes, s=some, r=radius: _brute(h, s, r))
+        ours = set(zip(left.tolist(), right.tolist(), strict=True))
+        assert all((min(a, b), max(a, b)) in ours for a, b in expected), "a pair is missing"
+        wanted = set(some.tolist())
+        found = sum((a in wanted) + (b in wanted) for a, b in ours)
+        assert found == len(expected), "the same pairs"
+        others = _faiss(hashes, some, bits, radius, len(expected))
+        print(
+            f"| {count:,} hashes of {bits} bits | {radius} | {len(left):,} | {seconds:.1f} | {memory:.0f} "
+            f"| {brute * count / queries:,.0f} | {others} |"
+        )
+
+
+def _timed(way: Callable[[], object]) -> tuple[float, object]:
+    start = time.process_time()
+    found = way()
+    return time.process_time() - start, found
+
+
+def _brute(hashes: np.ndarray, some: np.ndarray, radius: int) -> list[tuple[int, int]]:
+    found = []
+    for row in some.tolist():
+        close = np.flatnonzero(np.bitwise_count(hashes ^ hashes[row]).sum(axis=1) <= radius)
+        found += [(row, other) for other in close.tolist() if other != row]
+    return found
+
+
+def _faiss(hashes: np.ndarray, some: np.ndarray, bits: int, radius: int, expected: int) -> str:
+    try:
+        import faiss
+    except ImportError:
+        return "not installed | not installed"
+    faiss.omp_set_num_threads(1)
+    raw = hashes.view(np.uint8)
+    texts = []
+    parts = 4 if bits == 64 else 16
+    multi = faiss.IndexBinaryMultiHash(bits, parts, bits // parts)
+    multi.nflip = radius // parts
+    for index in (faiss.IndexBinaryFlat(bits), multi):
+        built, _ = _timed(lambda index=index: index.add(raw))
+        seconds, (limits, _, _) = _timed(lambda index=index: index.range_search(raw[some], radius + 1))
+        same = int(limits[-1]) - len(some) == expected
+        texts.append(f"{built + seconds * len(hashes) / len(some):,.0f}{'' if same else ' (other pairs)'}")
+    return " | ".join(texts)
+
+
+if __name__ == "__main__":
+    section, *arguments = sys.argv[1:]
+    {"recall": recall, "reduced": reduced, "speed": speed, "pairs": pairs}[section](*arguments)
