@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tamis.workflows import (
         ExactDeduplicationWorkflow,
         FuzzyDeduplicationWorkflow,
+        ImageDeduplicationWorkflow,
         SemanticDeduplicationWorkflow,
         TextSemanticDeduplicationWorkflow,
     )
@@ -92,6 +93,7 @@ _HOMES = {
         [
             "ExactDeduplicationWorkflow",
             "FuzzyDeduplicationWorkflow",
+            "ImageDeduplicationWorkflow",
             "SemanticDeduplicationWorkflow",
             "TextSemanticDeduplicationWorkflow",
         ],
@@ -117,6 +119,7 @@ __all__ = [
     "Filter",
     "FolderWriter",
     "FuzzyDeduplicationWorkflow",
+    "ImageDeduplicationWorkflow",
     "Gather",
     "ImageReader",
     "InlineExecutor",

@@ -17,10 +17,12 @@ from tamis.curator_names import explain_keywords, unknown_name
 from tamis.dedup.exact import ExactDedup
 from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.groups_only import GroupsOnly
+from tamis.dedup.images import ImageDedup, ImageKeep
 from tamis.dedup.keep import Keep
 from tamis.dedup.semantic import SemanticDedup, SemanticKeep
 from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.formats import FORMATS
+from tamis.image.hashing import HashKind
 from tamis.operators import Gather, Operator, Sink, Source
 from tamis.parameters import plural
 from tamis.pipeline import Pipeline
@@ -72,11 +74,11 @@ class _Deduplication:
 
     input_path: Paths
     output_path: str | Path
-    input_filetype: Literal["jsonl", "parquet", "csv", "arrow"] | None = None
+    input_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image"] | None = None
     input_blocksize: int | str | None = None
     text_field: str = "text"
     perform_removal: bool = True
-    output_filetype: Literal["jsonl", "parquet", "csv", "arrow"] | None = None
+    output_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image"] | None = None
     keep: Keep = "first"
     by: str | None = None
     prefer: Sequence[str] | None = None
@@ -196,6 +198,42 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
         The result is the same as that of a run with this threshold. The input is read again, but not hashed.
         """
         return replace(self, threshold=threshold, output_path=output_path, reuse=str(self.output_path)).run(**options)
+
+
+@dataclass
+class ImageDeduplicationWorkflow(_Deduplication):
+    """Remove images that look alike from a folder of images, of WebDataset archives, or of tables with a column of images.
+
+    >>> ImageDeduplicationWorkflow(input_path="in/", output_path="out/", hash="pdq").step().most_bits
+    31
+    """
+
+    image_field: str = "image"
+    hash: HashKind = "phash"
+    radius: int | None = None
+    exact: bool = False
+    min_quality: int = 10
+    which_to_keep: ImageKeep = "largest"
+
+    def step(self) -> ImageDedup:
+        if self.keep != "first":
+            raise ParameterError(
+                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the images that are kept'
+            )
+        return ImageDedup(
+            column=self.image_field,
+            hash=self.hash,
+            radius=self.radius,
+            exact=self.exact,
+            min_quality=self.min_quality,
+            keep=self.which_to_keep,
+            by=self.by,
+            prefer=self.prefer,
+            prefer_column=self.prefer_column,
+            across_sources=self.across_sources,
+            against=self.against,
+            update=self.update,
+        )
 
 
 @explain_keywords

@@ -1,4 +1,4 @@
-"""`tamis dedup exact IN OUT`, `tamis dedup fuzzy IN OUT`, `tamis dedup semantic IN OUT`, `tamis dedup explain OUT ID`."""
+"""`tamis dedup exact IN OUT`, `fuzzy`, `semantic` and `images` alike, and `tamis dedup explain OUT ID`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from tamis.workflows import (
         ExactDeduplicationWorkflow,
         FuzzyDeduplicationWorkflow,
+        ImageDeduplicationWorkflow,
         SemanticDeduplicationWorkflow,
     )
 
 app: typer.Typer = typer.Typer(
     name="dedup",
-    help="Remove exact, near or semantic duplicates, and explain why each row was dropped.",
+    help="Remove exact, near or semantic duplicates, or images that look alike, and explain why each row was dropped.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -87,6 +88,21 @@ class SemanticKeep(StrEnum):
     best = "best"
 
 
+class ImageKeep(StrEnum):
+    largest = "largest"
+    first = "first"
+    newest = "newest"
+    best = "best"
+
+
+class ImageHash(StrEnum):
+    phash = "phash"
+    dhash = "dhash"
+    ahash = "ahash"
+    whash = "whash"
+    pdq = "pdq"
+
+
 class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
@@ -98,6 +114,8 @@ class Format(StrEnum):
     parquet = "parquet"
     csv = "csv"
     arrow = "arrow"
+    tar = "tar"
+    image = "image"
 
 
 Input: TypeAlias = Annotated[str, typer.Argument(metavar="IN", help="A file, a folder or a pattern.")]
@@ -164,7 +182,11 @@ class Shared:
     quiet: QuietOption = False
 
     def run(
-        self, workflow: ExactDeduplicationWorkflow | FuzzyDeduplicationWorkflow | SemanticDeduplicationWorkflow
+        self,
+        workflow: ExactDeduplicationWorkflow
+        | FuzzyDeduplicationWorkflow
+        | ImageDeduplicationWorkflow
+        | SemanticDeduplicationWorkflow,
     ) -> None:
         """Run a workflow with these options."""
         from tamis.console import failures_text, summary_text
@@ -370,6 +392,45 @@ def semantic(
 
 @app.command()
 @explains_errors
+@with_shared
+def images(
+    input_path: Input,
+    output_path: Output,
+    column: Annotated[str, typer.Option("--column", help="The column with the images.")] = "image",
+    hash_name: Annotated[ImageHash, typer.Option("--hash", help="The perceptual hash to compare.")] = ImageHash.phash,
+    radius: Annotated[
+        int | None,
+        typer.Option(help="Bits in which the hashes of duplicates differ at most. [default: by hash, phash 8]"),
+    ] = None,
+    exact_pixels: Annotated[
+        bool, typer.Option("--exact", help="Hash all pixels instead of pictures of reduced size.")
+    ] = False,
+    min_quality: Annotated[
+        int, typer.Option(min=0, max=100, help="Compare only pictures with at least this much detail.")
+    ] = 10,
+    keep: Annotated[ImageKeep, typer.Option("--keep", help="Which image to keep.")] = ImageKeep.largest,
+    *,
+    shared: Shared,
+) -> None:
+    """Remove images that look like one already kept."""
+    with launched(shared.executor == "local"):
+        from tamis.workflows import ImageDeduplicationWorkflow
+
+        workflow = ImageDeduplicationWorkflow(
+            input_path,
+            output_path,
+            image_field=column,
+            hash=hash_name.value,
+            radius=radius,
+            exact=exact_pixels,
+            min_quality=min_quality,
+            which_to_keep=keep.value,
+        )
+        shared.run(workflow)
+
+
+@app.command()
+@explains_errors
 def explain(
     output_path: Output,
     name: Annotated[
@@ -421,6 +482,9 @@ _SHOWN = {
     "rewritten": "rows with cuts",
     "candidates": "rows compared",
     "vectors": "rows with an embedding",
+    "hashes": "images compared",
+    "blank": "images with too little detail to compare",
+    "radius": "radius in bits",
     "other_dimensions": "rows with an embedding of another length",
     "clusters": "clusters",
     "limited": "rows with more neighbouring clusters",

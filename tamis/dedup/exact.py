@@ -43,7 +43,7 @@ from tamis.dedup.shuffle import (
     retry_with_less_memory,
     run_in_workers,
 )
-from tamis.dedup.texts import Normalization, digest_columns, value_buffers
+from tamis.dedup.texts import Normalization, comparable, digest_columns, lengths_of
 from tamis.errors import ParameterError
 from tamis.exchange import Blob, Exchange
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
@@ -56,7 +56,8 @@ SORTING_BYTES = 3 * RECORD_BYTES
 
 @operator(reads="text", resources=Resources(memory=RESOLVING_BYTES))
 class ExactDedup(Gather):
-    """Keep one of the rows with the same value in `column` (text, URL, any key; or several columns).
+    """Keep one of the rows with the same value in `column` (text, URL, any key; the bytes of images, sounds or videos; or
+    several columns).
 
     Compares 128-bit digests. `ignore_case`, `ignore_whitespace` (the amount of it) and `unicode` (composition) normalise
     the text first. Rows whose key is null are never duplicates.
@@ -168,14 +169,14 @@ class ExactDedup(Gather):
             return address_facts(batch) | units.unit_facts(
                 batch[self._columns[0]], self._columns[0], self.unit, self.min_unit_bytes, self._normalization
             )
-        columns = [(name, batch[name]) for name in self._columns]
+        columns = [(name, comparable(batch, name)) for name in self._columns]
         digests, known = digest_columns(columns, self._normalization)
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
         facts["high"] = pa.array(digests[:, 0], mask=~known)
         facts["low"] = pa.array(digests[:, 1])
         lengths = np.zeros(len(batch), np.int64)
         if self.keep == "longest":
-            lengths = np.sum([np.diff(value_buffers(column, name)[1]) for name, column in columns], axis=0)
+            lengths = np.sum([lengths_of(batch, name) for name in self._columns], axis=0)
         return facts | self._policy.facts(batch, lengths)
 
     # ------------------------------------------------------------------------------------------------------------- resolve

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import Column
+from tamis.batch import Batch, Column
 from tamis.errors import OperatorError
 from tamis.kernels import digests as kernel
+from tamis.media import is_media, read_bytes
 
 _NULL_SEED, _VALUE_SEED, _ROW_SEED = 1, 0, 2
 """Different seeds, so that digests of nulls, values and rows of several columns do not collide."""
@@ -44,6 +46,23 @@ def byte_buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
         offsets[:] = np.frombuffer(spans, kind)[column.offset : column.offset + len(column) + 1]
     data.flags.writeable = offsets.flags.writeable = False  # always, so that kernels are compiled once
     return data, offsets
+
+
+def comparable(batch: Batch, name: str) -> Column:
+    """A column with values that can be compared: for media, a hash of the bytes of each row."""
+    column = batch[name]
+    if not is_media(column.type):
+        return column
+    found = [None if data is None else blake2b(data, digest_size=16).digest() for data in read_bytes(batch, name)]
+    return pa.array(found, pa.binary())
+
+
+def lengths_of(batch: Batch, name: str) -> np.ndarray:
+    """The number of bytes of each value."""
+    column = batch[name]
+    if is_media(column.type):
+        return np.array([0 if data is None else len(data) for data in read_bytes(batch, name)], np.int64)
+    return np.diff(value_buffers(column, name)[1])
 
 
 def value_buffers(column: Column, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,8 @@
                                  ->  luma float32, blurred twice, 64 x 64 of its pixels      ->  256 bits  PDQ
 
 From the same pixels the bits are those of the packages ImageHash 4.3 and pdqhash 0.2, which hash fully decoded pictures. Grey
-values and resizing are those of Pillow: ITU-R 601 luma, and Lanczos with 22-bit coefficients, rows before columns.
+values and resizing are those of Pillow: ITU-R 601 luma, and Lanczos with 22-bit coefficients, rows before columns. Pillow 13
+resizes columns first if a picture is much taller than wide; its rounding then differs, which may change a bit.
 Where a value equals the median in exact arithmetic, the packages compare rounding errors; here such a bit is 0.
 
 Hashes are uint64 words; the first bit is the highest of the first word, so that bytes in big-endian order, written in hex, are
