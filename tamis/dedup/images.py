@@ -36,8 +36,8 @@ from tamis.operators import Decide, Gather, Observations, Resources, Work, opera
 
 ImageKeep: TypeAlias = Literal["first", "largest", "newest", "best"]
 
-RADIUS = {"phash": 8, "dhash": 8, "ahash": 4, "whash": 4, "pdq": 31}
-"""Chosen from the table of recall and precision in benchmarks/image.md; 31 for PDQ is the threshold of its authors."""
+RADIUS = {"phash": 8, "dhash": 6, "ahash": 2, "whash": 2, "pdq": 31}
+"""Chosen from the table of recall and precision in benchmarks/image_dedup.md; 31 for PDQ is the threshold of its authors."""
 
 MAX_RADIUS = {64: 20, 256: 80}
 """Beyond this, half of all pictures are within the radius of each other."""
@@ -53,14 +53,15 @@ class ImageDedup(Gather):
     Images are visited in the order of the keep policy. An image is dropped if its perceptual hash differs from that of an image
     already kept in at most `radius` bits. No pair within the radius is missed, and no image is dropped because of a chain of
     others. `hash` chooses the hash, as in `tamis.image.ImageHash`: `"phash"`, `"dhash"`, `"ahash"`, `"whash"` (64 bits) or
-    `"pdq"` (256). The default radius is 8 for pHash and dHash, 4 for aHash and wHash, and 31 for PDQ; recall and precision for
-    others are in benchmarks/image.md. With `exact=True` all pixels are hashed instead of a picture of reduced size.
+    `"pdq"` (256). The default radius is 8 for pHash, 6 for dHash, 2 for aHash and wHash, and 31 for PDQ; recall and precision
+    by radius are in benchmarks/image_dedup.md. With `exact=True` all pixels are hashed instead of a picture of reduced size.
 
     `keep` chooses the order: the first in source order, the largest (most pixels, then most bytes), the newest or best by the
     column `by`. `prefer`, `prefer_column`, `across_sources`, `against`, `update` and `storage_options` are as in `ExactDedup`.
 
-    Blank pictures all have the same hash, whatever they show. An image whose quality, PDQ's measure of detail from 0 to 100, is
-    below `min_quality` is therefore kept and compared with no other. `ExactDedup` removes those that are really equal.
+    Pictures with little detail have the same hash, whatever they show. An image is therefore kept and compared with no other if
+    its quality, PDQ's measure of detail from 0 to 100, is below `min_quality`, or if fewer than an eighth of the bits of its
+    hash are set, or not set. `ExactDedup` removes those that are really equal.
 
     `hash_column` names a column that already has the hashes, as bytes, as text in hex or, for 64 bits, as integers; then no
     image is decoded, and `min_quality` is not applied. A row without image or hash is kept.
@@ -157,7 +158,7 @@ class ImageDedup(Gather):
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
         if self.hash_column is None:
             found = hashes_of(batch, "image", self.hash, exact=self.exact)
-            blank = found.present & (found.quality < self.min_quality)
+            blank = found.present & ((found.quality < self.min_quality) | says_little(found.words))
             facts |= {"hash": hash_facts(found.words, found.present & ~blank), "blank": blank}
         else:
             facts["hash"] = hash_facts(*stored_hashes(batch["hash"], self.hash_column, self._bits))
@@ -204,6 +205,13 @@ class ImageDedup(Gather):
         publish(work, summary, {})
         if index_parts is not None and self.against is not None:
             add_generation(self.against, own, index_parts, self.storage_options)
+
+
+def says_little(words: np.ndarray) -> np.ndarray:
+    """Whether fewer than an eighth of the bits of each hash are set, or not set."""
+    bits = 64 * words.shape[1]
+    ones = np.bitwise_count(words).sum(axis=1)
+    return (ones < bits // 8) | (ones > bits - bits // 8)
 
 
 def stored_hashes(column: Column, name: str, bits: int) -> tuple[np.ndarray, np.ndarray]:
