@@ -210,7 +210,7 @@ class ImageDedup(Gather):
 def says_little(words: np.ndarray) -> np.ndarray:
     """Whether fewer than an eighth of the bits of each hash are set, or not set."""
     bits = 64 * words.shape[1]
-    ones = np.bitwise_count(words).sum(axis=1)
+    ones = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(len(words), bits // 8), axis=1).sum(axis=1)
     return (ones < bits // 8) | (ones > bits - bits // 8)
 
 

@@ -31,8 +31,8 @@ class ImageHash(Map):
     print. `hash_quality` is PDQ's measure of detail, from 0 for a blank picture to 100; with less than 10, a hash says little.
 
     By default the picture is decoded at a reduced size, which is several times as fast; one to two bits of a photo differ from
-    the hash of all pixels on average (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed, and the bits are those of
-    the packages for the same pixels. Before, images are rotated as their EXIF data says, converted to sRGB and put on white.
+    the hash of all pixels on average (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed, and the bits are
+    those of the packages for the same pixels: upright as their EXIF data says, in sRGB and, if transparent, on white.
 
     A row without image has no hash. Zauner 2010 (pHash); Dalins et al. 2019 (PDQ).
     """
