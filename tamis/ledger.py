@@ -212,8 +212,8 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------------- records
 
-    def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write records and sync them to disk before returning."""
+    def append(self, records: Iterable[dict[str, Any]], *, sync: bool = True) -> None:
+        """Write records and, with `sync`, have them on disk before returning. Without, a power failure may lose them."""
         new = list(records)
         if not new:
             return

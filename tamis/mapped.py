@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,31 @@ _DONTNEED = 4
 """MADV_DONTNEED, see madvise(2). Changes written to a shared file mapping are kept."""
 
 
+_DATA = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (?:r--p \S+ \S+ \S+ +/.*(?:%s)[^/\n]*|\S\S\Ss \S+ \S+ \S+ +/(?!dev/|memfd:).*)$"
+    % b"|".join(re.escape(suffix.encode()) for suffix in (SPILL, ".arrow", ".feather", ".ipc")),
+    re.MULTILINE,
+)
+"""Mappings of data files, not of libraries or devices. Arrow maps files privately, as libraries are; NumPy uses shared
+mappings, as devices and memfd files do."""
+
+_CODE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \S+ +/.*$", re.MULTILINE)
+
+
 def release_pages(*, code: bool = False) -> None:
     """Release all pages of the files that this process has mapped, with `code` also those of libraries. Linux only.
 
     The mappings stay valid: pages that are read again are mapped again.
     """
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        maps = Path("/proc/self/maps").read_bytes()
     except OSError:
         return
-    for line in lines:
-        addresses, rights, _, _, _, *path = line.split(maxsplit=5)
-        if path and (_is_data(rights, path[0]) or (code and rights == "r-xp" and path[0].startswith("/"))):
-            first, last = (int(address, 16) for address in addresses.split("-"))
+    # One search in all lines: a worker with many libraries has a thousand of them, and calls this after each chunk.
+    for kind in (_DATA, _CODE) if code else (_DATA,):
+        for found in kind.finditer(maps):
+            first, last = int(found[1], 16), int(found[2], 16)
             _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED)
-
-
-def _is_data(rights: str, path: str) -> bool:
-    """Return whether a mapping is of a data file, not of a library or a device.
-
-    Arrow maps files privately, as libraries are; NumPy uses shared mappings, as devices and memfd files do.
-    """
-    if rights == "r--p":
-        return any(suffix in path.rpartition("/")[2] for suffix in (SPILL, ".arrow", ".feather", ".ipc"))
-    return rights.endswith("s") and path.startswith("/") and not path.startswith(("/dev/", "/memfd:"))
 
 
 @functools.cache

@@ -411,7 +411,10 @@ class _GatherWork:
             result, drafts = answer
             for draft in drafts:
                 draft.publish()
-            ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
+            # Not synced, as what the call wrote to the exchange is not: both survive a killed process.
+            ledger.append(
+                [{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}], sync=False
+            )
 
         if missing:
             left = [items[number] for number in missing]
