@@ -195,13 +195,12 @@ def gpu_files(arguments: argparse.Namespace) -> None:
     for device in arguments.devices.split(","):
         out = folder / f"out-{device}"
         step = SemanticDedup(threshold=arguments.threshold, neighbours=arguments.neighbours, device=device)
-        events: list[tuple[float, str]] = []
         began = time.perf_counter()
 
-        def seen(event: Any, events: list[tuple[float, str]] = events, began: float = began) -> None:
+        def seen(event: Any, began: float = began) -> None:
             name = type(event).__name__
             if name in ("CallsFinished", "StageStarted", "StageFinished", "WorkerDied"):
-                events.append((time.perf_counter() - began, str(event)[:110]))
+                print(f"  {time.perf_counter() - began:8.2f} s  {str(event)[:110]}", flush=True)
 
         report = Pipeline(ParquetReader(source), step, GroupsOnly(str(out))).run(
             memory=arguments.memory, workers=arguments.workers, on_event=seen, progress=False
@@ -212,8 +211,6 @@ def gpu_files(arguments: argparse.Namespace) -> None:
         print(f"\ndevice={device}: {total:.1f} s, {arguments.rows / total:,.0f} rows/s")
         print(f"kept {report.kept:,}, dropped {report.dropped}")
         print(json.dumps(summary))
-        for when, event in events[-40:]:
-            print(f"  {when:8.2f} s  {event}")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,6 @@ Pure functions over numbers of tokens. Results are written by row number, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,15 +74,3 @@ class TokenBudget:
         """Memory ran out with `tokens` tokens: returns the number for the next attempt and remembers it."""
         self.known[length] = max(SMALLEST_TOKENS, tokens // 2)
         return self.known[length]
-
-
-def largest_that_fits(fits: Callable[[int], bool], smallest: int, largest: int) -> int:
-    """The largest of `smallest`, 2 * `smallest`, 4 * `smallest` ... up to `largest` that `fits`; `smallest` if none does.
-
-    >>> largest_that_fits(lambda size: size <= 5000, 512, 65536)
-    4096
-    """
-    found = smallest
-    while found * 2 <= largest and fits(found * 2):
-        found *= 2
-    return found

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tamis.models.batching import SMALLEST_TOKENS, TokenBudget, largest_that_fits, pad, plan_batches, round_up
+from tamis.models.batching import SMALLEST_TOKENS, TokenBudget, pad, plan_batches, round_up
 
 LENGTHS = st.lists(st.integers(0, 600), max_size=200)
 
@@ -42,15 +42,3 @@ def test_a_budget_is_halved_for_texts_at_least_as_long():
     for _ in range(20):
         tokens = budget.halve(256, budget.most(256))
     assert tokens == SMALLEST_TOKENS
-
-
-def test_probing_doubles_until_it_does_not_fit():
-    tried = []
-
-    def fits(size):
-        tried.append(size)
-        return size <= 5000
-
-    assert largest_that_fits(fits, 512, 65536) == 4096
-    assert tried == [1024, 2048, 4096, 8192]
-    assert largest_that_fits(lambda size: False, 512, 65536) == 512
