@@ -30,6 +30,7 @@ from tamis.batch import Batch, Facts
 from tamis.errors import ImageError
 from tamis.image.files import Data, Header, count_frames, decode_file, jpeg_quality, load_pixels, read_header
 from tamis.media import read_bytes
+from tamis.operators import Operator
 
 T = TypeVar("T")
 
@@ -41,6 +42,20 @@ LONGEST = 8
 
 ROW_BYTES = 512_000
 """What an operator that uses pictures of the smallest tier holds per row: the pixels of a picture twice as long as wide."""
+
+
+FILE_BYTES = 100_000
+"""What an operator that reads files holds per row: rows may refer to files, and only their paths count as part of a batch."""
+
+
+class ImageStep(Operator):
+    """A step that reads image files."""
+
+    cost = 2.0
+
+    @property
+    def row_bytes(self) -> int:
+        return FILE_BYTES
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError
-from tamis.image.decode import full_pictures, of_files
+from tamis.image.decode import ImageStep, full_pictures, of_files
 from tamis.image.files import ENCODED, Data, Header, encoded, enlarged, frames_of, load_pixels, reduced
 from tamis.media import is_media, read_bytes
 from tamis.operators import Expand, Map, operator
@@ -24,7 +24,7 @@ from tamis.operators import Expand, Map, operator
 Encoding = Literal["same", "JPEG", "PNG", "WEBP", "AVIF"]
 
 
-class ImageEdit(Map):
+class ImageEdit(ImageStep, Map):
     """A map that replaces images. `edited` returns the new file and its format, or None if the image stays as it is."""
 
     cost = 20.0
@@ -207,7 +207,7 @@ class ImageConvert(ImageEdit):
 
 
 @operator(reads="image")
-class ImageDigest(Map):
+class ImageDigest(ImageStep, Map):
     """Add the SHA-256 hash of each file, or of its decoded pixels, in hexadecimal.
 
     Two files with the same pixels, such as a PNG and its copy with other metadata, have different bytes. The hash of pixels
@@ -240,7 +240,7 @@ def _pixel_digest(pixels: np.ndarray) -> str:
 
 
 @operator(reads="image")
-class ImageFrames(Expand):
+class ImageFrames(ImageStep, Expand):
     """Make a row of each frame of an animation, or of each page of a file: a PNG image, and its number from 0.
 
     At most `max_frames` rows are made of a file, of every `every`-th frame. A file of one frame keeps its bytes. A row without

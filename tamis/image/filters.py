@@ -11,17 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
-from tamis.image.decode import ROW_BYTES, frame_counts, headers, jpeg_qualities, problems
+from tamis.image.decode import ROW_BYTES, ImageStep, frame_counts, headers, jpeg_qualities, problems
 from tamis.image.files import MAX_PIXELS
 from tamis.operators import Filter, Rule, Scores, at_most, between, one_of, operator
 
 Format = Literal["AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TIFF", "WEBP"]
 
 
-class ImageFilter(Filter):
+class ImageFilter(ImageStep, Filter):
     """Shared by filters on images."""
-
-    cost = 2.0
 
     column: str
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.errors import ImageError
-from tamis.image.decode import of_files
+from tamis.image.decode import ImageStep, of_files
 from tamis.image.edit import ImageEdit
 from tamis.image.files import Data, Header, exif_of
 from tamis.operators import Map, operator
@@ -195,13 +195,11 @@ EXIF_COLUMNS = {
 
 
 @operator(reads="image", writes=tuple(EXIF_COLUMNS))
-class ImageExif(Map):
+class ImageExif(ImageStep, Map):
     """Add what the EXIF data of an image say: camera, software, artist, copyright, time, and place in degrees.
 
     The time has no time zone, as in the file. What is missing or damaged is null.
     """
-
-    cost = 2.0
 
     column: str = "image"
 

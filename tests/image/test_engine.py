@@ -6,14 +6,16 @@ import signal
 import pyarrow.parquet as pq
 import pytest
 
-from tamis import ParquetReader, ParquetWriter, Pipeline, Rows
+from tamis import JsonlReader, ParquetReader, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch
 from tamis.executors.chain import NO_LIMIT, Chain
 from tamis.image import ImageBlank, ImageBlur, ImageDecodable, ImageDigest, ImageSize, decode, files
 from tamis.image.decode import of_files, pictures
+from tamis.media import read_bytes
 from tamis.operators import Filter, Rule, Scores, operator
 from tamis.recipes.load import load_recipe
 from tamis.registry import build_operator
+from tamis.text import WordCount
 from tests.image.files import photo, row, saved
 from tests.image.test_decode import big_png
 
@@ -100,8 +102,24 @@ def test_batches_are_cut_by_what_steps_hold_per_row(scores, tmp_path):
     assert found["n"].to_pylist() == list(range(10))
 
 
+def test_files_that_rows_refer_to_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    """A manifest of a hundred thousand paths is one batch."""
+    (tmp_path / "a.jpg").write_bytes(FILE)
+    (tmp_path / "list.jsonl").write_text('{"image": {"bytes": null, "path": "a.jpg"}}\n' * 400)
+    most = []
+
+    def counted(batch, column):
+        most.append(len(batch))
+        return read_bytes(batch, column)
+
+    monkeypatch.setattr(decode, "read_bytes", counted)
+    report = Pipeline(JsonlReader(tmp_path / "list.jsonl"), ImageSize()).run(executor="inline")
+    assert report.kept == 400
+    assert max(most) == 160
+
+
 def test_steps_without_such_facts_take_all_rows():
-    assert Chain._rows_at_a_time(None, ImageSize()) == NO_LIMIT  # type: ignore[arg-type]
+    assert Chain._rows_at_a_time(None, WordCount()) == NO_LIMIT  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
