@@ -32,7 +32,7 @@ TABLE, LINES = ".table", ".rows"
 `**/*.parquet` match data only."""
 
 CHUNK_BYTES = 2**20
-_FOLDER = re.compile(r"part-\d{6,}(-\d{4})?")
+_FOLDER = re.compile(r"part-\d{6,}(-\d{4})?(\.moving)?")
 
 
 class Store:

@@ -411,3 +411,47 @@ def test_damaged_features_are_ignored(tmp_path):
         pq.write_table(table, tmp_path / "in.parquet")
         Pipeline(ParquetReader(tmp_path / "in.parquet"), ParquetWriter(tmp_path / str(number))).run(executor="inline")
         assert pq.read_schema(tmp_path / str(number) / "part-000000.parquet").metadata is None
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_images_read_from_files_are_images_in_datasets(embedded, tmp_path):
+    from PIL import Image
+
+    from tamis import ImageReader, ReadMedia
+
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        Image.new("L", (4, 4), number).save(tmp_path / "in" / f"{number}.png")
+    steps = [ImageReader(tmp_path / "in"), *([ReadMedia()] if embedded else []), ParquetWriter(tmp_path / "out")]
+    Pipeline(*steps).run(executor="inline")
+    if embedded:
+        shutil.rmtree(tmp_path / "in")
+    found = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert found.features["image"] == datasets.Image()
+    assert [row["image"].getpixel((0, 0)) for row in found] == [0, 1, 2]
+
+
+def test_a_dataset_with_images_passes_through(tmp_path):
+    from PIL import Image
+
+    from tamis import WebDatasetReader, WebDatasetWriter
+
+    pictures = [Image.new("L", (4, 4), number) for number in range(3)]
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "caption": datasets.Value("string"),
+        }
+    )
+    given = datasets.Dataset.from_dict(
+        {"image": pictures, "label": [0, 1, 0], "caption": list("abc")}, features=features
+    )
+    Pipeline(Rows(given), ParquetWriter(tmp_path / "out")).run(executor="inline")
+    found = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert found.features == features
+    assert [row["image"].getpixel((0, 0)) for row in found] == [0, 1, 2]
+    Pipeline(Rows(given), WebDatasetWriter(tmp_path / "shards")).run(executor="inline")
+    rows = Pipeline(WebDatasetReader(tmp_path / "shards")).collect(executor="inline").to_pylist()
+    assert [(row["label"], row["caption"]) for row in rows] == [(0, "a"), (1, "b"), (0, "c")]
+    assert all(row["image"]["path"].endswith(".png") for row in rows)
