@@ -3,8 +3,7 @@
     python benchmarks/cluster_faults.py [--engines ray,dask] [--seed 1] [--rounds 2] [--save]
 
 A round is seven runs of each engine, and each run has a fault in each of four phases; together they cover every kind of fault
-in every phase. The first round runs filters, exact and fuzzy deduplication in one worker from source to sink, the second in
-stages that run at the same time, and so on.
+in every phase. The pipeline has filters, exact and fuzzy deduplication, in every other run in stages that run at the same time.
 
     worker, server, agent     SIGKILL to a worker, the fork server of a node, or the Ray actor or Dask worker above it
     node                      SIGKILL to all processes of a node; another node joins
@@ -56,6 +55,7 @@ KINDS = ("worker", "server", "agent", "node", "driver", "slow", "silent")
 SILENT_S = 3.0
 """Given to the driver: how long a node may be silent. The default of 15 seconds would only make the benchmark longer."""
 NODES = 3
+STREAMING = ("never", "always")
 EVENT = "event: "
 """Begins the lines of a driver that are meant for this script; Ray prints others."""
 WORDS = [f"{number:x}{number * 7919 % 10007:x}" for number in range(20_000)]
@@ -90,7 +90,7 @@ def length_of(row: dict[str, Any]) -> dict[str, Any]:
 
 @operator(reads="text", writes="letters", resources=Resources(memory="50MB"))
 class Letters(Map):
-    """A step that declares memory, and so gets workers of its own in even rounds."""
+    """A step that declares memory, and so gets workers of its own with streaming."""
 
     def apply(self, batch: Any) -> dict[str, Any]:
         return {"letters": np.array([sum(map(str.isalpha, text)) for text in batch["text"].to_pylist()])}
@@ -148,7 +148,8 @@ class Events:
                 self._print(died=event.how, step=event.step, call=event.partition is None)
 
     def _print(self, **content: Any) -> None:
-        print(f"{EVENT}{json.dumps(content)}", flush=True)
+        sys.stdout.write(f"{EVENT}{json.dumps(content)}\n")  # as a whole: a thread of Ray prints too
+        sys.stdout.flush()
 
 
 def outcome(output: Path) -> dict[str, Any]:
@@ -245,7 +246,7 @@ class Attempt:
                 assert driver.stdout is not None
                 for line in driver.stdout:
                     if line.startswith(EVENT) and line.endswith("\n"):  # the driver may be killed in the middle
-                        content = json.loads(line.removeprefix(EVENT))
+                        content, _ = json.JSONDecoder().raw_decode(line.removeprefix(EVENT))
                         self.said.append(content)
                         if "at" in content:
                             self.events.append((time.monotonic() - began, content["at"]))
@@ -338,44 +339,41 @@ class Found:
     steps: Counter[str] = field(default_factory=Counter)
     """Where workers were killed or lost."""
 
+    def add(self, run: Attempt, faults: list[Fault], *, same: bool, left: int) -> None:
+        self.faults += [fault for fault in faults if fault.hit]
+        self.runs, self.starts = self.runs + 1, self.starts + run.starts
+        self.wrong, self.left = self.wrong + (not same), self.left + left
+        self.steps.update("a call" if each["call"] else "a partition" for each in run.said if "died" in each)
+
 
 def run_engine(engine: str, options: argparse.Namespace, folder: Path, source: Path, wanted: dict[str, Any]) -> Found:
     found = Found()
     with cluster(engine, NODES, folder / engine) as nodes:
-        for number in range(options.rounds):
-            streaming = "always" if number % 2 else "never"
 
-            def command(output: Path, streaming: str = streaming, nodes: RayNodes | DaskNodes = nodes) -> list[str]:
-                return [sys.executable, __file__, "--drive", engine, nodes.address, str(source), str(output), streaming]
+        def attempt(output: Path, streaming: str, faults: list[Fault]) -> Attempt:
+            arguments = ["--drive", engine, nodes.address, str(source), str(output), streaming]
+            return Attempt(nodes, [sys.executable, __file__, *arguments], list(faults))
 
-            calm = Attempt(nodes, command(folder / "calm"), [])
-            calm.run()
+        calm = {}
+        for streaming in STREAMING:
+            calm[streaming] = attempt(folder / "calm", streaming, [])
+            calm[streaming].run()
             assert outcome(folder / "calm") == wanted, "the undisturbed run differs from that of one process"
             shutil.rmtree(folder / "calm")
-            print(f"{engine}, streaming {streaming}: undisturbed {calm.seconds:.1f} s", flush=True)
-            for run in range(len(KINDS)):
-                if options.only is not None and run != options.only:
-                    continue
-                faults = planned(calm.events, run, options.seed + number)
-                output = folder / f"{engine}-{number}-{run}"
-                attempt = Attempt(nodes, command(output), list(faults))
-                attempt.run()
-                same = outcome(output) == wanted
-                left = await_end(nodes)
-                found.faults += [fault for fault in faults if fault.hit]
-                found.runs, found.starts = found.runs + 1, found.starts + attempt.starts
-                found.wrong, found.left = found.wrong + (not same), found.left + left
-                found.steps.update(
-                    "a call" if each["call"] else "a partition" for each in attempt.said if "died" in each
-                )
-                hits = ", ".join(f"{fault.phase}: {fault.kind}{'' if fault.hit else ' (missed)'}" for fault in faults)
-                print(
-                    f"  run {run}: {attempt.seconds:5.1f} s, {'same' if same else f'DIFFERENT, kept in {output}'}, "
-                    f"{left} left; {hits}",
-                    flush=True,
-                )
-                if same:
-                    shutil.rmtree(output)
+            print(f"{engine}, streaming {streaming}: undisturbed {calm[streaming].seconds:.1f} s", flush=True)
+        for number in range(options.rounds * len(KINDS)):
+            streaming = STREAMING[number % 2]
+            faults = planned(calm[streaming].events, number, options.seed)
+            output = folder / f"{engine}-{number}"
+            run = attempt(output, streaming, faults)
+            run.run()
+            same = outcome(output) == wanted
+            found.add(run, faults, same=same, left=await_end(nodes))
+            hits = ", ".join(f"{fault.phase}: {fault.kind}{'' if fault.hit else ' (missed)'}" for fault in faults)
+            says = "same" if same else f"DIFFERENT, kept in {output}"
+            print(f"  run {number}, streaming {streaming}: {run.seconds:5.1f} s, {says}; {hits}", flush=True)
+            if same:
+                shutil.rmtree(output)
     return found
 
 
@@ -404,7 +402,6 @@ def main() -> None:
     parser.add_argument("--engines", default="ray,dask")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", type=int, help="one of the seven runs of each round")
     parser.add_argument("--save", action="store_true", help=f"write the results into {PAGE.name}")
     options = parser.parse_args()
     os.environ[MARK] = mark = uuid.uuid4().hex

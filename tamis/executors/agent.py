@@ -28,6 +28,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tamis import __version__
+from tamis.errors import WorkerError
 from tamis.exchange import scratch_root
 from tamis.executors.folders import Folders, disk_folder, shared_folder
 from tamis.executors.forkserver import ForkServer
@@ -59,10 +61,14 @@ class AgentSettings:
     """Shared memory for packets."""
     folder: str = "."
     """The working directory of the driver, to which relative paths refer."""
+    version: str = __version__
+    """Of the driver. Messages are pickled, so both sides must agree about what is in them."""
 
 
 def run_agent(settings: AgentSettings) -> None:
     """Serve a run until it ends."""
+    if settings.version != __version__:
+        raise WorkerError(f"tamis {__version__} is installed there, and tamis {settings.version} on the driver")
     here = settings.folder if Path(settings.folder).is_dir() else None
     path = [entry for entry in settings.path if entry not in sys.path and Path(entry).exists()]
     with ExitStack() as stack:
