@@ -19,16 +19,22 @@ MOST_SAMPLES = 240
 def stage_loads(
     pools: Sequence[Pool], flows: Sequence[Flow], places: Callable[[int], int], *, more_partitions: bool
 ) -> list[StageLoad]:
-    """The load of each stage at the moment. `places` is how many workers there may be, given how many on one machine."""
-    loads = []
+    """The load of each stage at the moment. `places` is how many workers there may be, given how many on one machine.
+
+    Work in progress counts with the time it has taken so far, as if it ended now. A slow stage is thus known to be slow, at
+    least, before it has finished anything.
+    """
+    loads, now = [], time.monotonic()
     source = float(pools[0].bytes_done)  # bytes of the input that a stage has processed
     for number, pool in enumerate(pools):
+        jobs = [worker.job for worker in pool.workers if worker.job is not None]
+        done, busy = pool.bytes_done, pool.clock.busy_s + sum(job.busy_s(now) for job in jobs)
         if number:
-            source *= pool.bytes_done / pool.bytes_in if pool.bytes_in else 0.0
-        busy = pool.clock.busy_s
+            done += sum(job.task.partition.size for job in jobs if not job.opening)
+            source *= min(1.0, done / pool.bytes_in) if pool.bytes_in else 0.0
         before = any(flow.units[stage] for flow in flows for stage in range(number))
         waiting, more = len(pool.waiting), more_partitions or before
-        running = sum(worker.job is not None for worker in pool.workers)
+        running = len(jobs)
         loads.append(
             StageLoad(
                 workers=len(pool.workers),

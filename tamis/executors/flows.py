@@ -136,6 +136,12 @@ class Job:
     """Paths of the packets that the worker has reported."""
     opened_s: float = 0.0
     """What it took to open the stage, with its first task."""
+    opening: bool = False
+    """The worker still opens the stage."""
+
+    def busy_s(self, now: float) -> float:
+        """How long the worker has been processing rows."""
+        return 0.0 if self.opening else max(0.0, now - self.began - self.opened_s - self.waited_s)
 
 
 class Pool:

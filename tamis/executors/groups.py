@@ -187,6 +187,7 @@ class GroupRun:
             job.credits = 1 if task.emission is not None and task.emission.credits is not None else 0
         if worker.stage != pool.key:
             self._open_stage(pool, worker)
+            job.opening = True
         worker.send("task", task)
         worker.job = job
         worker.given += 1
@@ -310,6 +311,7 @@ class GroupRun:
             return
         if kind == "opened":
             job.opened_s = min(content[0], time.monotonic() - job.began)  # it may have begun before the job
+            job.opening = False
             pool.clock.opening_s += content[0] - job.opened_s
         elif kind == "progress":
             if not pool.stage.pool:
