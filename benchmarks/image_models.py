@@ -34,7 +34,7 @@ PHOTOGRAPHS = (
     "motorcycle_left.png",
     "hubble_deep_field.jpg",
 )
-COUNT = 36
+COUNT = 24
 lines: list[str] = []
 
 
