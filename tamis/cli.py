@@ -663,6 +663,17 @@ def report(
         bool,
         typer.Option("--memory", help="Print memory settings, their reasons and measurements as Markdown."),
     ] = False,
+    contact_sheet: Annotated[
+        str | None,
+        typer.Option(
+            "--contact-sheet",
+            metavar="FILE",
+            help="Write a page of HTML with thumbnails of kept, dropped and duplicate images.",
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--column", help="With --contact-sheet: the column with the images.")
+    ] = "image",
     as_json: JsonOption = False,
 ) -> None:
     """Show the report of a run: rows kept, dropped and failed, by step and reason."""
@@ -670,6 +681,13 @@ def report(
     from tamis.report import Report, load_manifest
 
     account = Report.load(output)
+    if contact_sheet is not None:
+        from tamis.image.contact_sheet import write_contact_sheet
+        from tamis.parameters import plural
+
+        shown = write_contact_sheet(output, contact_sheet, column)
+        print_status(f"{contact_sheet} shows {plural(shown, 'image')}")
+        return
     if memory:
         from tamis.memory.markdown import memory_markdown
 

@@ -33,6 +33,9 @@ _PAIR = (
     "bytes",
 )
 
+_REPEATS = 8
+"""A pair of images may be recorded several times, by different parts of their hashes."""
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -110,10 +113,20 @@ class Groups:
                 for batch in found.to_batches():
                     table = pa.Table.from_batches([batch])
                     both = pa.concat_tables([best, table], promote_options="permissive") if best is not None else table
-                    best = both.take(pc.sort_indices(both, sort_keys=keys)[:count])
+                    best = both.take(pc.sort_indices(both, sort_keys=keys)[: _REPEATS * count])
                 rows = best.to_pylist() if best is not None else []
-            result[side] = [_pair(row) for row in rows]
+            pairs = {(row["address"], row["unit"], row["kept_address"]): _pair(row) for row in reversed(rows)}
+            result[side] = list(reversed(pairs.values()))[:count]
         return result
+
+    def members(self, kept_address: str, count: int, stage: str | None = None) -> list[dict[str, Any]]:
+        """Some rows that were dropped as duplicates of a kept row, the least similar first."""
+        found = self._dataset(GROUPS, stage)
+        if found is None:
+            return []
+        table = found.to_table(filter=pc.field("kept_address") == kept_address)
+        order = pc.sort_indices(table, sort_keys=[("similarity", "ascending"), ("row", "ascending")])
+        return [_pair(row) for row in table.take(order[:count]).to_pylist()]
 
     def largest(self, count: int = 10, stage: str | None = None) -> list[dict[str, Any]]:
         """The kept rows with the most duplicates: address (and id), and the size of the group."""

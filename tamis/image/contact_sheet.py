@@ -1,0 +1,388 @@
+"""The contact sheet of a run: what it kept and dropped, as thumbnails on a page.
+
+    OUTPUT/*                     a sample of the kept images
+    OUTPUT/.tamis/rejects/       dropped images, by reason; those whose scores are closest to a threshold
+    OUTPUT/.tamis/groups/        groups of duplicates, and pairs that were almost duplicates
+    the input of the run         pictures of rows that are named by their address only
+
+Rows are read through the reader of the run, so that references reach only what the run was allowed to read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow.parquet as pq
+
+from tamis.batch import Batch
+from tamis.dedup.explain import store_file
+from tamis.dedup.groups import Groups
+from tamis.errors import TamisError
+from tamis.formats import FORMATS, media_kind
+from tamis.image.decode import headers, pictures
+from tamis.image.sheet_page import page, thumbnail
+from tamis.media import MediaAccess, Reference, is_media
+from tamis.operators import Reading, Source
+from tamis.registry import build_operator
+from tamis.report import Report, load_manifest
+from tamis.store import INTERNAL, TABLE, Store
+
+_Step: TypeAlias = tuple[str, Mapping[str, Any]]
+
+BATCH_BYTES = 16_000_000
+PARTITION_BYTES = 64_000_000
+
+_CHILD = re.compile(r":(\d+)((?:/\d+)*)$")
+_THRESHOLD = re.compile(r"^(?P<score>\w+) [<>]=? (?P<limit>-?\d+(?:\.\d+)?)")
+
+
+@dataclass
+class Card:
+    """One image on the sheet."""
+
+    title: str
+    details: list[str] = field(default_factory=list)
+    picture: bytes | None = None
+    """A small JPEG."""
+    kept: bool | None = None
+    note: str = ""
+    """Why there is no picture."""
+
+
+@dataclass
+class Section:
+    title: str
+    explanation: str = ""
+    groups: list[list[Card]] = field(default_factory=list)
+    """Cards that belong together, such as the rows of a group of duplicates."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the sheet shows."""
+
+    kept: int = 24
+    per_reason: int = 12
+    borderline: int = 12
+    groups: int = 12
+    per_group: int = 6
+    near_misses: int = 8
+
+
+def write_contact_sheet(output: str, file: str | Path, column: str = "image", limits: Limits | None = None) -> int:
+    """Write the contact sheet of an output folder to a file of HTML; returns the number of images on it."""
+    sheet = _Sheet(output, column, limits or Limits())
+    sections = sheet.sections()
+    Path(file).write_text(page(sheet.report, output, sections), encoding="utf-8")
+    return sum(card.picture is not None for section in sections for group in section.groups for card in group)
+
+
+class _Sheet:
+    """Collects what is on the sheet of one output folder."""
+
+    def __init__(self, output: str, column: str, limits: Limits) -> None:
+        self.report, self._store, self._limits = Report.load(output), Store(output), limits
+        self._column, self._output = column, output
+        steps = [_named(step) for step in load_manifest(output).get("recipe", {}).get("steps", [])]
+        self._folder = Path(load_manifest(output).get("directory") or ".")
+        self._reader: _Step | None = steps[0] if steps else None
+        self._writer: _Step | None = steps[-1] if steps else None
+        self._wanted: dict[str, list[Card]] = {}
+
+    def sections(self) -> list[Section]:
+        """All sections, with the pictures of rows that are named by their address."""
+        rejects = list(self._rejects())
+        found = [self._kept(), *self._dropped(rejects), self._borderline(rejects), *self._duplicates()]
+        self._fetch()
+        return [section for section in found if section.groups or section.explanation]
+
+    # ------------------------------------------------------------------------------------------------------------ sections
+
+    def _kept(self) -> Section:
+        section = Section("Kept", f"{self.report.kept:,} rows; a sample from all parts of the output")
+        try:
+            source = self._source_of_output()
+            cards = (
+                list(_sampled(source, self._column, self._access(), self._limits.kept)) if source is not None else []
+            )
+        except TamisError as error:
+            return replace(section, explanation=f"{self.report.kept:,} rows. They cannot be shown: {error}")
+        return replace(section, groups=[[card] for card in cards])
+
+    def _dropped(self, rejects: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
+        counts = self.report.dropped
+        if counts and not rejects:
+            listed = ", ".join(f"{reason} ({count:,})" for reason, count in counts.items())
+            yield Section(
+                "Dropped", f"{listed}. The run did not keep dropped rows; run it with --rejects to see them here."
+            )
+        for reason in counts if rejects else ():
+            mine = [row for row in rejects if row["_reason"] == reason]
+            cards = [[self._card_of(row)] for row in _spread(mine, self._limits.per_reason)]
+            yield Section(f"Dropped: {reason}", f"{counts[reason]:,} rows", cards)
+
+    def _borderline(self, rejects: Sequence[Mapping[str, Any]]) -> Section:
+        """Dropped rows whose score is closest to the threshold of the rule that dropped them."""
+        close: dict[str, list[tuple[float, int]]] = {}
+        for number, row in enumerate(rejects):
+            if (margin := _margin(row)) is not None:
+                close.setdefault(row["_reason"], []).append((margin, number))
+        each = -(-self._limits.borderline // max(1, len(close)))
+        chosen = [number for found in close.values() for _, number in sorted(found)[:each]]
+        cards = [[self._card_of(rejects[number])] for number in chosen]
+        return Section("Borderline", "Dropped rows whose score is closest to the threshold" if cards else "", cards)
+
+    def _duplicates(self) -> Iterator[Section]:
+        try:
+            groups = Groups.load(self._output)
+        except TamisError:
+            return
+        for stage, summary in groups.summaries.items():
+            most = self._limits
+            counted = f"{summary.get('groups', 0):,} groups, {summary['dropped']:,} rows dropped"
+            section = Section(f"Duplicates: {summary['step']}", f"{counted}; the largest groups, the kept row first")
+            for group in groups.largest(most.groups, stage):
+                members = groups.members(group["kept_address"], most.per_group - 1, stage)
+                cards = [self._card_at(group["kept_address"], group.get("kept_id"), "kept", True)]
+                cards += [self._card_at(row["address"], row.get("id"), _likeness(row), False) for row in members]
+                section.groups.append(cards)
+            yield section
+            pairs = groups.closest(most.near_misses, stage)["below"] if "threshold" in summary else []
+            shown = {row["address"]: row for row in reversed(pairs)}
+            if shown:
+                yield Section(
+                    f"Almost duplicates: {summary['step']}",
+                    "Pairs of kept rows closest to the threshold",
+                    [
+                        [
+                            self._card_at(row["kept_address"], row.get("kept_id"), "kept", True),
+                            self._card_at(row["address"], row.get("id"), f"kept, {_likeness(row)}", True),
+                        ]
+                        for row in shown.values()
+                    ],
+                )
+
+    # ---------------------------------------------------------------------------------------------------------------- rows
+
+    def _rejects(self) -> Iterator[dict[str, Any]]:
+        """The dropped rows: their reason, scores and address, and the image unless it is a reference."""
+        folder = f"{INTERNAL}/rejects"
+        kept: dict[str, int] = {}
+        for name in self._store.names(folder):
+            if not name.endswith(TABLE):
+                continue
+            with store_file(self._store, f"{folder}/{name}") as opened:
+                file = pq.ParquetFile(opened)
+                names = [
+                    each
+                    for each in (self._column, "id", "_reason", "_scores", "_address")
+                    if each in file.schema_arrow.names
+                ]
+                for batch in file.iter_batches(64, columns=names):
+                    for number, row in enumerate(
+                        batch.select([each for each in names if each != self._column]).to_pylist()
+                    ):
+                        reason = row["_reason"]
+                        kept[reason] = kept.get(reason, 0) + 1
+                        if kept[reason] <= 50 * self._limits.per_reason:
+                            row["_image"] = self._thumbnail_in(batch, number) if kept[reason] <= 200 else None
+                            yield row
+
+    def _thumbnail_in(self, batch: Any, number: int) -> bytes | None:
+        if self._column not in batch.schema.names:
+            return None
+        value = batch.column(self._column)[number].as_py()
+        if not isinstance(value, dict) or not value.get("bytes"):
+            return None
+        cards = list(_cards(Batch.from_rows([{"image": value}]), "image"))
+        return cards[0].picture
+
+    def _card_of(self, row: Mapping[str, Any]) -> Card:
+        details = [str(row["_reason"]), *_scores(row)]
+        card = Card(_title(row["_address"], row.get("id")), details, row["_image"], kept=False)
+        if card.picture is None:
+            self._want(row["_address"], card)
+        return card
+
+    def _card_at(self, address: str, row_id: object, detail: str, kept: bool) -> Card:
+        card = Card(_title(address, row_id), [detail], kept=kept)
+        self._want(address, card)
+        return card
+
+    def _want(self, address: str, card: Card) -> None:
+        self._wanted.setdefault(address, []).append(card)
+
+    def _fetch(self) -> None:
+        """Read the pictures of the wanted rows from the input, file by file."""
+        by_file: dict[str, set[str]] = {}
+        for address, cards in self._wanted.items():
+            found = _CHILD.search(address)
+            if found is None or found[2]:
+                _say(cards, "made by a step of the run")
+            else:
+                by_file.setdefault(re.sub(r"@\d+$", "", address[: found.start()]), set()).add(address)
+        for file, addresses in by_file.items():
+            try:
+                for card in self._cards_at(file, addresses):
+                    for waiting in self._wanted[card.title]:
+                        waiting.picture, waiting.note = card.picture, card.note
+                        waiting.details += card.details
+            except (TamisError, OSError) as error:
+                for address in addresses:
+                    _say(self._wanted[address], f"not in the input any more: {str(error).splitlines()[0]}")
+
+    def _cards_at(self, file: str, addresses: set[str]) -> Iterator[Card]:
+        if self._reader is None:
+            return
+        name, parameters = self._reader
+        given = {key: value for key, value in parameters.items() if key not in ("files_per_partition", "limit")}
+        path = file if "://" in file or Path(file).is_absolute() else str(self._folder / file)
+        source = build_operator(name, given | {"file_paths": path})
+        assert isinstance(source, Source)
+        left = set(addresses)
+        for batch in _batches(source, self._column, source.access):
+            places = [row for row, address in enumerate(batch.origin.addresses()) if address in left]
+            for row in places:
+                one = batch.select(slice(row, row + 1))
+                for card in _cards(one, self._column):
+                    yield replace(card, title=one.origin.address(0))
+                left.discard(one.origin.address(0))
+            if not left:
+                return
+
+    def _access(self) -> MediaAccess:
+        """What references in the output may reach: the input of the run, and what the run was allowed to read."""
+        parameters = self._reader[1] if self._reader is not None else {}
+        paths = parameters.get("file_paths") or []
+        given = [str(each) for each in ([paths] if isinstance(paths, str) else paths)]
+        roots = [_folder_of(each if "://" in each else str(self._folder / each)) for each in given]
+        options = parameters.get("storage_options") or {}
+        return MediaAccess((*roots, *(parameters.get("media_roots") or ())), options)
+
+    def _source_of_output(self) -> Source | None:
+        if self._writer is None:
+            return None
+        form = next((form for form in FORMATS.values() if form.writer == self._writer[0]), None)
+        if form is None:
+            return None
+        built = build_operator(form.reader, {"file_paths": str(self._output)})
+        assert isinstance(built, Source)
+        return built
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _batches(
+    source: Source, column: str, access: MediaAccess | None, partitions: Sequence[int] | None = None
+) -> Iterator[Batch]:
+    """Batches of the rows of a source; bad rows are left out."""
+    layout = source.layout(PARTITION_BYTES)
+    names = set(layout.schema.names)
+    if column not in names:
+        images = [each.name for each in layout.schema if is_media(each.type)]
+        raise TamisError(f"there is no column `{column}`", hint=f"columns of media: {', '.join(images) or 'none'}")
+    reading = Reading(None, layout.schema, BATCH_BYTES, lambda failure: None)
+    for number in range(len(layout.partitions)) if partitions is None else partitions:
+        for batch in source.read(layout.partitions[number], reading):
+            yield Batch(batch.table, batch.origin, access=access)
+
+
+def _sampled(source: Source, column: str, access: MediaAccess, count: int) -> Iterator[Card]:
+    """Some rows from all over a source: the same ones each time."""
+    layout = source.layout(PARTITION_BYTES)
+    chosen = _spread(range(len(layout.partitions)), min(count, 8))
+    each = -(-count // max(1, len(chosen)))
+    for number in chosen:
+        for batch in _batches(source, column, access, [number]):
+            for row in _spread(range(len(batch)), each):
+                yield from _cards(batch.select(slice(row, row + 1)), column)
+            break  # one batch of each is enough
+
+
+def _cards(batch: Batch, column: str) -> Iterator[Card]:
+    """A card for each row with an image."""
+    view = batch.view({column: column})
+    for row in range(len(batch)):
+        one = view.select(slice(row, row + 1))
+        title = _title(batch.origin.address(row), None)
+        try:
+            (picture,) = pictures(one, column)
+        except TamisError as error:
+            yield Card(title, note=str(error).splitlines()[0], kept=True)
+            continue
+        if picture is None:
+            yield Card(title, note="no image", kept=True)
+            continue
+        path = one[column][0].as_py().get("path")
+        title = Path(Reference.parse(path).name or path).name if path else title
+        header = headers(one, column)
+        size = f"{header.width[0]} x {header.height[0]} {header.format[0]}, {int(header.num_bytes[0]):,} bytes"
+        yield Card(title, [size], thumbnail(picture), kept=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+def _named(step: Any) -> _Step:
+    if isinstance(step, str):
+        return step, {}
+    ((name, parameters),) = step.items()
+    return name, parameters or {}
+
+
+def _title(address: str, row_id: object) -> str:
+    """The id of a row, or the end of its address."""
+    if row_id is not None:
+        return str(row_id)
+    place = _CHILD.sub("", address)
+    return Path(place).name if media_kind(place) else f"{Path(place).name}{address[len(place) :]}"
+
+
+def _likeness(row: Mapping[str, Any]) -> str:
+    if row.get("bits") is not None:
+        return f"{row['bits']} bits differ"
+    return (
+        "equal" if row.get("bands") is None and row.get("distance") is None else f"similarity {row['similarity']:.3f}"
+    )
+
+
+def _scores(row: Mapping[str, Any]) -> list[str]:
+    scores = json.loads(row["_scores"]) if row.get("_scores") else {}
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in scores.items()]
+
+
+def _margin(row: Mapping[str, Any]) -> float | None:
+    """How far the score of a dropped row is from the threshold, relative to it; None if its reason names none."""
+    found = _THRESHOLD.match(str(row["_reason"]))
+    scores = json.loads(row["_scores"]) if found and row.get("_scores") else {}
+    value = scores.get(found["score"]) if found else None
+    if found is None or not isinstance(value, (int, float)):
+        return None
+    limit = float(found["limit"])
+    return abs(value - limit) / max(abs(limit), 1e-9)
+
+
+def _folder_of(path: str) -> str:
+    """The folder that a path, a file or a pattern is in."""
+    before = re.split(r"[*?\[]", path, maxsplit=1)[0]
+    if before == path and Path(path).is_dir():
+        return path
+    return before.rpartition("/")[0] or "/"
+
+
+def _say(cards: Iterable[Card], note: str) -> None:
+    for card in cards:
+        card.note = note
+
+
+def _spread(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` items, evenly spaced."""
+    if len(items) <= count:
+        return list(items)
+    return [items[number * len(items) // count] for number in range(count)]
