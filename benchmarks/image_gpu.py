@@ -1,6 +1,6 @@
 """Embed images from WebDataset archives on a GPU, end to end, with a network of the size of CLIP ViT-L/14.
 
-    python benchmarks/image_gpu.py [--images 20000] [--size 640x480] [--part all|decode|network|run]
+    python benchmarks/image_gpu.py [--images 8000] [--size 640x480] [--part all|decode|network|run]
 
 Weights are random, which costs the same time. Pictures are made: smooth colours with noise, as JPEG of quality 90. Three
 rates are printed: preparing pictures on all cores (`image_tensor` alone), the network alone (pixels in GPU memory), and the
@@ -130,7 +130,7 @@ def run(folder: Path, images: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--images", type=int, default=8_000)
     parser.add_argument("--size", default="640x480")
     parser.add_argument("--part", default="all", choices=["all", "decode", "network", "run"])
     given = parser.parse_args()

