@@ -298,6 +298,7 @@ class _Files:
         self._file: IO[bytes] | None = None
         self._zip: zipfile.ZipFile | None = None
         self._roots = functools.cache(self._local_roots)
+        self._real = functools.lru_cache(maxsize=64)(os.path.realpath)
 
     def __enter__(self) -> _Files:
         return self
@@ -337,7 +338,7 @@ class _Files:
                 return inside
             file = inside
         file = file.removeprefix("file://")
-        real = os.path.realpath(file)
+        real = self._real(file)
         if not any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in self._roots(place)):
             raise _outside(path, place)
         return real

@@ -128,11 +128,24 @@ class _Archives(Writer):
 
 
 def _member(stream: ByteStream, name: str, data: pa.Buffer) -> None:
-    header = tarfile.TarInfo(name)
-    header.size = data.size
-    stream.write(header.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+    stream.write(_header(name.encode("utf-8"), data.size))
     stream.write(data)
     stream.write(b"\0" * (-data.size % tarfile.BLOCKSIZE))
+
+
+_EMPTY = tarfile.TarInfo("").tobuf(tarfile.GNU_FORMAT)
+_CHECKSUM = sum(_EMPTY) - sum(_EMPTY[124:136]) - sum(_EMPTY[148:156]) + 8 * 32
+
+
+def _header(name: bytes, size: int) -> bytes:
+    """The header of a member; `tarfile` takes ten times as long for it, and is used for names that need two of them."""
+    if len(name) > 100:
+        info = tarfile.TarInfo(name.decode())
+        info.size = size
+        return info.tobuf(tarfile.GNU_FORMAT, "utf-8")
+    digits = b"%011o\0" % size
+    checksum = b"%06o\0 " % (_CHECKSUM + sum(name) + sum(digits))
+    return b"".join((name.ljust(100, b"\0"), _EMPTY[100:124], digits, _EMPTY[136:148], checksum, _EMPTY[156:]))
 
 
 def _part(name: str) -> str:

@@ -300,6 +300,31 @@ def _glob_root(pattern: str) -> str:
     return pattern
 
 
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def expand_braces(path: str) -> list[str]:
+    """The paths that a path with ranges or alternatives in braces stands for.
+
+    >>> expand_braces("{train,test}-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar', 'test-09.tar', 'test-10.tar']
+    """
+    found = _BRACES.search(path)
+    ranged = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", found[1]) if found else None
+    if found is None or (ranged is None and "," not in found[1]):
+        return [path]
+    if ranged is not None:
+        first, last = int(ranged[1]), int(ranged[2])
+        width = max(map(len, ranged.groups())) if ranged[1].startswith("0") else 0
+        if abs(last - first) >= 1_000_000:
+            raise SourceError(f"{path} stands for more than a million files")
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    else:
+        choices = found[1].split(",")
+    rest = expand_braces(path[found.end() :])
+    return [f"{path[: found.start()]}{choice}{end}" for choice in choices for end in rest]
+
+
 _GLOB_SIGN = re.compile(r"\*|\?|\[!?\]?[^\]]*\]")
 
 

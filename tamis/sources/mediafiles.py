@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,8 @@ class _MediaFiles(FileSource):
         schema = pa.schema([(self.format, MEDIA), ("path", pa.string()), ("size", pa.int64())])
         schema = with_features(schema, {self.format: media_feature(self.format)})
         pieces = [Piece(file.path, 0, file.size, file.size + _ROW_BYTES) for file in files]
-        return self.divided(files, pieces, schema, size, {}, damaged)
+        layout = self.divided(files, pieces, schema, size, {}, damaged)
+        return replace(layout, num_rows=sum(len(partition.pieces) for partition in layout.partitions))
 
     def count_rows(self, piece: Piece, most: int) -> int:
         return 1

@@ -9,6 +9,7 @@ read: a row refers to the bytes in the archive. Of a compressed or remote archiv
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
@@ -29,7 +30,7 @@ from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO
 from tamis.sources.delimited import check_types
-from tamis.sources.files import File, is_local, local_path, open_file
+from tamis.sources.files import File, expand_braces, is_local, list_files, local_path, open_file
 from tamis.sources.filesource import ByteSource, DamagedFiles
 from tamis.sources.jsonl import JSON, JsonlParser
 from tamis.sources.jsonmedia import MEDIA
@@ -100,6 +101,7 @@ class WebDatasetReader(ByteSource):
     and one of unknown type is held as binary under its extension. `members={"txt": "text", "png": "mask"}` names columns.
     Media are not read until a step needs them: rows refer to bytes of the archive. Rows of a compressed or remote archive,
     which is read as a stream, hold them. Large archives on a disk are split between rows, compressed ones are not.
+    Paths may have ranges, as those of webdataset: `shards/{00000..00099}.tar`.
 
     A row fails if a member is a link, a device or a sparse file, leads out of the archive (`/`, `..`), appears twice, is
     not UTF-8 or not JSON. A row without media is kept, with null. A truncated archive is read up to its damage.
@@ -122,6 +124,11 @@ class WebDatasetReader(ByteSource):
                     f"`members` of `{self.name}` maps {extension!r} to {column!r}",
                     hint='extensions are in lower case, without the first dot: members={"seg.png": "mask"}',
                 )
+
+    def list_files(self) -> list[File]:
+        paths = [self.file_paths] if isinstance(self.file_paths, (str, Path)) else self.file_paths
+        expanded = [each for path in paths for each in expand_braces(str(path))]
+        return list_files(expanded, self.format, self.storage_options)
 
     # ------------------------------------------------------------------------------------------------------ the layout
 
@@ -269,6 +276,7 @@ class WebDatasetReader(ByteSource):
         `uses` says what the members of each column hold; with `learn`, the first member of a column decides.
         """
         row: _Row | None = None
+        column_of = functools.cache(self._column)
         try:
             for member in archive.members():
                 found = _key_of(member)
@@ -285,7 +293,9 @@ class WebDatasetReader(ByteSource):
                 row.members += 1
                 if row.error is None:
                     try:
-                        column, use, kind = self._use(row, member, extension, uses, learn=learn)
+                        _check_member(row, member, extension)
+                        column, use, kind = column_of(extension)
+                        _check_column(row, column, use, extension, uses, learn=learn)
                         self._add(row, member, column, use, kind, archive, wanted, most)
                     except _BadMember as error:
                         row.error = f"member {member.name!r:.200} {error}"
@@ -298,32 +308,6 @@ class WebDatasetReader(ByteSource):
             raise
         if row is not None:
             yield row
-
-    def _use(
-        self, row: _Row, member: Member, extension: str, uses: dict[str, str], *, learn: bool
-    ) -> tuple[str, str, str | None]:
-        """The column of a member, its use, and the kind of media; raises if it cannot be part of its row."""
-        if member.kind != "file":
-            raise _BadMember(f"is a {member.kind}")
-        if _leads_out(member.name):
-            raise _BadMember("leads out of the archive; names with `..` or a leading `/` are not read")
-        if not extension:
-            raise _BadMember("has no extension, so it belongs to no row")
-        if row.members > _MOST_MEMBERS:
-            raise _BadMember(f"is one of more than {_MOST_MEMBERS} with this key")
-        column, use, kind = self._column(extension)
-        if column in row.values or (use == "json" and row.json is not None):
-            raise _BadMember(
-                f'is the second for column `{column}`; name its column: members={{"{extension}": "other"}}'
-            )
-        if use != "json":
-            known = uses.setdefault(column, use) if learn else uses.get(column)
-            declare = f'members={{"{extension}": "{column if known is None else "other"}"}}'
-            if known is None:
-                raise _BadMember(f"has an extension that the first rows do not have; declare it: {declare}")
-            if known != use:
-                raise _BadMember(f"is {use}, and column `{column}` holds {known}; name its column: {declare}")
-        return column, use, kind
 
     def _add(
         self,
@@ -397,6 +381,31 @@ class WebDatasetReader(ByteSource):
         columns |= {name: contiguous(fields.column(name)) for name in fields.column_names if name not in columns}
         names = [name for name in columns if wanted is None or name in wanted]
         return pa.table({name: columns[name] for name in names}), kept
+
+
+def _check_member(row: _Row, member: Member, extension: str) -> None:
+    """Raise if a member cannot be part of a row."""
+    if member.kind != "file":
+        raise _BadMember(f"is a {member.kind}")
+    if _leads_out(member.name):
+        raise _BadMember("leads out of the archive; names with `..` or a leading `/` are not read")
+    if not extension:
+        raise _BadMember("has no extension, so it belongs to no row")
+    if row.members > _MOST_MEMBERS:
+        raise _BadMember(f"is one of more than {_MOST_MEMBERS} with this key")
+
+
+def _check_column(row: _Row, column: str, use: str, extension: str, uses: dict[str, str], *, learn: bool) -> None:
+    """Raise if a column has a value already, is not known, or holds something else."""
+    if column in row.values or (use == "json" and row.json is not None):
+        raise _BadMember(f'is the second for column `{column}`; name its column: members={{"{extension}": "other"}}')
+    known = use if use == "json" else uses.setdefault(column, use) if learn else uses.get(column)
+    if known == use:
+        return
+    declare = f'members={{"{extension}": "{column if known is None else "other"}"}}'
+    if known is None:
+        raise _BadMember(f"has an extension that the first rows do not have; declare it: {declare}")
+    raise _BadMember(f"is {use}, and column `{column}` holds {known}; name its column: {declare}")
 
 
 def _line(row: _Row, reserved: Collection[str]) -> bytes:

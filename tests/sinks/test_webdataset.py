@@ -12,7 +12,7 @@ from tamis import Batch, ImageReader, Pipeline, Rows, WebDatasetReader, WebDatas
 from tamis.errors import ParameterError
 from tamis.media import read_bytes
 from tamis.sinks.samples import extension_of
-from tamis.sinks.webdataset import safe_key
+from tamis.sinks.webdataset import _header, safe_key
 from tamis.sources.webdataset import split_name
 
 MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -66,6 +66,14 @@ def test_headers_contain_nothing_but_names_and_sizes(tmp_path):
         (found,) = archive
     assert (found.mtime, found.uid, found.uname, oct(found.mode)) == (0, 0, "", "0o644")
     assert (tmp_path / "part-000000.tar").stat().st_size == 512 + 512 + 1024
+
+
+@pytest.mark.parametrize("name", [b"a", b"x" * 100, "日本/ä.jpg".encode(), b"y" * 101, "ü".encode() * 300])
+@pytest.mark.parametrize("size", [0, 1, 8**11 - 1])
+def test_headers_are_those_of_tarfile(name, size):
+    info = tarfile.TarInfo(name.decode())
+    info.size = size
+    assert _header(name, size) == info.tobuf(tarfile.GNU_FORMAT, "utf-8")
 
 
 def test_what_is_written_is_read_back(tmp_path):

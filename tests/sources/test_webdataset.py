@@ -336,6 +336,15 @@ def test_the_layout_of_img2dataset_is_read_as_it_is(tmp_path):
         detect_format(tmp_path)
 
 
+def test_paths_may_have_ranges(tmp_path, read_all):
+    for number in (8, 9, 10):
+        write_tar(tmp_path / f"{number:03d}.tar", sample(f"{number}", jpg="x"))
+    keys = [row["__key__"] for row in read_all(WebDatasetReader(f"{tmp_path}/{{009..010}}.tar")).rows]
+    assert keys == ["9", "10"]
+    with pytest.raises(SourceError, match=r"011\.tar does not exist"):
+        WebDatasetReader(f"{tmp_path}/{{008..011}}.tar").layout(10**6)
+
+
 @pytest.mark.filterwarnings("ignore:unclosed file")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_rows_are_those_of_the_webdataset_package(shard):
