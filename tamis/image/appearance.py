@@ -156,14 +156,16 @@ class ImageSaturation(PixelFilter):
 
 @operator(reads="image", writes="sharpness")
 class ImageBlur(PixelFilter):
-    """Drop blurred images: those with a sharpness below 50.
+    """Drop blurred images: those with a sharpness below 20.
 
-    Sharpness is the variance of the Laplacian (Pech-Pacheco et al. 2000) of the picture with a short side of 256 pixels. A
-    larger `side` finds weaker blur and needs another threshold, since the same photo is less sharp in a larger size. With
-    `side=None`, all pixels are measured; files are then decoded twice if other steps look at their pixels.
+    Sharpness is the variance of the Laplacian (Pech-Pacheco et al. 2000) of the picture with a short side of 256 pixels. Of 72
+    photos and desktop backgrounds, nine in ten are above 32; after a Gaussian blur with a radius of 1 % of the short side, all
+    are below 20. Images of soft gradients are also below. A larger `side` finds weaker blur and needs another threshold,
+    since the same photo is less sharp in a larger size. With `side=None`, all pixels are measured; files are then decoded
+    twice if other steps look at their pixels.
     """
 
-    min_sharpness: float | None = 50.0
+    min_sharpness: float | None = 20.0
     max_sharpness: float | None = None
     side: Literal[256, 512, 1024] | None = 256
     column: str = "image"
