@@ -39,10 +39,10 @@ lines: list[str] = []
 
 
 NOTES = """
-The package of open_nsfw lets onnxruntime start a thread for each core of the machine, which wait for each other on one core; with one
-thread it is twice as fast. The network alone takes 23 ms, so for small files nothing is left to gain but that. For large ones, decoding
-at a reduced size takes a third of the time of a full decode. Scores differ because of that, and because the package compresses each
-picture as JPEG once more. The machine was shared: compare CPU times, not seconds.
+The package of open_nsfw lets onnxruntime start a thread for each core of the machine, which wait for each other on one core;
+with one thread it is twice as fast. The network alone takes 23 ms, so for small files only the number of threads matters. For
+large ones, decoding at a reduced size and preparing takes a third of the time. Scores differ because of that, and because the
+package compresses each picture as JPEG once more. The machine was shared: compare CPU times, not seconds.
 """
 
 
