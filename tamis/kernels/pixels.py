@@ -23,6 +23,9 @@ def shrink(source, out):
     line = np.empty(width * 3, np.int32)
     area = np.float64(height * width)
     half = np.int64(height * width) // 2
+    first, stop = np.empty(new_width, np.int64), np.empty(new_width, np.int64)  # divisions are slow: once per column
+    for column in range(new_width):
+        first[column], stop[column] = column * width // new_width, ((column + 1) * width - 1) // new_width + 1
     for row in range(new_height):
         line[:] = 0
         begin, end = row * height, (row + 1) * height
@@ -32,10 +35,11 @@ def shrink(source, out):
             for index in range(width * 3):
                 line[index] += weight * np.int32(values[index])
         for column in range(new_width):
-            begin, end = column * width, (column + 1) * width
             red = green = blue = half
-            for left in range(begin // new_width, (end - 1) // new_width + 1):
-                weight = np.int64(min(end, (left + 1) * new_width) - max(begin, left * new_width))
+            for left in range(first[column], stop[column]):
+                weight = np.int64(
+                    min((column + 1) * width, (left + 1) * new_width) - max(column * width, left * new_width)
+                )
                 red += weight * line[3 * left]
                 green += weight * line[3 * left + 1]
                 blue += weight * line[3 * left + 2]
