@@ -13,6 +13,10 @@
 # The output and, if there is one, the exchange must be on a file system or in an object store that all nodes see.
 set -euo pipefail
 
+# A secret of this job, which srun passes on; other users of the nodes cannot use its cluster.
+RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+
 port=${TAMIS_RAY_PORT:-6379}
 cpus=${SLURM_CPUS_PER_TASK:-1}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -167,6 +167,10 @@ class ShardLedger(Ledger):
         self._apply_lines(self._log.read())
         self.refresh()
 
+    def refresh(self) -> None:
+        super().refresh()
+        self._shard_records.clear()  # kept to copy them to the ledger itself, which a shard does not do
+
     def join(self) -> Mapping[str, Any] | None:
         """Take the lock of the own shard, unless the folder is locked; returns who holds either, or None if it is taken."""
         busy = self._folder_lock.holder()
@@ -203,7 +207,7 @@ class ShardLedger(Ledger):
         lock.take()
         self.locks.held.append(lock)
         log = self._shard_logs.setdefault(name, Log(self.store, name))
-        self._shard_records += self._apply_lines(log.read())
+        self._apply_lines(log.read())
         log.open()
         self._claims.append(Claim(lock, log))
 

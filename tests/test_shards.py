@@ -230,6 +230,9 @@ def kill_at(number):
         setattr(owner, name, counted(getattr(owner, name)))
 
 def run(output, shard=None, kill=0):
+    return os.waitpid(start(output, shard, kill), 0)[1]
+
+def start(output, shard, kill):
     child = os.fork()
     if not child:
         try:
@@ -242,7 +245,7 @@ def run(output, shard=None, kill=0):
             os.write(2, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
         os._exit(0)
-    return os.waitpid(child, 0)[1]
+    return child
 
 def files(output):
     return {path.name: path.read_bytes() for path in sorted(output.glob("part-*"))}
@@ -253,10 +256,14 @@ killed = 0
 for number in range(rounds):
     output = folder / f"out-{number}"
     order = random.sample([1, 2, 3], 3)
-    for shard in order:
-        end = run(output, f"{shard}/3", kill=random.randrange(1, 45) if random.random() < 0.6 else 0)
-        killed += end == signal.SIGKILL
-        assert end in (0, signal.SIGKILL), (number, shard, end)
+    kills = [random.randrange(1, 45) if random.random() < 0.6 else 0 for _ in order]
+    if number % 2:  # at the same time
+        children = [start(output, f"{shard}/3", kill) for shard, kill in zip(order, kills)]
+        ends = [os.waitpid(child, 0)[1] for child in children]
+    else:
+        ends = [run(output, f"{shard}/3", kill) for shard, kill in zip(order, kills)]
+    killed += ends.count(signal.SIGKILL)
+    assert set(ends) <= {0, signal.SIGKILL}, (number, ends)
     for shard in order:
         assert run(output, f"{shard}/3") == 0
     report = Report.load(output)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.card import write_card
-from tamis.errors import LedgerError, ShardsMissing, TooManyFailed
+from tamis.errors import LedgerError, ShardsMissing, TamisError, TooManyFailed
 from tamis.events import Events, RunFinished
 from tamis.exchange import Exchange, FolderExchange, StoreExchange
 from tamis.executors.driver import RESOLVE
@@ -82,12 +82,13 @@ def _recorded_sink(ledger: Ledger) -> Sink:
     try:
         ((name, parameters),) = ledger.plan["sink"].items()
         sink = find_operator(name)(**parameters)
-    except Exception as error:
+        if not isinstance(sink, Sink):
+            raise TypeError(f"`{name}` does not write rows")
+    except (TamisError, ValueError, TypeError, AttributeError) as error:
         raise LedgerError(
             f"the writer of the run in {ledger.store.root} cannot be made again: {error}",
             hint="rerun one of its shards: the last one merges",
         ) from error
-    assert isinstance(sink, Sink)
     return sink
 
 
@@ -156,8 +157,8 @@ def merge_into(
     if missing:
         ledger.append([{"kind": "closed"}])
     else:
+        _clean_up(ledger, exchange)  # first: a run that is finished is never merged again
         ledger.append([{"kind": "finished", "report": report.as_dict()}])
-        _clean_up(ledger, exchange)
         if plan["card"]:
             write_card(ledger, sink, plan["recipe"], report, plan["license"])
     emit(RunFinished(report))

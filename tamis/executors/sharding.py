@@ -14,9 +14,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+from tamis.card import check_card
 from tamis.errors import Interrupted, LedgerError, ShardsRunning, TamisError, TooManyFailed
 from tamis.events import Events, Note
 from tamis.exchange import forget_names
@@ -42,7 +44,7 @@ CLAIM_WAIT_S = 130.0
 object store takes up to two minutes to release the lock of a machine that was switched off."""
 
 SETUP_WAIT_S = 600.0
-"""How long the first shard waits for the lock of the folder."""
+"""How long a shard waits for the lock of the folder, which others hold to record the plan or to merge."""
 
 SHOWN_SHARDS = 3
 """How many shards a message names."""
@@ -79,7 +81,7 @@ class Joining:
 
     def join(self) -> ShardLedger | None:
         """The ledger, or None if the run is finished and nothing has changed since."""
-        patience = Patience(self.settings.wait_s)
+        patience = Patience(SETUP_WAIT_S)
         said = False
         self._first_seen: tuple[Mapping[str, Any], float] | None = None
         while True:
@@ -98,10 +100,14 @@ class Joining:
                 if self._record_plan():
                     return None
                 continue
-            if not said and busy.get("shard"):
-                self.emit(Note(f"waiting for {owner_text(busy)}, which works on this shard as shard {busy['shard']}"))
+            if not said:
+                self.emit(Note(_waiting_text(busy)))
                 said = True
-            patience.is_over(someone_works=True)
+            if patience.is_over(someone_works="shard" in busy):
+                raise LedgerError(
+                    f"another run is writing to {self.store.root} ({owner_text(busy)})",
+                    hint="wait for it to end, or choose another --output",
+                )
             time.sleep(patience.pause_s())
 
     def _refused_or_busy(self, ledger: ShardLedger) -> Mapping[str, Any] | None:
@@ -140,10 +146,16 @@ class Joining:
 
     def _record_plan(self) -> bool:
         """As the first shard, prepare the folder and record the plan; returns whether nothing has to be done."""
-        with Ledger(Store(self.store.root, self.store.storage_options), patience_s=SETUP_WAIT_S) as ledger:
+        with ExitStack() as stack:
+            try:
+                ledger = stack.enter_context(Ledger(Store(self.store.root, self.store.storage_options)))
+            except LedgerError:
+                return False  # another shard is recording the plan, or has, and shards are running
             if ledger.shards:
-                return False  # another shard was first
+                return False
             ledger.store.make()
+            if self.settings.card:
+                check_card(ledger)
             prepare_output(ledger.store, self.plan.exchange, ledger, self.plan.sink, fresh=False)
             if ledger.plan is not None and ledger.plan["blocksize"] != self.plan.blocksize:
                 self.plan = self._make_plan(ledger.plan["blocksize"])
@@ -175,6 +187,12 @@ class Joining:
             "damaged_files": dict(plan.layout.damaged_files),
             "notes": [*plan.notes, *notes],
         }
+
+
+def _waiting_text(busy: Mapping[str, Any]) -> str:
+    if "shard" in busy:
+        return f"waiting for {owner_text(busy)}, which works on this shard as shard {busy['shard']}"
+    return f"waiting for {owner_text(busy)}, which is preparing or merging the output"
 
 
 # ---------------------------------------------------------------------------------------------------------------- running
