@@ -166,7 +166,7 @@ def measure(source: Path, steps: Sequence[Any], workers: int, blocksize: str, ou
     size = sum(file.stat().st_size for file in source.glob("*.jsonl"))
     driver_s = clock.seconds / sum(len(phase.seconds) for phase in phases)
     for phase in phases:  # from the first message to the last, so with what the driver did
-        phase.seconds = [max(0.0, seconds - driver_s) for seconds in phase.seconds]
+        phase.seconds = [max(seconds / 2, seconds - driver_s) for seconds in phase.seconds]
     return Measured(size, recorder.last - recorder.first, driver_s, phases)
 
 
