@@ -476,7 +476,7 @@ class Work(Protocol):
 # --------------------------------------------------------------------------------------------------- sources and sinks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a file that can be read on its own: a range of bytes or of row groups."""
 

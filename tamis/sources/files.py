@@ -34,7 +34,7 @@ Options: TypeAlias = Mapping[str, Any] | None
 _EDGE_BYTES = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class File:
     """An input file, as listed."""
 
@@ -261,8 +261,12 @@ def _walk(folder: str, deep: bool = True) -> Iterator[File]:
             if entry.is_dir():
                 folders.append(entry.name)
             else:
-                status = entry.stat()
-                yield File(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:  # a link to nothing; the reader reports it
+                    yield File(prefix + entry.name, 0, "")
+                else:
+                    yield File(prefix + entry.name, status.st_size, str(status.st_mtime_ns))
     if deep:
         for name in folders:
             yield from _walk(prefix + name)

@@ -249,3 +249,17 @@ def test_only_the_columns_that_are_written_are_read(tmp_path):
 def test_the_extension_follows_from_the_content_if_the_name_has_none(data, extension):
     assert extension_of("", pa.py_buffer(data)) == extension
     assert extension_of("a.jpg", pa.py_buffer(data)) == "jpg"
+
+
+def test_archives_in_an_object_store(tmp_path, s3_server):
+    table = images(
+        __key__=["a", "b", "c"], image=[media(JPG, "a.jpg"), media(PNG, "b.png"), None], caption=["x", "y", "z"]
+    )
+    output = f"{s3_server.url}/out"
+    sink = WebDatasetWriter(output, rows_per_shard=2, storage_options=s3_server.storage_options)
+    Pipeline(Rows(table), sink).run(executor="inline")
+    assert verify(output, storage_options=s3_server.storage_options).ok
+    source = WebDatasetReader(output, storage_options=s3_server.storage_options)
+    rows = Pipeline(source).collect(executor="inline").to_pylist()
+    assert [row["image"] and row["image"]["bytes"] for row in rows] == [JPG, PNG, None]
+    assert [row["caption"] for row in rows] == ["x", "y", "z"]

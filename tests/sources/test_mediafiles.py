@@ -74,6 +74,13 @@ def test_a_file_that_was_removed_fails_its_row(photos, tmp_path):
     assert (report.kept, report.failed) == (9, 1)
 
 
+def test_a_link_to_nothing_is_a_damaged_file(photos):
+    (photos / "0" / "lost.jpg").symlink_to("nowhere.jpg")
+    report = Pipeline(ImageReader(photos)).run(executor="inline", max_failed="100%")
+    assert report.kept == 10
+    assert [path[-8:] for path in report.damaged_files] == ["lost.jpg"]
+
+
 def test_sounds_and_videos(tmp_path, read_all):
     for name in ("a.flac", "b.WAV", "c.mp4", "d.mkv", "e.jpg"):
         (tmp_path / name).write_bytes(b"x")
