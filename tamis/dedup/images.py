@@ -30,7 +30,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
-from tamis.image.decode import headers
+from tamis.image.decode import PictureStep, headers
 from tamis.image.hashing import BITS, HashKind, hashes_of
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
@@ -47,7 +47,7 @@ COMPARED_BYTES = 600
 
 
 @operator(reads="image", resources=Resources(memory=RESOLVING_BYTES))
-class ImageDedup(Gather):
+class ImageDedup(PictureStep, Gather):
     """Keep one image of each group of images that look alike.
 
     Images are visited in the order of the keep policy. An image is dropped if its perceptual hash differs from that of an image

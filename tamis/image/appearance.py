@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from tamis.batch import Batch, Facts
-from tamis.image.decode import ROW_BYTES, headers, measured, pictures, row_bytes
+from tamis.image.decode import PictureStep, headers, measured, pictures, row_bytes
 from tamis.image.filters import ImageFilter, scored
 from tamis.kernels.pixels import appearance, laplacian_variance, luma, step_sums
 from tamis.operators import Rule, Scores, at_least, at_most, between, operator
@@ -20,14 +20,8 @@ from tamis.operators import Rule, Scores, at_least, at_most, between, operator
 MEASURES = ("brightness", "contrast", "saturation", "entropy", "colours", "colour_range")
 
 
-class PixelFilter(ImageFilter):
+class PixelFilter(PictureStep, ImageFilter):
     """A filter on one measure of the picture with a short side of 256 pixels."""
-
-    cost = 20.0
-
-    @property
-    def row_bytes(self) -> int:
-        return ROW_BYTES
 
     def _score(self, batch: Batch, measure: str) -> Scores:
         score = self.declared_writes[0]

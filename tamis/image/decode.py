@@ -58,6 +58,16 @@ class ImageStep(Operator):
         return FILE_BYTES
 
 
+class PictureStep(ImageStep):
+    """A step that uses pictures of the smallest tier."""
+
+    cost = 20.0
+
+    @property
+    def row_bytes(self) -> int:
+        return ROW_BYTES
+
+
 @dataclass(frozen=True)
 class Headers:
     """What the headers of the files say, one entry per row."""
@@ -145,10 +155,14 @@ def of_files(batch: Batch, column: str, function: Callable[[Data, Header], T]) -
     """`function(bytes, header)` for each row, None for a row without image. Errors of decoders become ImageErrors."""
     known = _header_facts(batch, column)["header"]
     _raise_first(known)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for data, header in zip(read_bytes(batch, column), known, strict=True):
-            yield None if data is None else function(data, header)
+    for data, header in zip(read_bytes(batch, column), known, strict=True):
+        if data is None:
+            yield None
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = function(data, header)
+        yield found
 
 
 def _remembered_numbers(batch: Batch, column: str, name: str, measure: Callable[[Data, Header], int]) -> np.ndarray:

@@ -13,12 +13,12 @@ from tamis.batch import Batch, Column
 from tamis.context import Context, file_key
 from tamis.errors import ParameterError, TamisError, require
 from tamis.image.boxes import BOX, box, covered
-from tamis.image.decode import full_pictures, headers, pictures
+from tamis.image.decode import PictureStep, full_pictures, headers, pictures
 from tamis.image.nsfw import find_parts
 from tamis.image.onnx import ACTIVATION_BYTES, Graph, find_onnx
 from tamis.models import onnx
 from tamis.models.files import with_files
-from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, between, operator
+from tamis.operators import Filter, Map, Resources, Rule, Scores, between, operator
 
 Detector: TypeAlias = Literal["haar", "nudenet"]
 Find: TypeAlias = Callable[[np.ndarray], list[dict[str, Any]]]
@@ -45,7 +45,7 @@ HAAR_BYTES = 60_000_000
 FACES = ("FACE_FEMALE", "FACE_MALE")
 
 
-class _FaceStep(Operator):
+class _FaceStep(PictureStep):
     """A step with a parameter `detector`."""
 
     cost = 1000.0

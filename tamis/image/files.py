@@ -11,6 +11,7 @@ import functools
 import io
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -213,12 +214,28 @@ def _opened(data: Data) -> Any:
         )
         raise ImageError("not an image", what)
     module, name = PLUGINS[format_]
+    plugin = _pillow(module)
     try:
-        return getattr(_pillow(module), name)(io.BytesIO(data))
+        with _one_thread(plugin):
+            return getattr(plugin, name)(io.BytesIO(data))
     except Exception as error:  # decoders raise all kinds of errors for damaged files
         if is_shortage(error) or isinstance(error, ImageError):
             raise
         raise _described(error, f"the {format_} header cannot be read") from error
+
+
+@contextmanager
+def _one_thread(plugin: Any) -> Iterator[None]:
+    """Let the decoder of AVIF use one thread: each core has a worker."""
+    before = getattr(plugin, "DEFAULT_MAX_THREADS", None)
+    if before is None:
+        yield
+        return
+    plugin.DEFAULT_MAX_THREADS = 1
+    try:
+        yield
+    finally:
+        plugin.DEFAULT_MAX_THREADS = before
 
 
 def _orientation(image: Any) -> int:

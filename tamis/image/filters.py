@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
-from tamis.image.decode import ROW_BYTES, ImageStep, frame_counts, headers, jpeg_qualities, problems
+from tamis.image.decode import ImageStep, PictureStep, frame_counts, headers, jpeg_qualities, problems
 from tamis.image.files import MAX_PIXELS
 from tamis.operators import Filter, Rule, Scores, at_most, between, one_of, operator
 
@@ -205,7 +205,7 @@ class _Fine(Rule):
 
 
 @operator(reads="image", writes="image_state")
-class ImageDecodable(ImageFilter):
+class ImageDecodable(PictureStep, ImageFilter):
     """Drop rows whose image is missing, empty, truncated, corrupt, too large, in an unsupported format, or not an image.
 
     The whole file is decoded, at the size that other filters use, so that it is decoded only once. Put this step before steps
@@ -218,13 +218,7 @@ class ImageDecodable(ImageFilter):
     ['not an image']
     """
 
-    cost = 20.0
-
     column: str = "image"
-
-    @property
-    def row_bytes(self) -> int:
-        return ROW_BYTES
 
     def score(self, batch: Batch) -> Scores:
         return {"image_state": pa.array(problems(batch, "image"), pa.string())}

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column, Facts
-from tamis.image.decode import full_pictures, pictures
+from tamis.image.decode import PictureStep, full_pictures, pictures
 from tamis.kernels import image_hashes as kernel
 from tamis.operators import Map, operator
 
@@ -23,7 +23,7 @@ SIDE = 256
 
 
 @operator(reads="image")
-class ImageHash(Map):
+class ImageHash(PictureStep, Map):
     """Add a perceptual hash of each image, and the amount of detail that it is based on.
 
     `hash` chooses it: `"phash"`, `"dhash"`, `"ahash"` and `"whash"` have 64 bits, `"pdq"` has 256. The hash is written to

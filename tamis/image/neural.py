@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
-from tamis.image.decode import TIERS, pictures
+from tamis.image.decode import ROW_BYTES, TIERS, PictureStep, pictures
 from tamis.models import image_model
 from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import IMAGE_DEFAULTS, PREPROCESSOR_FILES, ModelError, ModelFiles, find, with_files
@@ -78,7 +78,7 @@ def spread(values: np.ndarray, missing: np.ndarray) -> np.ndarray:
 
 
 @operator(reads="image", writes="pixels")
-class ImageTensor(Map):
+class ImageTensor(PictureStep, Map):
     """Add the pixels of each image as a network reads them: resized and cropped, 8 bits per colour, as fixed-size binary.
 
     The size and the filter are those of the preprocessor_config.json of `model`. A run on a GPU adds this step before steps
@@ -196,6 +196,10 @@ class NetworkStep(Operator):
 
     def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
         return (self._pixels,) if self._pixels else ()
+
+    @property
+    def row_bytes(self) -> int:
+        return 0 if self._pixels else ROW_BYTES
 
     @property
     def batch_bytes(self) -> int | None:

@@ -14,10 +14,10 @@ import numpy as np
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import TamisError
-from tamis.image.decode import pictures
+from tamis.image.decode import PictureStep, pictures
 from tamis.models import onnx
 from tamis.models.files import IMAGE_DEFAULTS, ModelError, ModelFiles, find, with_files
-from tamis.operators import Operator, Resources
+from tamis.operators import Resources
 
 ACTIVATION_BYTES = 100_000_000
 """What a picture takes while a graph runs."""
@@ -33,7 +33,7 @@ def find_onnx(model: str | Path) -> ModelFiles:
     return found
 
 
-class OnnxStep(Operator):
+class OnnxStep(PictureStep):
     """A step with a parameter `model`, an ONNX file."""
 
     cost = 2000.0

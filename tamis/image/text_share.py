@@ -11,6 +11,7 @@ import pyarrow as pa
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import require
+from tamis.image.decode import row_bytes
 from tamis.image.onnx import Graph, OnnxStep, for_each
 from tamis.models.pixels import BILINEAR, resize
 from tamis.operators import Filter, Rule, Scores, at_most, operator
@@ -51,6 +52,10 @@ class TextShare(OnnxStep, Filter):
     max_text_share: float = 0.3
 
     cost = 10_000.0
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(SIDE)
 
     def check(self) -> None:
         super().check()
