@@ -64,8 +64,9 @@ def test_the_commands_and_options_are_these():
             "--address",
             "--card", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
             "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
-            "--rejects", "--scores", "--scratch", "--set", "--strict", "--workers",
+            "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--workers",
         ],
+        "merge": ["--exchange", "--json", "--max-failed", "--partial"],
         "check": ["--input", "--output", "--set"],
         "explain": [
             "--device", "--gpu-memory", "--input", "--json", "--memory", "--output", "--scratch", "--set", "--workers",

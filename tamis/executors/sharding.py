@@ -235,7 +235,7 @@ class ShardRun(Run):
         try:
             with self._listening():
                 end = self._run_stages(left, session)
-        except (TamisError, OSError) as error:
+        except Exception as error:
             self._record_end(self.shard.number, "failed", error)
             raise
         if self.stop.level:
@@ -307,7 +307,7 @@ class ShardRun(Run):
                     left = self._left_of(state.number)
                     for each in self.plan.groups[: group.index + 1]:
                         self._run_group(each, left[each.index], session)
-                except TamisError as error:
+                except Exception as error:
                     self._record_end(state.number, "failed", error)
                     raise
                 self._record_end(state.number, "interrupted" if self.stop.level else "finished")
