@@ -79,7 +79,7 @@ def test_the_commands_and_options_are_these():
         "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],
-        "report": ["--failed", "--json", "--memory", "--rejects"],
+        "report": ["--column", "--contact-sheet", "--failed", "--json", "--memory", "--rejects"],
         "dedup": [],
         "stats": flags["stats"],
         "train-classifier": flags["train-classifier"],
