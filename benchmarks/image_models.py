@@ -1,6 +1,8 @@
 """Measure operators that run a network on images, per core, against the loops of the packages that contain the models.
 
     python benchmarks/image_models.py [--pictures FOLDER] [--save]
+    python benchmarks/image_models.py --text FOLDER       the share of text in pictures, and by RapidOCR, if that is installed
+    python benchmarks/image_models.py --faces WITH WITHOUT     how many pictures of two folders have faces, by each detector
 
 Pictures are the JPEG files in --pictures, or photographs of scikit-image, saved as JPEG in three sizes. Each method runs in a
 process of its own on one core, on the same files in memory, after a warm-up; times are CPU seconds and seconds of that process.
@@ -118,12 +120,12 @@ def package_efficientnet() -> Callable[[list[bytes]], list[float]]:
     return lambda files: [infer(data) for data in files]
 
 
-def tamis_step(name: str) -> Callable[[list[bytes]], list[object]]:
+def tamis_step(name: str, **parameters: object) -> Callable[[list[bytes]], list[object]]:
     from tamis.batch import Batch
     from tamis.context import Context
     from tamis.registry import build_operator
 
-    step = build_operator(name, {})
+    step = build_operator(name, parameters)
     runner = step.open(Context(cpus=1))
 
     def infer(files: list[bytes]) -> list[object]:
@@ -178,15 +180,66 @@ def compare(label: str, paths: list[str], methods: list[str]) -> None:
         )
 
 
+def compare_text(folder: Path) -> None:
+    """The area of text by `TextShare`, and of the boxes that RapidOCR detects, without recognition."""
+    import cv2
+    from rapidocr import RapidOCR
+
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in (".jpg", ".png"))
+    files = [path.read_bytes() for path in paths]
+    engine, ours = RapidOCR(), tamis_step("text_share")
+    ours(files[:1])
+    start = time.process_time()
+    shares = ours(files)
+    middle = time.process_time()
+    others = []
+    for data in files:
+        picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        found = engine(picture, use_det=True, use_cls=False, use_rec=False)
+        mask = np.zeros(picture.shape[:2], np.uint8)
+        for box in [] if found.boxes is None else found.boxes:
+            cv2.fillPoly(mask, [np.round(box).astype(np.int32)], 1)
+        others.append(float(mask.mean()))
+    end = time.process_time()
+    say("| picture | `text_share` | RapidOCR 3.10, detection |")
+    say("|---|---|---|")
+    for path, one, two in zip(paths, shares, others, strict=True):
+        say(f"| {path.name} | {one:.3f} | {two:.3f} |")
+    say(f"| CPU s per picture | {(middle - start) / len(paths):.2f} | {(end - middle) / len(paths):.2f} |")
+
+
+def compare_faces(portraits: Path, others: Path) -> None:
+    say("| detector | portraits with a face | with exactly one | other pictures with a face | CPU ms |")
+    say("|---|---|---|---|---|")
+    for detector in ("haar", "nudenet"):
+        step = tamis_step("faces", detector=detector, score_only=True)
+        counts, start = [], time.process_time()
+        for folder in (portraits, others):
+            files = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".jpg", ".png")]
+            counts.append(np.array(step(files)))
+        each = (time.process_time() - start) / sum(map(len, counts))
+        good, bad = counts
+        found = f"{(good > 0).sum()} of {len(good)} | {(good == 1).sum()} | {(bad > 0).sum()} of {len(bad)}"
+        say(f"| {detector} | {found} | {each * 1e3:.0f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--faces", type=Path, nargs=2)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--method")
     parser.add_argument("--source", default="")
     given = parser.parse_args()
     if given.method:
         measure(given.method, given.source)
+        return
+    if given.text:
+        compare_text(given.text)
+        return
+    if given.faces:
+        compare_faces(*given.faces)
         return
     import tempfile
 
@@ -217,7 +270,9 @@ def main() -> None:
             compare(f"{label}, {bytes_each / 1e3:.0f} kB", paths, every)
     say(NOTES.rstrip())
     if given.save:
-        Path(__file__).with_suffix(".md").write_text("\n".join(lines) + "\n")
+        page = Path(__file__).with_suffix(".md")
+        rest = page.read_text().partition("\n## ")[1:] if page.is_file() else ()
+        page.write_text("\n".join(lines) + "\n" + "".join(rest))
 
 
 if __name__ == "__main__":
