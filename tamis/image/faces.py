@@ -134,8 +134,9 @@ class Faces(_FaceStep, Filter):
     nudenet     the face classes of `BodyParts`, also faces from the side; see  `tamis[image,onnx]`, and the file of `BodyParts`
                 there for its licence
 
-    Of 30 portraits, both found the face in 29; of 100 pictures without faces, they found some in 1 and in 3. Faces smaller than a twelfth of the short side are not found. There are no bounds by default; `faces` lists the
-    boxes. A row without image is dropped if there is a bound. About 25 images per second and core.
+    Of 30 portraits, both found the face in 29; of 100 pictures without faces, they found some in 1 and in 3. Faces
+    smaller than a twelfth of the short side are not found. There are no bounds by default; `faces` lists the boxes. A row
+    without image is dropped if there is a bound. About 25 images per second and core.
 
         Faces(max_faces=0)
     """
