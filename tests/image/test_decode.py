@@ -212,7 +212,7 @@ def test_every_picture_of_pillows_tests_is_decoded_or_explained():
     assert counts["fine"] > 700
     assert counts["not an image"] < 300
     assert counts["truncated"] + counts["corrupt"] + counts["unsupported"] < 70
-    assert counts["too large"] == 4
+    assert counts["too large"] >= 2
     assert counts["empty"] == counts["missing"] == 0
 
 
