@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance
 
-from tamis.image.files import decode_file, read_header
+from tamis.image.files import decode_file, load_pixels, read_header
 from tamis.image.hashing import BITS, SIDE, hash_pictures
 from tamis.kernels import hamming
 
@@ -36,7 +36,8 @@ def files_below(folder: str, most: int | None = None) -> list[Path]:
 
 
 def decoded(data: bytes, tier: int | None = SIDE) -> np.ndarray:
-    return decode_file(data, read_header(data), tier, 8)
+    header = read_header(data)
+    return load_pixels(data, header, None) if tier is None else decode_file(data, header, tier, 8)
 
 
 def encoded(picture: Image.Image, quality: int = 85) -> bytes:
@@ -268,4 +269,5 @@ def _faiss(hashes: np.ndarray, some: np.ndarray, bits: int, radius: int, expecte
 
 if __name__ == "__main__":
     section, *arguments = sys.argv[1:]
-    {"recall": recall, "reduced": reduced, "speed": speed, "pairs": pairs}[section](*arguments)
+    numbers = [int(each) if each.isdecimal() else each for each in arguments]
+    {"recall": recall, "reduced": reduced, "speed": speed, "pairs": pairs}[section](*numbers)
