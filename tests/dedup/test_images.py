@@ -22,6 +22,7 @@ from tamis.dedup import ExactDedup, Groups, ImageDedup, hamming
 from tamis.dedup.explain import explain_row, explanation_text
 from tamis.errors import ParameterError
 from tamis.image import ImageDigest
+from tamis.kernels.hamming import Substrings
 
 
 def planted(count, bits=64, radius=8, seed=0):
@@ -115,8 +116,13 @@ def test_many_equal_hashes_are_found_with_few_edges(monkeypatch, listed):
 
 
 def test_keep_best_newest_and_preferred_sources():
-    hashes = np.repeat(planted(1), 4, axis=0)
-    rows = rows_of(hashes, score=[1, 5, 3, 5], date=["2021", "2020", "2023", "2022"], source=["a", "a", "b", "b"])
+    hashes = np.repeat(planted(2)[:1], 4, axis=0)
+    rows = rows_of(
+        hashes,
+        score=[1, 5, 3, 5],
+        date=["2021-01-01", "2020-01-01", "2023-01-01", "2022-01-01"],
+        source=["a", "a", "b", "b"],
+    )
     chosen = {
         "v1": {"keep": "best", "by": "score"},
         "v2": {"keep": "newest", "by": "date"},
@@ -142,9 +148,10 @@ def test_hashes_may_be_text_integers_or_bytes(stored):
     assert pairs == naive(hashes, 8)[1]
 
 
-def test_a_hash_of_another_length_fails_its_row():
+def test_a_hash_of_another_length_fails_its_row(tmp_path):
     rows = [{"hash": "00ff"}, {"hash": "zz"}, {"hash": "00ff00ff00ff00ff"}]
-    report = Pipeline(Rows(rows), ImageDedup(hash_column="hash")).run(executor="inline", max_failed=None)
+    pipeline = Pipeline(Rows(rows), ImageDedup(hash_column="hash"), ParquetWriter(str(tmp_path)))
+    report = pipeline.run(workers=1, max_failed="100%")
     assert (report.kept, report.failed) == (1, 2)
 
 
@@ -223,13 +230,14 @@ def test_the_bytes_of_images_and_their_pixels_are_compared_exactly():
     assert pipeline.collect()["id"].to_pylist() == ["v0", "v3"]
 
 
-def test_an_image_that_cannot_be_decoded_fails_and_a_row_without_image_is_kept():
+def test_an_image_that_cannot_be_decoded_fails_and_a_row_without_image_is_kept(tmp_path):
     rows = [
         *copies()[:2],
         {"id": "v2", "image": {"bytes": b"not an image", "path": "a.jpg"}},
         {"id": "v3", "image": None},
     ]
-    report = Pipeline(Rows(rows), ImageDedup()).run(executor="inline", max_failed=None)
+    pipeline = Pipeline(Rows(rows), ImageDedup(), ParquetWriter(str(tmp_path)))
+    report = pipeline.run(workers=1, max_failed="100%")
     assert (report.kept, report.failed, report.balances) == (3, 1, True)
 
 
@@ -243,8 +251,10 @@ def test_explanations_name_the_twin_and_the_bits(tmp_path):
 
 
 def test_a_near_miss_is_recorded_once(tmp_path):
-    hashes = planted(1)[[0, 0]]
-    hashes[1] ^= np.uint64(0b1111111111)
+    hashes = planted(2)[[0, 0]]
+    division = Substrings.best(64, 8, 2)
+    places = [*range(0, 64, division.count), *range(1, 64, division.count)][:10]  # most substrings are equal
+    hashes[1] ^= np.uint64(sum(1 << (63 - place) for place in places))
     Pipeline(Rows(rows_of(hashes)), ImageDedup(hash_column="hash"), ParquetWriter(str(tmp_path))).run(executor="inline")
     groups = Groups.load(tmp_path)
     assert [pair["bits"] for pair in groups.closest()["below"]] == [10]
@@ -273,7 +283,7 @@ def test_the_same_rows_for_any_workers_partitions_and_memory(tmp_path):
     hashes = planted(4000, seed=11)
     expected = naive(hashes, 8)
     assert fates(rows_of(hashes), ImageDedup(hash_column="hash"), 4000) == expected
-    for per_partition, options in ((700, {"workers": 2}), (4000, {"workers": 1, "memory": "400MB"})):
+    for per_partition, options in ((700, {"workers": 2}), (4000, {"workers": 1, "memory": "600MB"})):
         found = fates(rows_of(hashes), ImageDedup(hash_column="hash"), per_partition, executor="local", **options)
         assert found == expected
 
