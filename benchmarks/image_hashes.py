@@ -15,14 +15,15 @@ import io
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance
 
+from tamis.dedup.images import says_little
 from tamis.image.files import decode_file, load_pixels, read_header
-from tamis.image.hashing import BITS, SIDE, hash_pictures
+from tamis.image.hashing import BITS, SIDES, hash_pictures
 from tamis.kernels import hamming
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
@@ -35,7 +36,7 @@ def files_below(folder: str, most: int | None = None) -> list[Path]:
     return found if most is None or len(found) <= most else found[:: len(found) // most][:most]
 
 
-def decoded(data: bytes, tier: int | None = SIDE) -> np.ndarray:
+def decoded(data: bytes, tier: int | None = 256) -> np.ndarray:
     header = read_header(data)
     return load_pixels(data, header, None) if tier is None else decode_file(data, header, tier, 8)
 
@@ -92,38 +93,43 @@ TRANSFORMS: dict[str, Callable[[Image.Image], bytes]] = {
 
 def recall(folder: str, most: int = 400) -> None:
     """Recall: transforms within the radius of their original. Precision: of all pairs within it, those of one original."""
-    originals, others = [], {name: [] for name in TRANSFORMS}
+    words: dict[tuple[str, str], list[np.ndarray]] = {}
+    quality: dict[str, list[int]] = {kind: [] for kind in BITS}
     for file in files_below(folder, most):
         picture = Image.fromarray(decoded(file.read_bytes(), 512))
-        originals.append(decoded(encoded(picture, 92)))
-        for name, transform in TRANSFORMS.items():
-            others[name].append(decoded(transform(picture)))
-    print(f"{len(originals)} pictures below {Path(folder).name}\n")
+        versions = {"": encoded(picture, 92)} | {name: transform(picture) for name, transform in TRANSFORMS.items()}
+        for name, data in versions.items():
+            shown = {side: decoded(data, side) for side in set(SIDES.values())}
+            for kind in BITS:
+                found = hash_pictures([shown[SIDES[kind]]], kind)
+                words.setdefault((kind, name), []).append(found.words[0])
+                quality[kind] += [int(found.quality[0])] if not name else []
+    print(f"{len(words['phash', ''])} pictures below {Path(folder).name}\n")
     for kind, bits in BITS.items():
-        found = hash_pictures(originals, kind)
-        hashes, enough = found.words, found.quality >= 10
-        radii = RADII[bits]
-        print(
-            f"| {kind}, {int(enough.sum())} with quality 10 or more | "
-            + " | ".join(f"r {each}" for each in radii)
-            + " |"
+        _print_recall(
+            kind, RADII[bits], {name: np.array(words[kind, name]) for name in ("", *TRANSFORMS)}, quality[kind]
         )
-        print("|---" * (len(radii) + 1) + "|")
-        distinct = _distances(hashes[enough], hashes[enough])
-        distinct = distinct[np.triu_indices(len(distinct), 1)]
-        right = np.zeros(len(radii))
-        for name in TRANSFORMS:
-            copies = hash_pictures(others[name], kind).words
-            apart = np.bitwise_count(copies ^ hashes).sum(axis=1)[enough]
-            shares = np.array([np.mean(apart <= radius) for radius in radii])
-            right += np.array([np.count_nonzero(apart <= radius) for radius in radii])
-            print(f"| {name} | " + " | ".join(f"{100 * share:.0f}" for share in shares) + " |")
-        wrong = np.array([np.count_nonzero(distinct <= radius) for radius in radii])
-        print("| other pictures within r, pairs | " + " | ".join(f"{count}" for count in wrong) + " |")
-        print("| per million pairs | " + " | ".join(f"{1e6 * count / len(distinct):.0f}" for count in wrong) + " |")
-        with np.errstate(invalid="ignore"):
-            precision = right / (right + wrong)
-        print("| precision, % | " + " | ".join(f"{100 * share:.1f}" for share in precision) + " |\n")
+
+
+def _print_recall(kind: str, radii: Sequence[int], words: dict[str, np.ndarray], quality: list[int]) -> None:
+    enough = np.array(quality) >= 10
+    enough &= ~says_little(words[""])
+    print(f"| {kind}, {int(enough.sum())} compared | " + " | ".join(f"r {each}" for each in radii) + " |")
+    print("|---" * (len(radii) + 1) + "|")
+    distinct = _distances(words[""][enough], words[""][enough])
+    distinct = distinct[np.triu_indices(len(distinct), 1)]
+    right = np.zeros(len(radii))
+    for name in TRANSFORMS:
+        apart = np.bitwise_count(words[name] ^ words[""]).sum(axis=1)[enough]
+        right += np.array([np.count_nonzero(apart <= radius) for radius in radii])
+        print(f"| {name} | " + " | ".join(f"{100 * np.mean(apart <= radius):.0f}" for radius in radii) + " |")
+    wrong = np.array([np.count_nonzero(distinct <= radius) for radius in radii])
+    print(
+        "| other pictures, pairs per million | "
+        + " | ".join(f"{1e6 * each / len(distinct):.0f}" for each in wrong)
+        + " |"
+    )
+    print("| precision, % | " + " | ".join(f"{100 * share:.1f}" for share in right / (right + wrong)) + " |\n")
 
 
 def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -140,10 +146,9 @@ def reduced(folder: str, most: int = 200) -> None:
     datas = [file.read_bytes() for file in files_below(folder, most)]
     print(f"| {len(datas)} files below {Path(folder).name} | equal, % | mean bits | 90 % | 99 % | most |")
     print("|---|---|---|---|---|---|")
-    small = [decoded(data) for data in datas]
     exact = {kind: hash_pictures((decoded(data, None) for data in datas), kind) for kind in BITS}
     for kind in BITS:
-        fast = hash_pictures(small, kind)
+        fast = hash_pictures((decoded(data, SIDES[kind]) for data in datas), kind)
         enough = exact[kind].quality >= 10
         apart = np.bitwise_count(fast.words ^ exact[kind].words).sum(axis=1)[enough]
         spread = [np.mean(apart), *np.quantile(apart, [0.9, 0.99], method="higher"), apart.max()]
@@ -179,7 +184,7 @@ def speed(folder: str, most: int = 200) -> None:
         ways: dict[str, Callable[[], object]] = {
             "package": lambda kind=kind: list(peers(kind)),
             "exact": lambda kind=kind: hash_pictures((decoded(data, None) for data in datas), kind),
-            "fast": lambda kind=kind: hash_pictures((decoded(data) for data in datas), kind),
+            "fast": lambda kind=kind: hash_pictures((decoded(data, SIDES[kind]) for data in datas), kind),
         }
         rates = {name: len(datas) / _cpu_seconds(way) for name, way in ways.items()}
         print(

@@ -244,14 +244,13 @@ class _Sheet:
         path = file if "://" in file or Path(file).is_absolute() else str(self._folder / file)
         source = build_operator(name, given | {"file_paths": path})
         assert isinstance(source, Source)
-        left = set(addresses)
+        # A run names rows by paths as they were given, perhaps relative to another folder.
+        left = {path + address[len(file) :]: address for address in addresses}
         for batch in _batches(source, self._column, source.access):
-            places = [row for row, address in enumerate(batch.origin.addresses()) if address in left]
-            for row in places:
-                one = batch.select(slice(row, row + 1))
-                for card in _cards(one, self._column):
-                    yield replace(card, title=one.origin.address(0))
-                left.discard(one.origin.address(0))
+            for row, address in enumerate(batch.origin.addresses()):
+                if address in left:
+                    for card in _cards(batch.select(slice(row, row + 1)), self._column):
+                        yield replace(card, title=left.pop(address))
             if not left:
                 return
 

@@ -18,8 +18,8 @@ HashKind: TypeAlias = Literal["phash", "dhash", "ahash", "whash", "pdq"]
 
 BITS: dict[str, int] = {"phash": 64, "dhash": 64, "ahash": 64, "whash": 64, "pdq": 256}
 
-SIDE = 256
-"""The size of the pictures that are hashed unless all pixels are requested."""
+SIDES: dict[str, int] = {"phash": 256, "dhash": 256, "ahash": 256, "whash": 256, "pdq": 512}
+"""The size of the pictures that are hashed unless all pixels are requested. For PDQ, its authors advise 512."""
 
 
 @operator(reads="image")
@@ -30,8 +30,8 @@ class ImageHash(PictureStep, Map):
     a column of that name as bytes, or as text with `encoding="hex"`; in hex it is what the packages ImageHash and pdqhash
     print. `hash_quality` is PDQ's measure of detail, from 0 for a blank picture to 100; with less than 10, a hash says little.
 
-    By default the picture is decoded at a reduced size, which is several times as fast; one to two bits of a photo differ from
-    the hash of all pixels on average (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed, and the bits are
+    By default the picture is decoded at a reduced size, which is several times as fast; on average less than one bit differs
+    from the hash of all pixels, and six of 256 for PDQ (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed, and the bits are
     those of the packages for the same pixels: upright as their EXIF data says, in sRGB and, if transparent, on white.
 
     A row without image has no hash. Zauner 2010 (pHash); Dalins et al. 2019 (PDQ).
@@ -80,11 +80,11 @@ def hashes_of(batch: Batch, column: str, kind: str, *, exact: bool = False) -> H
     """The hashes of the images of a column, computed once for all operators. An image that cannot be decoded raises."""
 
     def compute() -> Facts:
-        shown = full_pictures(batch, column) if exact else pictures(batch, column, SIDE)
+        shown = full_pictures(batch, column) if exact else pictures(batch, column, SIDES[kind])
         found = hash_pictures(shown, kind)
         return {"words": found.words, "quality": found.quality, "present": found.present}
 
-    facts = batch.remembered(column, f"{kind} {'exact' if exact else SIDE}", compute)
+    facts = batch.remembered(column, f"{kind} {'exact' if exact else 'reduced'}", compute)
     return Hashes(facts["words"], facts["quality"], facts["present"])
 
 

@@ -78,7 +78,7 @@ def test_the_sheet_says_that_dropped_rows_were_not_kept(folder):
     assert sections(page)["Duplicates: image_dedup"] == 6, "duplicates are read from the input"
 
 
-def test_images_that_are_gone_are_named(folder):
+def test_images_that_no_longer_exist_are_named(folder):
     output = run(folder, rejects=True)
     for name in ("0.jpg", "0-copy.jpg"):
         (folder / "in" / name).unlink()
