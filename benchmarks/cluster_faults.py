@@ -52,9 +52,10 @@ from tamis.text.quality import WordCount
 PAGE = Path(__file__).parent / "cluster.md"
 PHASES = ("map", "exchange", "resolve", "apply")
 KINDS = ("worker", "server", "agent", "node", "driver", "slow", "silent")
-SILENT_S = 3.0
+SILENT_S = 6.0
 """Given to the driver: how long a node may be silent. The default of 15 seconds would only make the benchmark longer."""
 NODES = 3
+MOST_STARTS = 10
 STREAMING = ("never", "always")
 EVENT = "event: "
 """Begins the lines of a driver that are meant for this script; Ray prints others."""
@@ -230,11 +231,13 @@ class Attempt:
     said: list[dict[str, Any]] = field(default_factory=list)
     starts: int = 0
     seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    """With which the driver ended, if it was not killed."""
 
     def run(self) -> None:
-        """Start the driver as often as it is killed."""
+        """Start the driver as often as it is killed, or ends with an error that says how to resume."""
         began = time.monotonic()
-        while self._start() == -signal.SIGKILL:
+        while self._start():
             pass
         self.seconds = time.monotonic() - began
 
@@ -253,7 +256,10 @@ class Attempt:
                             self._strike(driver, order(content["at"]))
             if driver.returncode not in (0, -signal.SIGKILL):
                 errors.seek(0)
-                raise RuntimeError(f"the run ended with {driver.returncode}:\n{errors.read()[-4000:]}")
+                text = errors.read()
+                if "rerun the same command to resume" not in text or self.starts > MOST_STARTS:
+                    raise RuntimeError(f"the run ended with {driver.returncode}:\n{text[-4000:]}")
+                self.errors.append(text[text.rindex("Error: ") :].splitlines()[0])
         return driver.returncode
 
     def _strike(self, driver: subprocess.Popen[str], at: tuple[int, int, int]) -> None:
@@ -371,7 +377,9 @@ def run_engine(engine: str, options: argparse.Namespace, folder: Path, source: P
             found.add(run, faults, same=same, left=await_end(nodes))
             hits = ", ".join(f"{fault.phase}: {fault.kind}{'' if fault.hit else ' (missed)'}" for fault in faults)
             says = "same" if same else f"DIFFERENT, kept in {output}"
-            print(f"  run {number}, streaming {streaming}: {run.seconds:5.1f} s, {says}; {hits}", flush=True)
+            print(
+                f"  run {number}, streaming {streaming}: {run.seconds:5.1f} s, {says}; {hits}", *run.errors, flush=True
+            )
             if same:
                 shutil.rmtree(output)
     return found

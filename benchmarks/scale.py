@@ -172,13 +172,24 @@ def measure(source: Path, steps: Sequence[Any], workers: int, blocksize: str, ou
 
 def driver_bytes_per_partition(source: Path, output: Path) -> float:
     """What the driver holds for each partition, from two runs that differ in their number."""
-    peaks = {}
-    for blocksize in ("16kB", "64kB"):
+    held: dict[int, int] = {}
+    for blocksize in ("4kB", "64kB"):
+        shutil.rmtree(output, ignore_errors=True)
+        partitions, most = 0, 0
+
+        def look(event: Event) -> None:
+            nonlocal partitions, most
+            if isinstance(event, PartitionCommitted):
+                partitions += 1
+                most = max(most, tracemalloc.get_traced_memory()[0])
+
         tracemalloc.start()
-        found = measure(source, [step(lambda row: True, version=1)], 2, blocksize, output)
-        peaks[len(found.phases[0].seconds)] = tracemalloc.get_traced_memory()[1]
+        Pipeline(JsonlReader(source, blocksize=blocksize), JsonlWriter(output)).run(
+            executor="inline", progress=False, on_event=[look]
+        )
         tracemalloc.stop()
-    (fewer, low), (more, high) = sorted(peaks.items())
+        held[partitions] = most
+    (fewer, low), (more, high) = sorted(held.items())
     return (high - low) / (more - fewer)
 
 

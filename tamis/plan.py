@@ -27,6 +27,7 @@ from tamis.functions import Function
 from tamis.media import has_media
 from tamis.memory.budget import (
     DEFAULT_BLOCKSIZE,
+    MOST_PARTITIONS,
     SMALLEST_DEFAULT_BLOCKSIZE,
     WANTED_PARTITIONS,
     Budget,
@@ -259,6 +260,8 @@ def _blocksize_reason(source: Source, blocksize: int, *, resumed: bool) -> dict[
         return {"blocksize": f"{text}that of the run that is resumed"}
     least, most = format_bytes(SMALLEST_DEFAULT_BLOCKSIZE), format_bytes(DEFAULT_BLOCKSIZE)
     share = f"a {WANTED_PARTITIONS}th of the input, from {least} to {most}"
+    if blocksize > DEFAULT_BLOCKSIZE:
+        share = f"so that the driver has no more than {MOST_PARTITIONS:,} partitions"
     return {"blocksize": f"{text}{share}; a partition is read in batches, never whole"}
 
 

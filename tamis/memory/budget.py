@@ -61,6 +61,8 @@ DEFAULT_BLOCKSIZE = 128_000_000
 SMALLEST_DEFAULT_BLOCKSIZE = 32_000_000
 WANTED_PARTITIONS = 64
 """Inputs are divided into about as many partitions, within limits, so that many cores have work to the end."""
+MOST_PARTITIONS = 500_000
+"""The driver holds about 7 kB for each partition (`benchmarks/scale.py`), so inputs beyond 64 TB have larger ones."""
 
 MOST_SLOTS = 64
 """Workers on GPUs are limited by their devices and by memory, not by cores; this only bounds the search."""
@@ -300,12 +302,13 @@ def edge_bytes(budget: Budget) -> int:
 def default_blocksize(input_bytes: int | None) -> int:
     """The block size for an input. It depends on nothing but the input, so that shards are the same on every machine.
 
-    >>> [default_blocksize(size) for size in (10**6, 2 * 10**9, 10**12)]
-    [32000000, 32000000, 128000000]
+    >>> [default_blocksize(size) for size in (10**6, 2 * 10**9, 10**12, 10**15)]
+    [32000000, 32000000, 128000000, 2000000000]
     """
     if input_bytes is None:
         return DEFAULT_BLOCKSIZE
-    return max(SMALLEST_DEFAULT_BLOCKSIZE, min(DEFAULT_BLOCKSIZE, input_bytes // WANTED_PARTITIONS))
+    largest = max(DEFAULT_BLOCKSIZE, input_bytes // MOST_PARTITIONS)
+    return max(SMALLEST_DEFAULT_BLOCKSIZE, min(largest, input_bytes // WANTED_PARTITIONS))
 
 
 def _wanted_workers(workers: int | str, cpus: int) -> int:
