@@ -31,7 +31,7 @@ class ImageHash(PictureStep, Map):
     print. `hash_quality` is PDQ's measure of detail, from 0 for a blank picture to 100; with less than 10, a hash says little.
 
     By default the picture is decoded at a reduced size, which is several times as fast; on average less than one bit differs
-    from the hash of all pixels, and six of 256 for PDQ (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed,
+    from the hash of all pixels, and four of 256 for PDQ (benchmarks/image_dedup.md). With `exact=True` all pixels are hashed,
     and the bits are those of the packages for the same pixels: upright as their EXIF data says, in sRGB and, if transparent,
     on white.
 
