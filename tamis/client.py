@@ -11,7 +11,7 @@ from tamis.errors import ParameterError
 from tamis.executors.executor import Executor
 from tamis.executors.inline import InlineExecutor
 from tamis.executors.local import LocalExecutor
-from tamis.models.devices import gpu_count
+from tamis.models.devices import gpu_count, on_nodes
 from tamis.parameters import parse_bytes
 
 ExecutorName: TypeAlias = Literal["local", "inline", "ray", "dask"]
@@ -82,8 +82,9 @@ def get_client(
     """Start or join a cluster, for all runs that name no executor until the client is closed.
 
     `engine` is this machine, Ray or Dask; `address` that of a cluster, without which one is used that this process is connected
-    to, or started. `workers` and `memory` are per node. With `cluster_type="cpu"` runs use no GPU; "gpu" raises an error
-    if there is none.
+    to, or started. `workers` and `memory` are per node. With `cluster_type="cpu"` runs use no GPU. With "gpu", steps that can
+    use a GPU have a worker on each GPU of each node, with a memory pool (of RMM, where it is installed); an error says if no
+    node has a GPU.
 
     >>> from tamis import Pipeline, Rows
     >>> with get_client(workers=1, memory="1GB"):
@@ -95,15 +96,15 @@ def get_client(
             raise ParameterError(f"`{name}` is {value!r}", hint=f"one of: {', '.join(get_args(known))}")
     if memory is not None:
         parse_bytes(memory)
-    if cluster_type == "gpu" and engine != "local":
-        raise ParameterError("on a cluster, steps run on the CPU so far", hint='use engine="local" for GPUs')
-    if cluster_type == "gpu" and not gpu_count():
-        raise ParameterError("there is no GPU on this machine", hint='use cluster_type="cpu"')
     executor = executor_of(engine, address)
     if workers is not None:
         executor = replace(executor, workers=workers)  # type: ignore[type-var]
     with ExitStack() as stack:
-        stack.enter_context(executor.connected())
+        machine = stack.enter_context(executor.connected())
+        stack.enter_context(on_nodes(None if machine is None else [gpu.name for gpu in machine.gpus]))
+        if cluster_type == "gpu" and not gpu_count():
+            where = "on this machine" if machine is None else f"on any node that {engine.capitalize()} has"
+            raise ParameterError(f"there is no GPU {where}", hint='use cluster_type="cpu"')
         client = Client(executor, cluster_type, memory, stack.pop_all())
     _clients.append(client)
     return client

@@ -11,7 +11,7 @@ import functools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -42,7 +42,7 @@ from tamis.memory.budget import CALLER_BYTES, Budget, Machine
 from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
-from tamis.models.devices import Device
+from tamis.models.devices import Device, on_nodes
 from tamis.operators import Operator, Sink, digest
 from tamis.placement import place
 from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
@@ -97,6 +97,7 @@ class Pipeline:
             workers = where.workers
         with ExitStack() as stack:
             machine = stack.enter_context(where.connected())
+            stack.enter_context(_gpus_of(machine))
             store = self._store(stack, scratch)
             learned = learned_from(store)
             with one_listing():
@@ -191,7 +192,7 @@ class Pipeline:
         streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
         errors = on_error or ("raise" if inline else "isolate")
 
-        with where.connected() as machine, shown:
+        with where.connected() as machine, _gpus_of(machine), shown:
             placed, budget = self._placed(memory, workers, self._learned(), streaming, device, gpu_memory, machine)
 
             def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
@@ -451,6 +452,11 @@ def _run_shard(
     if merged is None:
         joining.emit(RunFinished(report))
     return merged or report
+
+
+def _gpus_of(machine: Machine | None) -> AbstractContextManager[None]:
+    """In the block, steps are planned for the GPUs of a node, or of this machine."""
+    return on_nodes(None if machine is None else [gpu.name for gpu in machine.gpus])
 
 
 def _settings_of(

@@ -18,7 +18,7 @@ from tamis.errors import BudgetError, ParameterError, TamisError
 from tamis.executors.executor import Streaming
 from tamis.memory.budget import Budget, Machine, make_budget, stream_budget, usable_cpus
 from tamis.memory.governor import Learned, gpu_need, pool_needs
-from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots
+from tamis.memory.slots import DEFAULT_GPU_SHARE, GpuDevice, gpu_devices, gpu_slots, limited
 from tamis.models.devices import GPU_HOST_BYTES, Device, choose, gpu_count
 from tamis.operators import Gather, Operator, Sink, Source
 from tamis.parameters import format_bytes, parse_bytes, plural
@@ -96,12 +96,8 @@ def place(
     """The steps on their devices, and the budget of a run.
 
     If there is not enough memory for workers on a GPU, and neither a GPU nor GPU memory was requested, all steps run on the
-    CPU. On the nodes of a cluster, like `machine`, all steps run on the CPU.
+    CPU. On a cluster, `machine` is the smallest node.
     """
-    if machine is not None:
-        if device == "gpu" or gpu_memory is not None:
-            raise ParameterError("on a cluster, steps run on the CPU so far", hint='use executor="local" for GPUs')
-        device = "cpu"
 
     def attempt(device: Device) -> tuple[Sequence[Operator], Budget]:
         placed = placed_on(steps, device)
@@ -145,14 +141,16 @@ def choose_budget(
 
     They do if there is not enough memory to load them in every worker.
     """
-    if gpu_memory is not None:
-        parse_bytes(gpu_memory)
+    gpu_bytes = parse_bytes(gpu_memory) if gpu_memory is not None else None
     on_gpu = []
     for number, step in enumerate(steps, start=1):
         with naming(number, step):
             on_gpu += [(number, step)] if step.resources.uses_gpu else []
     may_use_gpu = any(getattr(step, "device", None) in ("auto", "gpu") for step in steps)
-    gpus = gpu_devices(gpu_memory, device) if on_gpu or may_use_gpu else ()
+    gpus: tuple[GpuDevice, ...] = ()
+    if on_gpu or may_use_gpu:
+        here = machine is None
+        gpus = gpu_devices(gpu_memory, device) if here else _gpus_of(machine, gpu_bytes, device)
     for number, step in on_gpu:
         with naming(number, step):
             check_gpus(step, len(gpus), device)
@@ -169,7 +167,9 @@ def choose_budget(
             machine=machine,
         )
         reasons = {"gpu_memory": _gpu_reason(gpus, gpu_memory)} if on_gpu else {}
-        return replace(found, gpus=gpus, hides_gpus=device == "cpu", reasons=found.reasons | reasons)
+        return replace(
+            found, gpus=gpus, gpu_bytes=gpu_bytes, hides_gpus=device == "cpu", reasons=found.reasons | reasons
+        )
 
     fused = budget_for(steps)
     heavy_bytes = HEAVY_BYTES if streaming == "auto" else 1
@@ -221,6 +221,13 @@ def naming(number: int, step: Operator) -> Iterator[None]:
         start = f"step {number}, "
         error.message = error.message if error.message.startswith(start) else f"{start}`{step.name}`: {error.message}"
         raise
+
+
+def _gpus_of(machine: Machine | None, gpu_bytes: int | None, device: str) -> tuple[GpuDevice, ...]:
+    """The GPUs that a run may use on a node."""
+    if machine is None or device == "cpu":
+        return ()
+    return tuple(limited(gpu, gpu_bytes) for gpu in machine.gpus)
 
 
 def check_gpus(step: Operator, count: int, device: str = "auto") -> None:

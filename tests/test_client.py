@@ -45,7 +45,6 @@ def test_dask_is_started_once_for_all_runs():
     [
         ({"engine": "spark"}, "`engine` is 'spark'"),
         ({"cluster_type": "tpu"}, "`cluster_type` is 'tpu'"),
-        ({"cluster_type": "gpu", "engine": "ray"}, "run on the CPU"),
         ({"memory": "much"}, "much"),
         ({"address": "10.0.0.1:1"}, "has no address"),
     ],
@@ -61,6 +60,14 @@ def test_what_cannot_be_is_refused(options, message):
 def test_without_a_gpu_that_is_said():
     with pytest.raises(ParameterError, match="there is no GPU"):
         get_client(cluster_type="gpu")
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU")
+def test_a_cluster_without_a_gpu_is_refused():
+    with pytest.raises(ParameterError, match="there is no GPU on any node that Dask has"):
+        get_client(cluster_type="gpu", engine="dask", workers=1)
+    assert current_client() is None
+    assert Pipeline(ROWS).run(workers=1).kept == 10
 
 
 def test_names_of_clusters():

@@ -37,6 +37,7 @@ from tamis.executors.wire import Address, connect
 from tamis.executors.worker_process import MARK
 from tamis.memory.monitor import held_bytes
 from tamis.memory.overuse import OveruseWatch
+from tamis.memory.slots import GpuDevice, gpu_devices
 from tamis.memory.tree import descendants
 
 BEAT_S = 1.0
@@ -61,8 +62,16 @@ class AgentSettings:
     """Shared memory for packets."""
     folder: str = "."
     """The working directory of the driver, to which relative paths refer."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs of the node that the run may use, as CUDA_VISIBLE_DEVICES names them."""
+    gpu_bytes: int | None = None
+    """What it may hold on each of them; by default most of what is free."""
     version: str = __version__
     """Of the driver. Messages are pickled, so both sides must agree about what is in them."""
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        """On the node: its GPUs, with the budget on each."""
+        return tuple(gpu for gpu in gpu_devices(self.gpu_bytes) if gpu.name in self.gpus) if self.gpus else ()
 
 
 def run_agent(settings: AgentSettings) -> None:
@@ -109,7 +118,7 @@ class Agent:
 
     def serve(self) -> None:
         beats = threading.Thread(target=self._beat, name="tamis-beat", daemon=True)
-        self._send("ready", socket.gethostname(), self._folders)
+        self._send("ready", socket.gethostname(), self._folders, self._settings.devices())
         beats.start()
         try:
             while True:

@@ -12,7 +12,7 @@ from tamis.executors.crew import Crew, Worker
 from tamis.executors.schedule import MAX_CALL_DEATHS, count_compiled
 from tamis.executors.worker_process import dumps
 from tamis.memory.governor import Governor
-from tamis.memory.slots import GpuSlot
+from tamis.memory.slots import GpuNeed, GpuSlot, gpu_slots
 
 
 class Calls:
@@ -26,11 +26,13 @@ class Calls:
         function: Callable[..., Any],
         items: Sequence[tuple[Any, ...]],
         done: Callable[[int, Any], None],
-        slots: Sequence[GpuSlot] = (),
+        *,
+        on_gpu: bool = False,
     ) -> None:
-        """With `slots`, each worker has one of them, and there are no more workers than slots."""
+        """With `on_gpu`, each worker has a GPU, and there are no more workers than GPUs."""
         self._crew, self._governor, self._emit = crew, governor, emit
-        self._function, self._items, self._done, self._slots = function, items, done, slots
+        self._function, self._items, self._done, self._on_gpu = function, items, done, on_gpu
+        self._slots: dict[str, tuple[GpuSlot, ...]] = {}
         self._pending = deque(range(len(items)))
         self._deaths: Counter[int] = Counter()
         self._compiled: Counter[int] = Counter()
@@ -46,7 +48,7 @@ class Calls:
     def hand_out(self, *, only_begun: bool) -> None:
         running = sum(worker.job is not None for worker in self._crew.workers)
         places = self._crew.places(self._governor.workers)
-        most = min(places, len(self._slots) or places)
+        most = min(places, sum(map(len, self._slots_now().values()))) if self._on_gpu else places
         while self._pending and not only_begun and running < most:
             idle = self._crew.idle()
             worker = idle[0] if idle else self._start()
@@ -56,10 +58,30 @@ class Calls:
             worker.send("call", dumps((self._function, self._items[worker.job.number])))
 
     def _start(self) -> Worker:
-        taken = {worker.slot for worker in self._crew.workers}
-        free = next((number for number in range(len(self._slots)) if number not in taken), None)
-        slot = self._slots[free] if free is not None else None
-        return self._crew.start(self._governor.worker_bytes, slot, free)
+        if not self._on_gpu:
+            return self._crew.start(self._governor.worker_bytes)
+        taken = {(worker.place, worker.slot) for worker in self._crew.workers}
+        node, number, slot = next(
+            (node, number, slot)
+            for node, slots in self._slots_now().items()
+            for number, slot in enumerate(slots)
+            if (node, number) not in taken
+        )
+        return self._crew.start(self._governor.worker_bytes, slot, number, node=node)
+
+    def _slots_now(self) -> dict[str, tuple[GpuSlot, ...]]:
+        """By node, the places on its GPUs."""
+        nodes = self._crew.nodes()
+        if nodes and not any(map(self._crew.gpus_on, nodes)) and not self._crew.may_grow():
+            raise WorkerError(
+                "no node with a GPU is left", hint="rerun the same command to resume; committed work is kept"
+            )
+        for node in nodes:
+            if node not in self._slots:
+                gpus = self._crew.gpus_on(node)
+                (found,) = gpu_slots(gpus, [GpuNeed(1)], [self._governor.workers]) if gpus else ((),)
+                self._slots[node] = found
+        return {node: self._slots[node] for node in nodes}
 
     def on_death(self, worker: Worker) -> None:
         self._try_again(worker, self._crew.bury(worker))

@@ -58,16 +58,17 @@ class Placement(Protocol):
 
 
 def smallest(machines: Sequence[Machine], engine: str) -> Machine:
-    """What every node has at least."""
+    """What every node has at least; and the GPUs of the node with the most, since a node may have fewer workers on GPUs."""
     count = plural(len(machines), "node")
     cpus, memory = min(m.cpus for m in machines), min(m.memory_bytes for m in machines)
-    return Machine(cpus, memory, f"the smallest of {count}" if len(machines) > 1 else f"the {engine} node")
+    gpus = max((machine.gpus for machine in machines), key=len)
+    return Machine(cpus, memory, f"the smallest of {count}" if len(machines) > 1 else f"the {engine} node", gpus)
 
 
 class Placing:
     """Keeps an agent on every node, from a thread of its own, since asking a cluster may take a while."""
 
-    def __init__(self, placement: Placement, settings: Callable[[str], AgentSettings]) -> None:
+    def __init__(self, placement: Placement, settings: Callable[[str, Machine], AgentSettings]) -> None:
         self._placement, self._settings = placement, settings
         self.machines: dict[str, Machine] = {}
         self.problem: str | None = None
@@ -111,11 +112,11 @@ class Placing:
             else:
                 self._starts[node] = 0
         self.machines = self._placement.machines()
-        for node in self.machines:
+        for node, machine in self.machines.items():
             if node not in self._running | self._refused and self._starts[node] < MAX_STARTS:
                 self._running.add(node)
                 self._starts[node] += 1
-                self._placement.start(self._settings(node))
+                self._placement.start(self._settings(node, machine))
         idle = [node for node in self.machines if node not in self._running]
         self.failed = {node: self._errors.get(node, "it ends at once") for node in idle if node not in self._refused}
         all_failed = idle and len(idle) == len(self.machines)
@@ -139,10 +140,19 @@ class ClusterSession(CrewSession):
             door = Door(self._host)
             stack.callback(door.close)
 
-            def settings(node: str) -> AgentSettings:
-                path = tuple(entry for entry in sys.path if entry)
-                modules, shared_bytes = tuple(self._modules), edge_bytes(self.governor.budget)
-                return AgentSettings(door.address, door.token, node, modules, path, shared_bytes, str(Path.cwd()))
+            def settings(node: str, machine: Machine) -> AgentSettings:
+                path, budget = tuple(entry for entry in sys.path if entry), self.governor.budget
+                return AgentSettings(
+                    door.address,
+                    door.token,
+                    node,
+                    tuple(self._modules),
+                    path,
+                    edge_bytes(budget),
+                    str(Path.cwd()),
+                    tuple(gpu.name for gpu in machine.gpus) if budget.gpus else (),
+                    budget.gpu_bytes,
+                )
 
             placing = stack.enter_context(Placing(self._placement, settings))
             self.crew = ClusterCrew(door, placing, self.governor, self.emit, self.hooks)

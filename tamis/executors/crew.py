@@ -27,7 +27,7 @@ from tamis.executors.worker_process import MARK
 from tamis.memory.budget import usable_cpus
 from tamis.memory.governor import OVERUSE_BYTES, Governor
 from tamis.memory.monitor import private_bytes
-from tamis.memory.slots import GpuSlot
+from tamis.memory.slots import GpuDevice, GpuSlot
 from tamis.memory.tree import descendants
 from tamis.parameters import format_bytes
 
@@ -89,6 +89,14 @@ class Crew(Protocol):
 
     def places(self, workers: int, node: str | None = None) -> int:
         """How many workers there may be now, on all nodes or on one, given how many the budget has for one machine."""
+        ...
+
+    def gpus_on(self, node: str) -> tuple[GpuDevice, ...]:
+        """The GPUs of a node that the run may use."""
+        ...
+
+    def may_grow(self) -> bool:
+        """Whether there are nodes that will soon have workers."""
         ...
 
     def folders_on(self, node: str) -> Folders:
@@ -185,6 +193,12 @@ class LocalCrew:
 
     def places(self, workers: int, node: str | None = None) -> int:
         return workers
+
+    def gpus_on(self, node: str) -> tuple[GpuDevice, ...]:
+        return self._governor.budget.gpus
+
+    def may_grow(self) -> bool:
+        return False
 
     def folders_on(self, node: str) -> Folders:
         assert self.folders is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from tamis.executors.cluster import ClusterSession, smallest
 from tamis.executors.executor import Stop, Streaming
 from tamis.memory.budget import Machine, usable_cpus
 from tamis.memory.governor import Governor
+from tamis.memory.slots import GpuDevice, gpu_devices
 
 CONNECT_S = 30
 LAST_S = 15
@@ -45,7 +46,7 @@ class DaskExecutor:
             client = _client(distributed, self.address, stack)
             client.wait_for_workers(1, timeout=CONNECT_S)
             with client.as_current():
-                yield smallest(list(_machines(client).values()), "Dask")
+                yield smallest(list(_DaskNodes(client).machines().values()), "Dask")
 
     @contextmanager
     def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[ClusterSession]:
@@ -53,10 +54,10 @@ class DaskExecutor:
 
         client = distributed.get_client()
         # Workers may join from wherever the scheduler can be reached, also if all of them are on this machine now.
-        addresses = [client.scheduler_info(n_workers=0)["address"], *_machines(client)]
+        addresses = [client.scheduler_info(n_workers=0)["address"], *client.scheduler_info(n_workers=-1)["workers"]]
         hosts = [host for host in map(_host, addresses) if host not in ("", "127.0.0.1")]
         host = distributed.utils.get_ip(hosts[0]) if hosts else "127.0.0.1"
-        with ClusterSession(_DaskPlacement(client), host, governor, modules, emit, stop) as session:
+        with ClusterSession(_DaskPlacement(client, governor), host, governor, modules, emit, stop) as session:
             yield session
 
 
@@ -87,12 +88,12 @@ def _client(distributed: Any, address: str | None, stack: ExitStack) -> Any:
 class _DaskPlacement:
     """Agents as tasks, each bound to its Dask worker."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, governor: Governor) -> None:
+        self._client, self._nodes = client, _DaskNodes(client, with_gpus=bool(governor.budget.gpus))
         self._calls: dict[str, Any] = {}
 
     def machines(self) -> dict[str, Machine]:
-        return _machines(self._client)
+        return self._nodes.machines()
 
     def start(self, settings: AgentSettings) -> None:
         self._calls[settings.node] = self._client.submit(
@@ -121,10 +122,53 @@ class _DaskPlacement:
         self._client.cancel(calls)
 
 
-def _machines(client: Any) -> dict[str, Machine]:
-    """The Dask workers of the cluster, by address."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return {
-        address: Machine(int(found["nthreads"]), int(found["memory_limit"] or 0), found["host"])
-        for address, found in workers.items()
-    }
+class _DaskNodes:
+    """The Dask workers of a cluster, and the GPUs that each of them sees."""
+
+    def __init__(self, client: Any, *, with_gpus: bool = True) -> None:
+        self._client, self._with_gpus = client, with_gpus
+        self._seen: dict[str, tuple[GpuDevice, ...]] = {}
+
+    def machines(self) -> dict[str, Machine]:
+        """By address. A GPU that several workers of a host see belongs to one of them."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        new = [address for address in workers if address not in self._seen] if self._with_gpus else []
+        self._seen.update(self._ask(new) if new else {})
+        gpus = divided_gpus(
+            {address: (found["host"], self._seen.get(address, ())) for address, found in workers.items()}
+        )
+        return {
+            address: Machine(int(found["nthreads"]), int(found["memory_limit"] or 0), found["host"], gpus[address])
+            for address, found in workers.items()
+        }
+
+    def _ask(self, addresses: list[str]) -> dict[str, tuple[GpuDevice, ...]]:
+        try:
+            found = self._client.sync(
+                self._client._run, gpu_devices, workers=addresses, on_error="return", callback_timeout=CONNECT_S
+            )
+        except (OSError, TimeoutError):  # the agent says what is wrong with the worker
+            found = {}
+        return {address: answer if isinstance(answer := found.get(address), tuple) else () for address in addresses}
+
+
+def divided_gpus(seen: Mapping[str, tuple[str, tuple[GpuDevice, ...]]]) -> dict[str, tuple[GpuDevice, ...]]:
+    """Give each GPU to one of the workers that see it, from their hosts and GPUs, in turns.
+
+    >>> two = (GpuDevice("0"), GpuDevice("1"))
+    >>> {name: [gpu.name for gpu in gpus] for name, gpus in divided_gpus({"a": ("host", two), "b": ("host", two)}).items()}
+    {'a': ['0'], 'b': ['1']}
+    """
+    found: dict[str, list[GpuDevice]] = {name: [] for name in sorted(seen)}
+    taken: set[tuple[str, str]] = set()
+    grows = True
+    while grows:
+        grows = False
+        for name, mine in found.items():
+            host, gpus = seen[name]
+            free = next((gpu for gpu in gpus if (host, gpu.name) not in taken), None)
+            if free is not None:
+                taken.add((host, free.name))
+                mine.append(free)
+                grows = True
+    return {name: tuple(gpus) for name, gpus in found.items()}

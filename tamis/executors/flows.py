@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -147,8 +147,10 @@ class Job:
 class Pool:
     """The workers of one stage, and what waits for them."""
 
-    def __init__(self, stage: Stage, governor: Governor, most: int, slots: Sequence[GpuSlot] = ()) -> None:
-        self.stage, self.governor, self.slots = stage, governor, tuple(slots)
+    def __init__(self, stage: Stage, governor: Governor, most: int, *, on_gpu: bool = False) -> None:
+        self.stage, self.governor, self.on_gpu = stage, governor, on_gpu
+        self.slots: dict[str, tuple[GpuSlot, ...]] = {}
+        """By node, the places of workers on its GPUs."""
         self.payload = dumps(stage)
         self.key = (stage.index, stage.pool)
         self.most = most
@@ -176,15 +178,14 @@ class Pool:
             return unit
         return None
 
-    def free_slot(self, *, alone: bool = False) -> tuple[GpuSlot, int] | tuple[None, None]:
-        """A slot that no worker has, and its number; with `alone`, with the memory of all slots of the pool on that GPU."""
-        if not self.slots:
-            return None, None
-        taken = Counter(worker.slot for worker in self.workers)
-        number = min(range(len(self.slots)), key=lambda number: taken[number])
-        slot = self.slots[number]
+    def free_slot(self, node: str, *, alone: bool = False) -> tuple[GpuSlot, int]:
+        """A slot of a node that no worker has, and its number; with `alone`, with all that the pool has on that GPU."""
+        slots = self.slots[node]
+        taken = Counter(worker.slot for worker in self.workers if worker.place == node)
+        number = min(range(len(slots)), key=lambda number: taken[number])
+        slot = slots[number]
         if alone and slot.gpu_bytes is not None:
-            same = [other.gpu_bytes or 0 for other in self.slots if other.names == slot.names]
+            same = [other.gpu_bytes or 0 for other in slots if other.names == slot.names]
             slot = replace(slot, gpu_bytes=sum(same))
         return slot, number
 

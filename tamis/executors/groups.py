@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tamis.errors import WorkerError
+from tamis.errors import BudgetError, ParameterError, WorkerError
 from tamis.events import Events, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
 from tamis.executors.balance import balance
 from tamis.executors.crew import Crew, Worker
@@ -39,7 +39,7 @@ from tamis.executors.segments import Outcome, Segment, publish
 from tamis.executors.tasks import Emission, Group, Packet, Task
 from tamis.memory.budget import StreamBudget
 from tamis.memory.governor import Allowance, Governor
-from tamis.memory.slots import gpu_slots
+from tamis.memory.slots import GpuNeed, gpu_slots
 from tamis.parameters import format_bytes
 
 BALANCE_EVERY_S = 1.0
@@ -70,16 +70,18 @@ class GroupRun:
         self.last_packet_bytes = 0
         """Bytes of packets for the last stage in shared memory."""
         if stream is None:
-            (slots,) = gpu_slots(governor.budget.gpus, [group.whole.slots_needed], [governor.workers])
-            if slots:  # those there are have no GPU
+            on_gpu = group.whole.slots_needed.any
+            if on_gpu:  # those there are have no GPU
                 for worker in list(crew.workers):
                     crew.stop(worker)
-            self.pools = [Pool(group.whole, governor, governor.workers, slots)]
+            self.pools = [Pool(group.whole, governor, governor.workers, on_gpu=on_gpu)]
             self.pools[0].workers = list(crew.workers)
             self.max_flows: int | None = None
         else:
             self.pools = [
-                Pool(stage, governor.for_pool(stage.name, share, share.batch_bytes), share.most, share.slots)
+                Pool(
+                    stage, governor.for_pool(stage.name, share, share.batch_bytes), share.most, on_gpu=bool(share.slots)
+                )
                 for stage, share in zip(group.stages, stream.pools, strict=True)
             ]
             for pool in self.pools[1:]:
@@ -125,10 +127,36 @@ class GroupRun:
         """Start workers on GPUs at once: opening a device, or loading a model, takes longer than reading the first rows."""
         self._warm = True
         for pool in self.pools[1:]:
-            if pool.slots:
-                pool.target = max(1, min(len(pool.slots), len(self.todo)))
-                for _ in range(self._allowed(pool)):
-                    self._open_stage(pool, self._start_worker(pool))
+            if pool.on_gpu:
+                nodes = self._nodes()
+                pool.target = max(1, min(sum(len(pool.slots[node]) for node in nodes), len(self.todo)))
+                for node in nodes:
+                    for _ in range(self._allowed(pool, node)):
+                        self._open_stage(pool, self._start_worker(pool, node=node))
+
+    def _nodes(self) -> list[str]:
+        """The nodes that can have workers of all stages: those with enough GPUs."""
+        if not any(pool.on_gpu for pool in self.pools):
+            return self.crew.nodes()
+        found, problem = [], None
+        for node in self.crew.nodes():
+            try:
+                self._find_slots(node)
+                found.append(node)
+            except (BudgetError, ParameterError) as error:
+                problem = error
+        if problem is not None and not found and not self.crew.may_grow():
+            raise problem
+        return found
+
+    def _find_slots(self, node: str) -> None:
+        """Divide the GPUs of a node among the stages; raises if they are too few or too small."""
+        if node in self.pools[0].slots:
+            return
+        needs = [pool.stage.slots_needed if pool.on_gpu else GpuNeed() for pool in self.pools]
+        slots = gpu_slots(self.crew.gpus_on(node), needs, [pool.most for pool in self.pools])
+        for pool, found in zip(self.pools, slots, strict=True):
+            pool.slots[node] = found
 
     def _open_stage(self, pool: Pool, worker: Worker) -> None:
         worker.send("stage", pool.payload)
@@ -152,7 +180,7 @@ class GroupRun:
         workers = Counter(worker.place for worker in pool.workers)
         found = [
             node
-            for node in self.crew.nodes()
+            for node in self._nodes()
             if flows[node] < self.max_flows and (node in idle or workers[node] < self._allowed(pool, node))
         ]
         return sorted(found, key=lambda node: flows[node])
@@ -264,14 +292,24 @@ class GroupRun:
 
     def _allowed(self, pool: Pool, node: str | None = None) -> int:
         """How many workers a pool may have; of several nodes, each has an equal part of what balancing gave the pool."""
+        nodes_now = self._nodes()
+        if pool.on_gpu and node is None:
+            return sum(self._allowed(pool, each) for each in nodes_now)
         places = self.crew.places(pool.governor.workers, node)
+        if pool.on_gpu:
+            places = min(places, len(pool.slots.get(node or "", ())))
         if self.stream is None:
             return places
-        nodes = len(self.crew.nodes()) if node is not None else 1
+        nodes = len(nodes_now) if node is not None else 1
         return min(places, max(1, -(-pool.target // max(1, nodes))))
 
     def _start_worker(self, pool: Pool, share_bytes: int | None = None, node: str | None = None) -> Worker:
-        slot, number = pool.free_slot(alone=share_bytes is not None)
+        slot, number = None, None
+        if pool.on_gpu:
+            if node is None:  # the one with the most GPUs that no worker has
+                taken = Counter(worker.place for worker in pool.workers)
+                node = max(self._nodes(), key=lambda each: len(pool.slots[each]) - taken[each])
+            slot, number = pool.free_slot(node, alone=share_bytes is not None)
         # In a group, only the stages between the first and the last compute for long.
         alone = len(self.pools) == 1 or 0 < pool.stage.pool < len(self.pools) - 1
         cpus = max(1, self.crew.cpus() // self.crew.places(pool.governor.workers)) if alone else 1
@@ -688,10 +726,10 @@ class GroupRun:
         self._balanced = now
         loads = stage_loads(self.pools, self.flows, self.crew.places, more_partitions=bool(self.todo))
         for pool, wanted in zip(self.pools, balance(loads, self.crew.cpus()), strict=True):
-            if pool.slots and wanted:  # opening a GPU again would cost more than a worker that waits
+            if pool.on_gpu and wanted:  # opening a GPU again would cost more than a worker that waits
                 wanted = max(wanted, len(pool.workers))
             if wanted:  # a partition stays on its node
-                wanted = max(wanted, len(self.crew.nodes()))
+                wanted = max(wanted, len(self._nodes()))
             pool.target = wanted
             for worker in pool.idle()[: max(0, len(pool.workers) - wanted)]:
                 self._stop(pool, worker)

@@ -25,7 +25,7 @@ from tamis.executors.folders import Folders
 from tamis.executors.wire import Door
 from tamis.memory.budget import DEFAULT_SHARE, Machine
 from tamis.memory.governor import OVERUSE_BYTES, Governor
-from tamis.memory.slots import GpuSlot
+from tamis.memory.slots import GpuDevice, GpuSlot
 
 SILENT_S = 15.0
 """A node whose agent has reported nothing for this long is given up."""
@@ -78,6 +78,7 @@ class Node:
     workers: dict[int, RemoteWorker] = field(default_factory=dict)
     held_bytes: int = 0
     host: str = ""
+    gpus: tuple[GpuDevice, ...] = ()
     ready: bool = False
     unanswered: str | None = None
     """The request about files that it has not answered yet; until then it gets no workers."""
@@ -148,7 +149,7 @@ class ClusterCrew:
         """By node, for packets; also of nodes that were lost."""
         self._refused: dict[str, str] = {}
         """By node, why it gets no work."""
-        self._none_since = time.monotonic()
+        self._none_since = self._grew = time.monotonic()
 
     def close(self) -> None:
         """Let idle workers close their steps and remove their files; agents kill the others and end."""
@@ -167,6 +168,13 @@ class ClusterCrew:
 
     def places(self, workers: int, node: str | None = None) -> int:
         return sum(self._places_on(each, workers) for each in self._usable() if node in (None, each.key))
+
+    def gpus_on(self, node: str) -> tuple[GpuDevice, ...]:
+        return next((each.gpus for each in self._joined.values() if each.key == node), ())
+
+    def may_grow(self) -> bool:
+        more = len(self._usable()) < len(self._cluster.machines)
+        return more and time.monotonic() - self._grew < NO_NODE_S
 
     def folders_on(self, node: str) -> Folders:
         return self._folders[node]
@@ -222,8 +230,8 @@ class ClusterCrew:
         chosen.workers[number] = worker
         self.workers.append(worker)
         chosen.send("start", number, share_bytes + OVERUSE_BYTES)
-        if self._governor.budget.hides_gpus:
-            worker.send("gpu", None)
+        if gpu is not None or self._governor.budget.hides_gpus:
+            worker.send("gpu", gpu)
         worker.send("apart", None)
         worker.send("cpus", cpus)
         worker.send("cap", share_bytes)
@@ -384,11 +392,13 @@ class ClusterCrew:
         key = f"{node_id}/{next(self._numbers)}"
         self._joined[node_id] = Node(node_id, key, connection, machine, self._capacity(machine))
 
-    def _on_ready(self, node: Node, host: str, folders: Folders) -> None:
-        node.host, node.ready, self._folders[node.key] = host, True, folders
+    def _on_ready(self, node: Node, host: str, folders: Folders, gpus: tuple[GpuDevice, ...]) -> None:
+        node.host, node.ready, node.gpus, self._folders[node.key] = host, True, gpus, folders
+        self._grew = time.monotonic()
         self._cluster.joined(node.id)
         known = self._hooks.nodes.setdefault(node.id, {"host": host, "peak_bytes": 0})
         known |= {"cpus": node.machine.cpus, "memory_bytes": node.machine.memory_bytes, "workers": node.capacity}
+        known["gpus"] = [gpu.name for gpu in gpus]
         self._look(node)
 
     def _capacity(self, machine: Machine) -> int:

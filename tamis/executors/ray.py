@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tamis.errors import ParameterError, require
@@ -16,6 +16,8 @@ from tamis.executors.cluster import ClusterSession, smallest
 from tamis.executors.executor import Stop, Streaming
 from tamis.memory.budget import Machine
 from tamis.memory.governor import Governor
+from tamis.memory.slots import GpuDevice
+from tamis.models.devices import visible_gpus
 
 CONNECT_S = 10
 
@@ -79,7 +81,8 @@ class RayAgent:
     """The actor of a node."""
 
     def run(self, settings: AgentSettings) -> None:
-        run_agent(settings)
+        # Ray has chosen the GPUs, and shows the actor only these.
+        run_agent(replace(settings, gpus=tuple(visible_gpus())) if settings.gpus else settings)
 
 
 class _RayPlacement:
@@ -105,6 +108,7 @@ class _RayPlacement:
                 num_cpus=min(machine.cpus, budget.wanted_workers)
                 if budget.wanted_workers < budget.cpus
                 else machine.cpus,
+                num_gpus=len(settings.gpus),
                 memory=min(machine.memory_bytes, budget.total_bytes),
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(settings.node, soft=False),
@@ -139,6 +143,7 @@ def _machines(ray: Any) -> dict[str, Machine]:
     for node in ray.nodes():
         resources = node["Resources"]
         if node["Alive"] and resources.get("CPU", 0) >= 1:
-            host = node["NodeManagerHostname"]
-            found[node["NodeID"]] = Machine(int(resources["CPU"]), int(resources.get("memory", 0)), host)
+            host, memory = node["NodeManagerHostname"], int(resources.get("memory", 0))
+            gpus = tuple(GpuDevice(str(number)) for number in range(int(resources.get("GPU", 0))))
+            found[node["NodeID"]] = Machine(int(resources["CPU"]), memory, host, gpus)
     return found

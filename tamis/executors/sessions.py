@@ -16,7 +16,6 @@ from tamis.executors.groups import GroupRun
 from tamis.executors.tasks import Group, Task
 from tamis.memory.budget import StreamBudget, stream_budget
 from tamis.memory.governor import Governor
-from tamis.memory.slots import GpuNeed, gpu_slots
 
 
 class _Work(Protocol):
@@ -96,11 +95,11 @@ class CrewSession(ABC):
         new_workers: bool = False,
         on_gpu: bool = False,
     ) -> None:
-        slots = gpu_slots(self.governor.budget.gpus, [GpuNeed(1)], [self.governor.workers])[0] if on_gpu else ()
-        for worker in list(self.crew.workers) if new_workers or slots else []:
+        on_gpu = on_gpu and bool(self.governor.budget.gpus)
+        for worker in list(self.crew.workers) if new_workers or on_gpu else []:
             self.crew.stop(worker)
-        self._work(Calls(self.crew, self.governor, self.emit, function, items, done, slots))
-        for worker in list(self.crew.workers) if slots else []:
+        self._work(Calls(self.crew, self.governor, self.emit, function, items, done, on_gpu=on_gpu))
+        for worker in list(self.crew.workers) if on_gpu else []:
             self.crew.stop(worker)
 
     def _work(self, work: _Work) -> None:

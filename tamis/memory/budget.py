@@ -78,6 +78,8 @@ class Machine:
     cpus: int
     memory_bytes: int
     name: str = "node"
+    gpus: tuple[GpuDevice, ...] = ()
+    """Its GPUs; those of the node that has the most."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Budget:
     """Operators that declare at least this much memory, or a GPU, get workers of their own; None if none do."""
     gpus: tuple[GpuDevice, ...] = ()
     """The GPUs that the run may use; none if no step uses one."""
+    gpu_bytes: int | None = None
+    """What the run may hold on each GPU, if that was requested."""
     hides_gpus: bool = False
     """Workers see no GPU, whatever the machine has."""
     cpus: int = 0

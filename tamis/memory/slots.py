@@ -101,6 +101,14 @@ def gpu_devices(gpu_memory: int | str | None = None, device: str = "auto") -> tu
     return tuple(found)
 
 
+def limited(gpu: GpuDevice, gpu_bytes: int | None) -> GpuDevice:
+    """A GPU with the budget that was requested, if there was one."""
+    if gpu_bytes is None:
+        return gpu
+    known = gpu.budget_bytes
+    return GpuDevice(gpu.name, gpu_bytes if known is None else min(gpu_bytes, known))
+
+
 def _memory_by_name() -> dict[str, tuple[int | None, int]]:
     """(total, used) of each device, by number and by UUID."""
     from tamis.memory.gpu import find_reader

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +55,26 @@ GPU_RUNNING_BYTES = 1_000_000_000
 """The same afterwards, for kernels and libraries that CUDA loads when they are first used."""
 
 
+_on_nodes: list[Sequence[str] | None] = []
+
+
+@contextmanager
+def on_nodes(names: Sequence[str] | None) -> Iterator[None]:
+    """In the block, steps are planned for nodes of a cluster that have these GPUs; with None, for this machine."""
+    _on_nodes.append(names)
+    try:
+        yield
+    finally:
+        _on_nodes.remove(names)
+
+
 def visible_gpus(root: Path = Path("/")) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them. Reads device files only.
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; or those of `on_nodes`. Reads device files only.
 
     As CUDA does, ignores everything after the first name that does not exist.
     """
+    if _on_nodes and _on_nodes[-1] is not None:
+        return list(_on_nodes[-1])
     count = _device_files(root)
     chosen = os.environ.get(CUDA_VISIBLE_DEVICES)
     if chosen is None or not count:
@@ -102,6 +117,9 @@ def choose(device: Device, library: Library | None = "torch") -> Literal["cpu", 
 
 def why_not_gpu(library: Library | None = None) -> tuple[str, str] | None:
     """Why no GPU can be used, and a hint; None if one can."""
+    if _on_nodes and _on_nodes[-1] is not None:  # which libraries they have is not known here
+        missing = "no node of the cluster has a GPU", 'device="auto" uses a GPU if there is one'
+        return None if gpu_count() else missing
     if not gpu_count():
         hidden = os.environ.get(CUDA_VISIBLE_DEVICES) is not None and _device_files(Path("/"))
         if hidden:
