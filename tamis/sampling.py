@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -68,25 +70,79 @@ class Sample(Gather):
         return {"random_key": random_keys(batch, self.seed)}
 
     def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        smallest = np.empty(0, dtype=np.uint64)
-        for facts in observed:
-            random_keys = np.concatenate([smallest, _random_keys(facts)])
-            smallest = (
-                np.partition(random_keys, self.rows - 1)[: self.rows]
-                if 0 < self.rows < len(random_keys)
-                else random_keys[: self.rows]
-            )
-        left = self.rows
-        limit = smallest.max() if len(smallest) else None
-        for number, facts in enumerate(observed):
-            random_keys = _random_keys(facts)
-            keep = random_keys <= limit if limit is not None else np.zeros(len(random_keys), dtype=np.bool_)
-            if keep.sum() > left:  # equal keys: the first in source order is kept
-                keep[np.flatnonzero(keep)[left:]] = False
-            left -= int(keep.sum())
-            decide(number, ~keep, "not in the sample")
+        keys = ObservedKeys(observed)
+        limits = find_smallest(work, "sample", keys, len(observed), self.rows)
+        work.map("sample", _decide, [(keys, decide, number, limit) for number, limit in enumerate(limits)])
 
 
-def _random_keys(facts: object) -> np.ndarray:
-    column = facts.column("random_key") if "random_key" in facts.column_names else None  # type: ignore[attr-defined]
-    return column.to_numpy() if column is not None else np.empty(0, dtype=np.uint64)
+@dataclass(frozen=True)
+class ObservedKeys:
+    """The random keys of the rows of a partition."""
+
+    observed: Observations
+
+    def __call__(self, partition: int) -> np.ndarray:
+        facts = self.observed[partition]
+        known = "random_key" in facts.column_names
+        return facts.column("random_key").to_numpy() if known else np.empty(0, np.uint64)
+
+
+def _decide(keys: ObservedKeys, decide: Decide, partition: int, limit: PartLimit) -> None:
+    decide(partition, ~limit.chosen(keys(partition)), "not in the sample")
+
+
+# ------------------------------------------------------------------------------------------------------ the smallest keys
+
+DIGIT_BITS = 8
+"""Bits of a key that are counted at a time; a call returns up to this power of two of counts."""
+
+Keys: TypeAlias = Callable[[int], np.ndarray]
+"""The uint64 keys of a partition; can be sent to a worker."""
+
+
+@dataclass(frozen=True)
+class PartLimit:
+    """The keys of a partition that are among the smallest of all: those below `key`, and the first `equal` equal to it."""
+
+    key: int
+    equal: int
+
+    def chosen(self, keys: np.ndarray) -> np.ndarray:
+        found = keys < np.uint64(self.key)
+        found[np.flatnonzero(keys == np.uint64(self.key))[: self.equal]] = True
+        return found
+
+
+def find_smallest(work: Work, name: str, keys: Keys, num_partitions: int, wanted: int) -> list[PartLimit]:
+    """For each partition, which of its keys are among the `wanted` smallest of all; of equal keys, the first in source order.
+
+    Counts keys by their first bits, then those that begin with the bits of the limit by the next bits, and so on. So no process
+    holds more than the keys of one partition.
+    """
+    prefix, left = 0, wanted
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
+        items = [(keys, number, prefix, shift) for number in range(num_partitions)]
+        counts = work.map(f"{name}, bits from {shift}", count_digits, items)
+        totals = np.zeros(2**DIGIT_BITS, np.int64)
+        for part in counts:
+            for each, count in part.items():
+                totals[int(each)] += count
+        ends = np.cumsum(totals)
+        if left >= ends[-1]:  # there are no more, which shows in the first round
+            return [PartLimit(2**64 - 1, 2**63)] * num_partitions
+        digit = int(np.searchsorted(ends, left, side="right"))
+        left -= int(ends[digit] - totals[digit])
+        prefix = prefix << DIGIT_BITS | digit
+        if not left:
+            return [PartLimit(prefix << shift, 0)] * num_partitions
+    equal = [part.get(str(digit), 0) for part in counts]
+    return [PartLimit(prefix, max(0, left - before)) for before in np.cumsum([0, *equal]).tolist()[:-1]]
+
+
+def count_digits(keys: Keys, partition: int, prefix: int, shift: int) -> dict[str, int]:
+    """How many keys of a partition that begin with the bits of `prefix` have each value in the bits that follow."""
+    found = keys(partition)
+    if shift + DIGIT_BITS < 64:
+        found = found[found >> np.uint64(shift + DIGIT_BITS) == np.uint64(prefix)]
+    digits, counts = np.unique(found >> np.uint64(shift) & np.uint64(2**DIGIT_BITS - 1), return_counts=True)
+    return {str(digit): int(count) for digit, count in zip(digits, counts, strict=True)}

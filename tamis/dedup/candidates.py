@@ -221,15 +221,13 @@ def collect(
 
 @handles_shortage
 def collect_index(
-    index: Index, first: int, components: Components, num_buckets: int, blob: Blob, comparison: Comparison
+    index: Index, part: int, first: int, components: Components, num_buckets: int, blob: Blob, comparison: Comparison
 ) -> int:
-    """Write the candidates of an index, whose entries are numbered from `first`, by component."""
+    """Write the candidates of one part of an index, whose entries are numbered from `first`, by component."""
     with ShuffleWriter(blob, num_buckets, comparison.schema()) as writer:
-        written = 0
-        for before, entries in index.entries():
-            known = entries.select([name for name in _COLLECTED if name in entries.column_names])
-            written += _collect(writer, known, first + before, components, comparison)
-    return written
+        entries = index.part(part)
+        known = entries.select([name for name in _COLLECTED if name in entries.column_names])
+        return _collect(writer, known, first + index.parts[part][1], components, comparison)
 
 
 def _collect(writer: ShuffleWriter, facts: pa.Table, start: int, components: Components, comparison: Comparison) -> int:

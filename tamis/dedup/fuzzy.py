@@ -39,7 +39,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
-from tamis.exchange import Blob, Exchange
+from tamis.exchange import Exchange
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.minhash_gpu import Signed
@@ -405,10 +405,17 @@ class FuzzyDedup(Gather):
             [(rows, part, joined_rows, num_buckets, blob, chunk, comparison) for part, blob in enumerate(collected)],
         )
         if index is not None:
-            from_index = Blob(part_of, f"part-index{SPILL}")
-            item = (index, rows.total, joined_rows, num_buckets, from_index, comparison)
-            run_in_workers(work, f"candidates of the index, {label}, {num_buckets}", candidates.collect_index, [item])
-            collected = replace(collected, more=(from_index.name,))
+            from_index = NumberedFiles(part_of, "part-index-", len(index.parts))
+            run_in_workers(
+                work,
+                f"candidates of the index, {label}, {num_buckets}",
+                candidates.collect_index,
+                [
+                    (index, part, rows.total, joined_rows, num_buckets, blob, comparison)
+                    for part, blob in enumerate(from_index)
+                ],
+            )
+            collected = replace(collected, more=tuple(blob.name for blob in from_index))
         return collected, num_buckets
 
     def _joined(

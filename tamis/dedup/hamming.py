@@ -34,7 +34,7 @@ from tamis.dedup.shuffle import (
     read_whole_bucket,
     run_in_workers,
 )
-from tamis.dedup.similar import NEAR, states_of
+from tamis.dedup.similar import NEAR, States
 from tamis.exchange import Blob
 from tamis.kernels import clusters
 from tamis.kernels import hamming as kernel
@@ -154,13 +154,12 @@ def _write(division: Division, files: list[Blob], parts: Any) -> int:
 
 @handles_shortage
 def find_better(
-    files: NumberedFiles, number: int, bucket: int, division: Division, states: Blob | None, blob: Blob
+    files: NumberedFiles, number: int, bucket: int, division: Division, states: States | None, blob: Blob
 ) -> dict[str, int]:
     """Write an edge for each row of a range and each better row within the radius, at most `MAX_LISTED` for a row.
 
     With `states`, only rows whose fate is unknown are compared, with rows that are not dropped.
     """
-    known = np.memmap(states.file(), np.uint8, mode="r") if states is not None else None
     with ExitStack() as stack:
         path = stack.enter_context(blob.writing())
         edges = stack.enter_context(pa.ipc.new_file(path, EDGES))
@@ -168,7 +167,7 @@ def find_better(
         near = stack.enter_context(pa.ipc.new_file(near_path, NEAR_MISSES))
         rows = _Rows.load(files, bucket, number, division)
         queries = rows.chosen(
-            (rows.source > 0) & (_states(known, rows) == clusters.UNKNOWN if known is not None else True)
+            (rows.source > 0) & (states.of(rows.row) == clusters.UNKNOWN if states is not None else True)
         )
         if not len(queries.row):
             return {"queries": 0, "edges": 0}
@@ -176,17 +175,13 @@ def find_better(
         for flip in kernel.flips(division.high_bits, division.substrings.reach(number)):
             other = bucket ^ int(flip)
             targets = rows if other == bucket else _Rows.load(files, other, number, division)
-            if known is not None:
-                targets = targets.chosen(_states(known, targets) != clusters.DROPPED)
+            if states is not None:
+                targets = targets.chosen(states.of(targets.row) != clusters.DROPPED)
             for table in search.run(targets, other, int(flip)):
                 check_free_space(blob.exchange, table.nbytes)
                 edges.write_table(table)
         near.write_table(search.near_misses())
     return {"queries": len(queries.row), "edges": search.edges}
-
-
-def _states(known: np.ndarray, rows: _Rows) -> np.ndarray:
-    return states_of(known, rows.row)
 
 
 @dataclass(frozen=True)
@@ -322,7 +317,7 @@ class HashSearch:
             run_in_workers(work, f"hashes of the index by range, {division.name}", divide_index, [item])
             self._files = [replace(files, more=(blob.name,)) for files, blob in zip(self._files, more, strict=True)]
 
-    def find(self, number: int, states: Blob | None) -> NumberedFiles:
+    def find(self, number: int, states: States | None) -> NumberedFiles:
         """Files of edges. In rounds after the first, `states` says which rows to compare again."""
         division = self._division
         ranges = [(each, bucket) for each in range(len(self._files)) for bucket in range(division.num_ranges)]

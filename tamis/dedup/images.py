@@ -199,7 +199,7 @@ class ImageDedup(PictureStep, Gather):
             index_parts=index_parts,
             write_entries=write_hash_part,
         )
-        summary = summary_of(self.name, rows, [decided.fates], decisions.run(work, decided.pairs.stem)) | summary
+        summary = summary_of(self.name, rows, decided.fates, decisions.run(work, decided.pairs.stem)) | summary
         summary |= search.summary | {"rounds": decided.rounds, "keep": self.keep}
         summary |= {"hash": self.hash, "radius": self.most_bits, "threshold": 1 - self.most_bits / self._bits}
         publish(work, summary, {})

@@ -52,11 +52,26 @@ _ANSWERS = pa.schema({"row": pa.int64(), "parent": pa.int64()})
 
 
 @dataclass(frozen=True)
-class Components:
-    """The component of each row, in files of `range_rows` rows each."""
+class RowValues:
+    """A number per row, in files of `range_rows` rows each."""
 
     files: NumberedFiles
     range_rows: int
+    dtype: str = "int64"
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers of some rows."""
+        found, number = np.empty(len(rows), self.dtype), rows // self.range_rows
+        for each in np.unique(number):
+            mine = np.flatnonzero(number == each)
+            mapped = np.memmap(self.files[int(each)].file(), self.dtype, mode="r")
+            found[mine] = mapped[rows[mine] - each * self.range_rows]
+        return found
+
+
+@dataclass(frozen=True)
+class Components(RowValues):
+    """The component of each row."""
 
     @staticmethod
     def in_one_file(exchange: Exchange, stem: str, total: int) -> Components:
@@ -73,15 +88,6 @@ class Components:
                 parts.append(np.frombuffer(file.read(8 * count), np.int64))
             start += count
         return np.concatenate(parts)
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """The components of some rows."""
-        found, number = np.empty(len(rows), np.int64), rows // self.range_rows
-        for each in np.unique(number):
-            mine = np.flatnonzero(number == each)
-            mapped = np.memmap(self.files[int(each)].file(), np.int64, mode="r")
-            found[mine] = mapped[rows[mine] - each * self.range_rows]
-        return found
 
 
 def join_components(

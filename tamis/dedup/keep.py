@@ -121,7 +121,11 @@ def _parse(text: str | None, name: str) -> float:
 
 def _descending(values: np.ndarray) -> np.ndarray:
     """Numbers as uint64 that sort in descending order, with NaN last."""
+    return np.where(np.isnan(values), _WORST, ~ascending(values))
+
+
+def ascending(values: np.ndarray) -> np.ndarray:
+    """Numbers other than NaN as uint64 in the same order."""
     bits = np.ascontiguousarray(values + 0.0, np.float64).view(np.uint64)
     high = np.uint64(1) << np.uint64(63)
-    ascending = np.where(bits & high, ~bits, bits | high)
-    return np.where(np.isnan(values), _WORST, ~ascending)
+    return np.where(bits & high, ~bits, bits | high)

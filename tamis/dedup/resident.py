@@ -64,7 +64,7 @@ def find_edges(
     sizes: list[int],
     settings: Settings,
     training: Training,
-    states: Blob | None,
+    states: similar.States | None,
     blob: Blob,
 ) -> dict[str, int] | None:
     """Write the edges and near misses of all rows, as `similar.find_better` does.
@@ -82,8 +82,7 @@ def find_edges(
     release_pages()
     vectors.train(training)
     vectors.arrange()
-    state = np.memmap(states.file(), np.uint8, mode="r") if states is not None else None
-    edges, near = vectors.compare(state)
+    edges, near = vectors.compare(states)
     check_free_space(blob.exchange, edges.nbytes + near.nbytes)
     for table, place in ((edges, blob), (near, blob.with_suffix(NEAR))):
         with place.writing() as path, pa.ipc.new_file(path, table.schema) as writer:
@@ -212,14 +211,14 @@ class Resident:
 
     # ------------------------------------------------------------------------------------------------------------ compare
 
-    def compare(self, states: np.ndarray | None) -> tuple[pa.Table, pa.Table]:
+    def compare(self, states: similar.States | None) -> tuple[pa.Table, pa.Table]:
         """(edges, near misses) of all rows; with `states`, of rows whose fate is unknown to rows that are not dropped."""
         torch, settings = clusters_gpu.library(), self.settings
         wanted = self.source > 0
         if states is not None:
-            state = similar.states_of(states, self.row)
+            state = states.of(self.row)
             self._leave_out(state != clusters.DROPPED)
-            wanted = (self.source > 0) & (similar.states_of(states, self.row) == clusters.UNKNOWN)
+            wanted = (self.source > 0) & (states.of(self.row) == clusters.UNKNOWN)
         queries = clusters_gpu.to_device(np.flatnonzero(wanted))
         count = len(self.row)
         self._full = torch.zeros(count, dtype=torch.bool, device=queries.device)

@@ -11,7 +11,7 @@ before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,10 @@ from tamis.dedup import similar
 from tamis.dedup.decisions import Blocks
 from tamis.dedup.joining import join_components
 from tamis.dedup.shuffle import NumberedFiles, run_in_workers
-from tamis.exchange import Blob
+from tamis.dedup.similar import States
 from tamis.operators import Work
 
-Find = Callable[[int, Blob | None], NumberedFiles]
+Find = Callable[[int, States | None], NumberedFiles]
 """Files of edges, from the number of the round and the states of the rows after the round before."""
 
 
@@ -32,8 +32,8 @@ class Outcome:
 
     pairs: NumberedFiles
     """Dropped rows with their survivors, and near misses."""
-    fates: Mapping[str, Any]
-    """Sizes of groups."""
+    fates: Sequence[Mapping[str, Any]]
+    """Sizes of groups, of each range of rows."""
     rounds: int
 
 
@@ -41,7 +41,8 @@ def decide_in_rounds(work: Work, blocks: Blocks, num_buckets: int, call_bytes: i
     """Decide about all rows; components are divided into `num_buckets` buckets."""
     rows, exchange = blocks.rows, work.exchange
     total = rows.total + (blocks.index.total if blocks.index is not None else 0)
-    states: Blob | None = None
+    ranges = similar.FateRanges.of(total, call_bytes)
+    states: States | None = None
     pairs = NumberedFiles(exchange.sub("pairs"), f"{num_buckets}, {blocks.division}-", 0)
     first_edges: NumberedFiles | None = None
     for number in range(rows.total + 1):
@@ -59,18 +60,19 @@ def decide_in_rounds(work: Work, blocks: Blocks, num_buckets: int, call_bytes: i
         before, pairs = len(pairs), replace(pairs, count=len(pairs) + num_buckets)
         run_in_workers(
             work,
-            f"choices, {name}, {blocks.division}",
+            f"choices, {name}, {blocks.division}, {ranges.count}",
             similar.choose,
-            [(blocks, linked, bucket, num_buckets, pairs[before + bucket]) for bucket in range(num_buckets)],
+            [(blocks, linked, bucket, num_buckets, pairs[before + bucket], ranges) for bucket in range(num_buckets)],
         )
-        states = Blob(exchange, f"states-{name}, {blocks.division}.bin")
-        (fates,) = run_in_workers(
+        files = NumberedFiles(exchange, f"states-{name}, {blocks.division}, {ranges.count}-", ranges.count)
+        states = States(files, ranges.rows, total=rows.total)
+        fates = run_in_workers(
             work,
-            f"states, {name}, {blocks.division}",
+            f"states, {name}, {blocks.division}, {ranges.count}",
             similar.collect_states,
-            [(rows.total, pairs, num_buckets, states)],
+            [(ranges, each, pairs, num_buckets, blob) for each, blob in enumerate(files)],
         )
-        if not fates["unknown"]:
+        if not sum(part["unknown"] for part in fates):
             break
     assert first_edges is not None
     near = NumberedFiles(exchange.sub("pairs"), f"near, {num_buckets}, {blocks.division}-", len(first_edges))

@@ -26,14 +26,17 @@ from tamis.dedup.clustering import (
     write_matrix,
 )
 from tamis.dedup.decisions import check_disk
+from tamis.dedup.keep import ascending
 from tamis.dedup.rows import RowNumbers
 from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     NumberedFiles,
+    ShuffleWriter,
     as_numpy,
     bucket_count,
     chunk_rows,
     handles_shortage,
+    read_bucket,
     retry_with_less_memory,
     run_in_workers,
 )
@@ -42,6 +45,7 @@ from tamis.errors import ParameterError
 from tamis.exchange import Blob
 from tamis.kernels import clusters as kernel
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.sampling import PartLimit, find_smallest
 
 SIMILARITY = "centre_similarity"
 
@@ -114,21 +118,27 @@ class Outliers(Gather):
             measure,
             [(rows, part, centres, settings, blob, chunk) for part, blob in enumerate(scores)],
         )
-        limit, ties = self.min_similarity, 0
+        lowest: list[PartLimit | None] = [None] * rows.num_partitions
         if self.share is not None:
-            ((limit, ties),) = run_in_workers(work, "limit", find_limit, [(scores, int(self.share * count))])
-        before = 0
-        for part, blob in enumerate(scores):
-            found = np.fromfile(blob.file(), np.float64)
-            drop = np.zeros(len(found), np.bool_)
-            if limit is not None and not self.score_only:
-                drop = found < limit  # false for rows without a score
-                if self.share is not None:
-                    equal = np.flatnonzero(found == limit)[: max(0, ties - before)]
-                    drop[equal] = True
-                    before += len(equal)
-            payload = pa.array(found, mask=np.isnan(found)) if self.score_only else None
-            decide(part, drop, self._reason(limit), payload)
+            lowest = [*find_smallest(work, "lowest", ScoreKeys(scores), len(scores), int(self.share * count))]
+        limit = None if self.share is not None or self.score_only else self.min_similarity
+        run_in_workers(
+            work,
+            "outliers",
+            drop_outliers,
+            [
+                (
+                    blob,
+                    part,
+                    decide,
+                    limit,
+                    None if self.score_only else lowest[part],
+                    self._reason(limit),
+                    self.score_only,
+                )
+                for part, blob in enumerate(scores)
+            ],
+        )
 
     def _reason(self, limit: float | None) -> str:
         if self.share is not None:
@@ -189,7 +199,7 @@ class Diverse(Gather):
     def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, call_bytes: int) -> None:
         kind, count = _kind(rows, work)
         wanted = min(count, self.rows if self.rows is not None else round((self.share or 0.0) * count))
-        chosen = np.zeros(rows.total, np.bool_)
+        found = NumberedFiles(work.exchange.sub("chosen"), "none-", 0)
         if wanted:
             settings = Settings(kind, seed=self.seed)
             check_disk(work, count * (2 * kind.stored.byte_width + 60), "choosing representative rows")
@@ -210,21 +220,17 @@ class Diverse(Gather):
                 f"representatives, {num_buckets}",
                 choose_rows,
                 [
-                    (members, bucket, centres, settings, quotas[ends[bucket] - len(sizes[bucket]) : ends[bucket]].tolist(),
-                     self.method, blob)
+                    (rows, members, bucket, centres, settings,
+                     quotas[ends[bucket] - len(sizes[bucket]) : ends[bucket]].tolist(), self.method, blob)
                     for bucket, blob in enumerate(found)
                 ],
             )  # fmt: skip
-            for blob in found:
-                chosen[np.fromfile(blob.file(), np.int64)] = True
-        for part in range(rows.num_partitions):
-            kept = chosen[rows.offsets[part] : rows.offsets[part + 1]]
-            known = np.zeros(len(kept), np.bool_)
-            known[kind.of(rows.observed[part])[0]] = True
-            reasons = pa.DictionaryArray.from_arrays(
-                pa.array(known.astype(np.int8)), pa.array(["no embedding", "represented by others"])
-            )
-            decide(part, ~kept, reasons)
+        run_in_workers(
+            work,
+            f"choice, {len(found)}",
+            keep_chosen,
+            [(rows, found, part, kind, decide) for part in range(rows.num_partitions)],
+        )
 
 
 def _check_clusters(num_clusters: int | str) -> None:
@@ -246,6 +252,8 @@ def _kind(rows: RowNumbers, work: Work) -> tuple[VectorKind, int]:
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
 
+_CHOSEN = pa.schema({"row": pa.int64()})
+
 
 @handles_shortage
 def measure(
@@ -264,19 +272,29 @@ def measure(
     return len(found)
 
 
+@dataclass(frozen=True)
+class ScoreKeys:
+    """The scores of a partition as integers in the same order; rows without a score are left out."""
+
+    scores: NumberedFiles
+
+    def __call__(self, partition: int) -> np.ndarray:
+        found = np.fromfile(self.scores[partition].file(), np.float64)
+        return ascending(found[~np.isnan(found)])
+
+
 @handles_shortage
-def find_limit(scores: NumberedFiles, count: int) -> tuple[float | None, int]:
-    """(the highest of the `count` lowest scores, how many of these are equal to it); None if there are none."""
-    lowest = np.empty(0)
-    for blob in scores:
-        found = np.fromfile(blob.file(), np.float64)
-        lowest = np.concatenate([lowest, found[~np.isnan(found)]])
-        if 0 < count < len(lowest):
-            lowest = np.partition(lowest, count - 1)[:count]
-    if not count or not len(lowest):
-        return None, 0
-    limit = float(lowest.max())
-    return limit, int(np.count_nonzero(lowest == limit))
+def drop_outliers(
+    blob: Blob, partition: int, decide: Decide, limit: float | None, lowest: PartLimit | None, reason: str, scored: bool
+) -> int:
+    """Decide about the rows of a partition: those below `limit`, or with the lowest scores, are dropped."""
+    found = np.fromfile(blob.file(), np.float64)
+    drop = found < limit if limit is not None else np.zeros(len(found), np.bool_)  # false for rows without a score
+    if lowest is not None:
+        known = np.flatnonzero(~np.isnan(found))
+        drop[known] = lowest.chosen(ascending(found[known]))
+    decide(partition, drop, reason, pa.array(found, mask=np.isnan(found)) if scored else None)
+    return int(drop.sum())
 
 
 @handles_shortage
@@ -310,6 +328,7 @@ class _Pool:
 
 @handles_shortage
 def choose_rows(
+    rows: RowNumbers,
     files: NumberedFiles,
     bucket: int,
     centres: Centres,
@@ -318,17 +337,32 @@ def choose_rows(
     method: str,
     blob: Blob,
 ) -> int:
-    """Write the numbers of the rows that represent the clusters of a bucket."""
+    """Write the numbers of the rows that represent the clusters of a bucket, by partition."""
     members = Members(files, centres.count, settings)
     places = map_vectors(centres.blob, settings.kind.dimension)
     first = int(members.bucket(bucket)[1][0])
-    chosen = [np.empty(0, np.int64)]
-    for number, quota in enumerate(quotas):
-        for pool in _pools(members.cluster(first + number), quota, settings) if quota else ():
-            choose: Any = kernel.k_center if method == "k_center" else kernel.facility_location
-            chosen.append(pool.row[choose(pool.vectors, np.array(places[first + number]), pool.quota)])
-    write_matrix(blob, np.concatenate(chosen))
-    return sum(map(len, chosen))
+    count = 0
+    with ShuffleWriter(blob, rows.num_partitions, _CHOSEN) as writer:
+        for number, quota in enumerate(quotas):
+            for pool in _pools(members.cluster(first + number), quota, settings) if quota else ():
+                choose: Any = kernel.k_center if method == "k_center" else kernel.facility_location
+                chosen = pool.row[choose(pool.vectors, np.array(places[first + number]), pool.quota)]
+                writer.write(pa.table({"row": chosen}), rows.partition_of(chosen))
+                count += len(chosen)
+    return count
+
+
+@handles_shortage
+def keep_chosen(rows: RowNumbers, chosen: NumberedFiles, partition: int, kind: VectorKind, decide: Decide) -> int:
+    """Decide about the rows of a partition: those that no bucket has chosen are dropped."""
+    kept, known = (np.zeros(rows.observed.num_rows(partition), np.bool_) for _ in range(2))
+    for blob in chosen:
+        for batch in read_bucket(blob, partition, rows.num_partitions):
+            kept[as_numpy(batch.column("row")) - rows.offsets[partition]] = True
+    known[kind.of(rows.observed[partition])[0]] = True
+    reasons = pa.array(["no embedding", "represented by others"])
+    decide(partition, ~kept, pa.DictionaryArray.from_arrays(pa.array(known.astype(np.int8)), reasons))
+    return int(kept.sum())
 
 
 def _pools(table: pa.Table, quota: int, settings: Settings) -> Iterator[_Pool]:

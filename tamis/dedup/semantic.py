@@ -32,9 +32,10 @@ from tamis.dedup.shuffle import (
     retry_with_less_memory,
     run_in_workers,
 )
+from tamis.dedup.similar import States
 from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, vector_facts
 from tamis.errors import BudgetError, ParameterError
-from tamis.exchange import Blob, Exchange
+from tamis.exchange import Exchange
 from tamis.models.devices import choose
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 from tamis.parameters import format_bytes
@@ -282,7 +283,7 @@ class SemanticDedup(Gather):
         decided = decide_in_rounds(work, blocks, num_buckets, call_bytes, search.run)
         summary |= search.summary
         summary["rounds"] = decided.rounds
-        return decided.pairs, [decided.fates]
+        return decided.pairs, [*decided.fates]
 
 
 class _Search:
@@ -315,7 +316,7 @@ class _Search:
             "neighbours": settings.neighbours, "queries": 0, "edges": 0, "limited": 0, "compared": 0
         }  # fmt: skip
 
-    def run(self, number: int, states: Blob | None) -> NumberedFiles:
+    def run(self, number: int, states: States | None) -> NumberedFiles:
         """Files of edges. In rounds after the first, `states` says which rows to compare again."""
         found: list[Mapping[str, int]] = []
         exchange = self._work.exchange.sub("edges")

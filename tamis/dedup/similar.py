@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,16 @@ import pyarrow as pa
 from tamis.dedup.candidates import bucket_of_component
 from tamis.dedup.clustering import Centres, Members, Settings, map_vectors, write_matrix
 from tamis.dedup.decisions import Blocks, PairWriter, histogram
-from tamis.dedup.joining import Components
+from tamis.dedup.joining import Components, RowValues
 from tamis.dedup.rows import MAX_MAPPED_BYTES
 from tamis.dedup.shuffle import (
     NumberedFiles,
     ShuffleWriter,
     as_numpy,
+    bucket_count,
     check_free_space,
     handles_shortage,
+    read_bucket,
     read_whole_bucket,
 )
 from tamis.exchange import Blob
@@ -69,9 +71,13 @@ NEAR_MISSES = pa.schema(
 )
 _MEASURES = ("similarity", "distance", "bits")
 """How similar two rows are; edges have some of these columns."""
-_FATES = pa.schema({"row": pa.int64(), "survivor": pa.int64()})
-NEAR, FATES = ".near", ".fates"
-"""Suffixes of the near misses beside edges, and of the rows decided beside pairs."""
+_FATES = pa.schema({"row": pa.int64(), "state": pa.uint8()})
+_SURVIVORS = pa.schema({"row": pa.int64()})
+NEAR, FATES, SURVIVORS = ".near", ".fates", ".kept"
+"""Suffixes of the near misses beside edges, and of the rows decided and the rows kept instead of them beside pairs."""
+
+FATE_BYTES = 20
+"""Memory per row while states are collected."""
 
 
 @handles_shortage
@@ -80,7 +86,7 @@ def find_better(
     bucket: int,
     centres: Centres,
     settings: Settings,
-    states: Blob | None,
+    states: States | None,
     blob: Blob,
     memory: int,
 ) -> dict[str, int]:
@@ -111,10 +117,10 @@ def find_better(
 class _Search:
     """Compares rows with the better rows of the clusters within reach."""
 
-    def __init__(self, members: Members, centres: Blob, settings: Settings, states: Blob | None) -> None:
+    def __init__(self, members: Members, centres: Blob, settings: Settings, states: States | None) -> None:
         self.members, self._settings = members, settings
         self._centres = np.array(map_vectors(centres, settings.kind.dimension))
-        self._states = np.memmap(states.file(), np.uint8, mode="r") if states is not None else None
+        self._states = states
         self._mapped = 0
 
     def run(self, table: pa.Table) -> tuple[pa.Table, pa.Table, dict[str, int]]:
@@ -122,7 +128,7 @@ class _Search:
         row, source = as_numpy(table.column("row")), as_numpy(table.column("source"))
         wanted = source > 0
         if self._states is not None:
-            wanted &= states_of(self._states, row) == kernel.UNKNOWN
+            wanted &= self._states.of(row) == kernel.UNKNOWN
         if not wanted.all():
             table = table.take(pa.array(np.flatnonzero(wanted)))
         if not table.num_rows:
@@ -193,9 +199,7 @@ class _Search:
             place = np.arange(part.num_rows)
             limit = before[active] - start
             if self._states is not None:  # dropped rows are skipped
-                place = np.flatnonzero(
-                    states_of(self._states, target["row"][start : start + len(place)]) != kernel.DROPPED
-                )
+                place = np.flatnonzero(self._states.of(target["row"][start : start + len(place)]) != kernel.DROPPED)
                 limit = np.searchsorted(place, limit)
             stored = part.column("vector")
             targets = settings.kind.unit(stored.take(pa.array(place)) if len(place) < part.num_rows else stored)
@@ -249,9 +253,17 @@ class _Rows:
         return _Rows(row, source, order, distance, settings.kind.unit(table.column("vector")))
 
 
-def states_of(states: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The state of rows; entries of the index, which are numbered after the rows, are kept."""
-    return np.where(row < len(states), states[np.minimum(row, len(states) - 1)], kernel.KEPT)
+@dataclass(frozen=True)
+class States(RowValues):
+    """The state of each row, as one byte. Entries of the index, which are numbered after the rows, are kept."""
+
+    dtype: str = "uint8"
+    total: int = field(kw_only=True)
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        found, mine = np.full(len(rows), kernel.KEPT, np.uint8), np.flatnonzero(rows < self.total)
+        found[mine] = super().of(rows[mine])
+        return found
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
@@ -277,13 +289,15 @@ def by_component(edges: Blob, components: Components, num_buckets: int, blob: Bl
 
 
 @handles_shortage
-def choose(blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: Blob) -> dict[str, int]:
+def choose(
+    blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: Blob, ranges: FateRanges
+) -> dict[str, int]:
     """Decide about the rows of some components, and write the dropped ones with their survivors."""
     table = read_whole_bucket(shuffled, bucket, num_buckets)
     with (
         PairWriter(blob, blocks) as writer,
-        blob.with_suffix(FATES).writing() as path,
-        pa.ipc.new_file(path, _FATES) as fates,
+        ShuffleWriter(blob.with_suffix(FATES), ranges.count, _FATES) as fates,
+        ShuffleWriter(blob.with_suffix(SURVIVORS), ranges.count, _SURVIVORS) as survivors,
     ):
         if table is None:
             return {"dropped": 0, "unknown": 0}
@@ -312,41 +326,61 @@ def choose(blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: in
         )
         unknown = right[begins][mine == kernel.UNKNOWN]
         row = np.concatenate([edge["right"][chosen], unknown])
-        survivor = np.concatenate([edge["left"][chosen], np.full(len(unknown), -1)])
-        fates.write_table(pa.table({"row": row, "survivor": survivor}))
+        state = np.repeat(np.array([kernel.DROPPED, kernel.UNKNOWN], np.uint8), [len(chosen), len(unknown)])
+        fates.write(pa.table({"row": row, "state": state}), row // ranges.rows)
+        survivor = edge["left"][chosen]
+        survivors.write(pa.table({"row": survivor}), survivor // ranges.rows)
     return {"dropped": len(chosen), "unknown": len(unknown)}
 
 
+@dataclass(frozen=True)
+class FateRanges:
+    """Rows and entries of the index divided into ranges, of each of which one call collects the states."""
+
+    known: int
+    """The number of rows and entries."""
+    rows: int
+    """Rows of a range."""
+
+    @staticmethod
+    def of(known: int, call_bytes: int) -> FateRanges:
+        return FateRanges(known, max(1, -(-known // bucket_count(known * FATE_BYTES, call_bytes))))
+
+    @property
+    def count(self) -> int:
+        return max(1, -(-self.known // self.rows))
+
+
 @handles_shortage
-def collect_states(total: int, pairs: NumberedFiles, num_buckets: int, blob: Blob) -> dict[str, Any]:
-    """Write the state of each row as one byte, from the fates beside the pairs of all rounds so far."""
-    states = np.full(total, kernel.KEPT, np.uint8)
-    survivors = []
-    for number, each in enumerate(pairs):
-        if number % num_buckets == 0:
+def collect_states(
+    ranges: FateRanges, number: int, pairs: NumberedFiles, num_buckets: int, blob: Blob
+) -> dict[str, Any]:
+    """Write the states of the rows of a range, from the fates beside the pairs of all rounds so far."""
+    first, last = number * ranges.rows, min(ranges.known, (number + 1) * ranges.rows)
+    states, duplicates = np.full(last - first, kernel.KEPT, np.uint8), np.zeros(last - first, np.int64)
+    for place, each in enumerate(pairs):
+        if place % num_buckets == 0:
             states[states == kernel.UNKNOWN] = kernel.KEPT  # unless this round says otherwise
-        with pa.memory_map(str(each.with_suffix(FATES).file())) as file:
-            fates = pa.ipc.open_file(file).read_all()
-        row, survivor = as_numpy(fates.column("row")), as_numpy(fates.column("survivor"))
-        states[row] = np.where(survivor < 0, kernel.UNKNOWN, kernel.DROPPED)
-        survivors.append(survivor[survivor >= 0])
-        release_pages()
+        for batch in read_bucket(each.with_suffix(FATES), number, ranges.count):
+            states[as_numpy(batch.column("row")) - first] = as_numpy(batch.column("state"))
+        for batch in read_bucket(each.with_suffix(SURVIVORS), number, ranges.count):
+            kept, counts = np.unique(as_numpy(batch.column("row")) - first, return_counts=True)
+            duplicates[kept] += counts
     write_matrix(blob, states)
-    sizes = np.unique(np.concatenate(survivors), return_counts=True)[1] + 1 if survivors else np.empty(0, np.int64)
+    sizes = duplicates[duplicates > 0] + 1
     return {"unknown": int(np.count_nonzero(states == kernel.UNKNOWN)), "sizes": histogram(sizes)}
 
 
 @handles_shortage
-def keep_near_misses(blocks: Blocks, edges: Blob, states: Blob, blob: Blob) -> int:
+def keep_near_misses(blocks: Blocks, edges: Blob, states: States, blob: Blob) -> int:
     """Write the rows that were kept although they are almost similar enough to another row that was kept."""
     count = 0
-    state = np.memmap(states.file(), np.uint8, mode="r") if blocks.rows.total else np.empty(0, np.uint8)
     with PairWriter(blob, blocks) as writer, pa.memory_map(str(edges.with_suffix(NEAR).file())) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             row, survivor = as_numpy(batch.column("row")), as_numpy(batch.column("survivor"))
-            kept = (states_of(state, row) == kernel.KEPT) & (states_of(state, survivor) == kernel.KEPT)
+            kept = (states.of(row) == kernel.KEPT) & (states.of(survivor) == kernel.KEPT)
             chosen = batch.filter(pa.array(kept))
             writer.write(
                 {name: chosen.column(name) for name in chosen.schema.names}
