@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -159,11 +160,14 @@ def _device_lines(group: Group) -> Iterator[str]:
 
 
 def _slots_text(slots: Sequence[Mapping[str, Any]]) -> str:
-    """GPU memory of each worker, such as `0 (9.4 GB), 1 (9.4 GB)`."""
-    return ", ".join(
-        slot["gpus"] + (f" ({format_bytes(slot['gpu_bytes'])})" if slot["gpu_bytes"] is not None else "")
-        for slot in slots
-    )
+    """GPU memory of the workers on each GPU, such as `0 (3 x 9.4 GB), 1 (9.4 GB)`."""
+    counts = Counter((slot["gpus"], slot["gpu_bytes"]) for slot in slots)
+    found = []
+    for (gpus, gpu_bytes), count in counts.items():
+        size = "" if gpu_bytes is None else format_bytes(gpu_bytes)
+        inside = " x ".join(part for part in (str(count) if count > 1 else "", size) if part)
+        found.append(f"{gpus} ({inside})" if inside else str(gpus))
+    return ", ".join(found)
 
 
 def _parameters(op: Operator) -> str:

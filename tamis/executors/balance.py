@@ -56,6 +56,9 @@ def _workers(stage: StageLoad, pace: float) -> int:
     wanted = max(1, stage.workers)
     if stage.seconds_per_mb is not None and pace < math.inf:
         wanted = math.ceil(round(pace * stage.seconds_per_mb, 6))
-    if not stage.more_to_come:
+    if stage.more_to_come:
+        # By half at most: the first rows of another stage may be slow, and starting workers again takes time.
+        wanted = max(wanted, stage.workers // 2)
+    else:
         wanted = min(wanted, stage.waiting + stage.running)
     return max(1, min(wanted, stage.most))

@@ -33,6 +33,14 @@ def test_before_anything_is_measured_pools_stay_as_they_are():
     assert balance([stage(None, workers=2), stage(None, workers=0), stage(None, workers=1)], cores=4) == (2, 1, 1)
 
 
+def test_a_pool_shrinks_by_half_at_a_time_unless_nothing_is_left_for_it():
+    # The first packet on a GPU takes long, and for a moment one reader seems to be enough.
+    slow = stage(8.0, most=1)
+    assert balance([stage(0.1, workers=15), slow], cores=16) == (7, 1)
+    assert balance([stage(0.1, workers=7), slow], cores=16) == (3, 1)
+    assert balance([stage(0.1, workers=15, waiting=0, running=2, more_to_come=False), slow], cores=16) == (1, 1)
+
+
 def test_cores_go_to_what_is_left_at_the_end():
     done = stage(0.5, waiting=0, running=0, finished=True, more_to_come=False)
     assert balance([done, stage(0.5, most=8), stage(0.5, most=8)], cores=4) == (0, 2, 2)
