@@ -22,6 +22,10 @@ os.environ.pop(
     "COLUMNS", None
 )  # reports fit the terminal of the user who runs the tests; tests that need a width set it
 
+os.environ.setdefault(
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False"
+)  # it samples idle workers a hundred times a second
+
 
 @pytest.fixture(scope="session")
 def small_classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
