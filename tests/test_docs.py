@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from PIL import Image
 
 from tamis.memory.alerts import parse_alerts
 from tamis.recipes.load import load_recipe
@@ -83,6 +84,9 @@ def test_the_shell_commands_of_the_readme_run(tmp_path):
     (tmp_path / "in" / "b.jsonl").write_text(
         '{"text": "one two three four"}\n{"text": "' + "the time of a day " * 20 + '"}\n'
     )
+    (tmp_path / "photos").mkdir()
+    for size in (256, 512):
+        Image.effect_mandelbrot((size, size), (-2, -1.5, 1, 1.5), 50).save(tmp_path / "photos" / f"{size}.png")
     commands = re.findall(r"^(tamis [^,\n]*?)  +\S.*$", text, flags=re.MULTILINE)
     assert len(commands) >= 5
     for command in commands:

@@ -63,6 +63,7 @@ class Watch:
             limits=executor.limits,
             on_overuse=executor.on_overuse,
             whole_tree=executor.whole_tree,
+            only_new=True,
         )
         executor.hooks.on_gpus = self.monitor.hear
         executor.hooks.on_leak = self._leaks

@@ -73,7 +73,8 @@ class MemoryMonitor:
     fails is noted in `problems` and tried again later. `before_bytes` are taken off what the tree holds, and
     `packet_bytes`, rows in shared memory between processes, are added. `limits` says how much some processes may hold,
     with those they start; `on_overuse` is called in the thread, once for a process that
-    holds more. Without `whole_tree`, only the process itself and those of `roles` are watched.
+    holds more. Without `whole_tree`, only the process itself and those of `roles` are watched; with `only_new`, no
+    processes that it had started before.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class MemoryMonitor:
         limits: Callable[[], Mapping[int, int]] | None = None,
         on_overuse: Callable[[int, int], None] | None = None,
         whole_tree: bool = True,
+        only_new: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pid = os.getpid() if pid is None else pid
@@ -112,7 +114,7 @@ class MemoryMonitor:
         self._stopped: set[int] = set()
         self._clock = clock
         self._began = self._flushed = clock()
-        self._tree = TreeReader(self.pid, whole=whole_tree, clock=clock)
+        self._tree = TreeReader(self.pid, whole=whole_tree, only_new=only_new, clock=clock)
         self._snapshots: Thinned[Snapshot] = Thinned(self.keep)
         self._told: dict[int, dict[int, GpuShare]] = {}
         self._lock = threading.Lock()

@@ -110,18 +110,24 @@ class _Status:
 
 
 class TreeReader:
-    """Reads a process and, with `whole`, all its descendants, spending at most `walk_share` of a core on page tables."""
+    """Reads a process and, with `whole`, all its descendants, spending at most `walk_share` of a core on page tables.
+
+    With `only_new`, children that the process has when it is first read are not counted, unless `roles` names them: a program
+    may have started a cluster or a server of its own before a run.
+    """
 
     def __init__(
         self,
         pid: int,
         *,
         whole: bool = True,
+        only_new: bool = False,
         walk_share: float = WALK_SHARE,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.pid, self.whole, self.walk_share = pid, whole, walk_share
+        self._others: frozenset[int] | None = None if only_new else frozenset()
         self._clock, self._cpu_clock = clock, cpu_clock
         self._walked: dict[int, Walked] = {}
         self._allowance_s = 0.0
@@ -133,7 +139,9 @@ class TreeReader:
         With `exact`, walks the page tables of all of them.
         """
         names = roles or {}
-        below = descendants(self.pid) if self.whole else []
+        if self._others is None:
+            self._others = frozenset(children_of(self.pid)) - names.keys()
+        below = descendants(self.pid, self._others) if self.whole else []
         pids = list(dict.fromkeys([self.pid, *below, *names]))
         alive = {pid: status for pid in pids if (status := _status(pid)) is not None}
         self._walk_some(alive, exact)
@@ -185,16 +193,19 @@ def read_process(pid: int, role: str | None = None) -> ProcessMemory | None:
     return ProcessMemory(pid, role or status.name, *sizes)
 
 
-def descendants(pid: int) -> list[int]:
-    """The descendants of a process, nearest first."""
+def descendants(pid: int, without: frozenset[int] = frozenset()) -> list[int]:
+    """The descendants of a process, nearest first, without some of its children and what these have started."""
     found, todo = [], [pid]
     for parent in todo:
-        children = _children(parent)
-        if children is None:
-            return _descendants_by_psutil(pid)
+        children = [child for child in children_of(parent) if child not in without]
         found += children
         todo += children
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    children = _children(pid)
+    return _children_by_psutil(pid) if children is None else children
 
 
 def _children(pid: int) -> list[int] | None:
@@ -215,9 +226,9 @@ def _children(pid: int) -> list[int] | None:
     return found
 
 
-def _descendants_by_psutil(pid: int) -> list[int]:
+def _children_by_psutil(pid: int) -> list[int]:
     try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        return [child.pid for child in psutil.Process(pid).children()]
     except psutil.Error:
         return []
 

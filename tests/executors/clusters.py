@@ -217,13 +217,16 @@ clusters.dedup(Path(sys.argv[3]), Path(sys.argv[4]), executor=executor, memory="
 
 def kill_a_driver(executor: str, address: str, source: Path, output: Path) -> None:
     """Begin a run in another process, and kill that when it has committed something."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, executor, address, str(source), str(output)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )
+    said = output.with_name("driver.txt")
+    with said.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, executor, address, str(source), str(output)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"committed\n"
+        line = process.stdout.readline()
         process.kill()
+    assert line == b"committed\n", said.read_text()

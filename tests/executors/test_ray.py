@@ -234,7 +234,7 @@ def test_the_command_line(connected, source, tmp_path):
 
 
 def test_what_cannot_be_is_refused(connected, source, tmp_path):
-    with pytest.raises(ParameterError, match="run on the CPU"):
+    with pytest.raises(ParameterError, match="no node of the cluster has a GPU"):
         dedup(source, tmp_path / "out", executor=RayExecutor(), device="gpu")
 
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -46,6 +47,19 @@ def test_a_process_that_exited_holds_nothing(child):
     assert held_bytes(child.pid) == private_bytes(child.pid) == 0
     assert read_process(child.pid) is None
     assert descendants(child.pid) == []
+
+
+def test_processes_that_were_there_before_a_run_are_not_counted_unless_they_have_a_role(child):
+    read = TreeReader(os.getpid(), only_new=True)
+    assert child.pid not in {process.pid for process in read.read()}
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=sys.stdin)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as later:
+        found = {process.pid for process in read.read()}
+        later.communicate(b"\n")
+    assert later.pid in found
+    assert child.pid not in found
+    assert child.pid in {process.pid for process in TreeReader(os.getpid(), only_new=True).read({child.pid: "server"})}
+    assert child.pid in {process.pid for process in TreeReader(os.getpid()).read()}
 
 
 def test_a_snapshot_has_the_machine_and_each_process_by_role(child):

@@ -186,6 +186,6 @@ def test_the_english_cascade_is_that_of_nemo_curator():
 
 
 def test_every_recipe_is_looked_at_here(script):
-    rest = {"length", "code", "code_fertility"}
+    rest = {"length", "code", "code_fertility", "images", "image_text", "image_dedup"}  # images: tests/image
     asks = {name for name, recipe in shipped().items() if any(step.name.startswith("ask") for step in recipe.steps)}
     assert {*script.RECIPES, *rest, *asks} == set(shipped())  # test_ask.py looks at those that ask a language model
