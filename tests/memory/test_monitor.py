@@ -135,7 +135,7 @@ def test_between_walks_what_changed_is_counted_as_the_process_s_own(monkeypatch)
     sizes = iter([100 * MB, 130 * MB, 60 * MB])
     monkeypatch.setattr(tree, "_status", lambda pid: tree._Status("python", next(sizes), 0, 0))
     monkeypatch.setattr(tree, "walk", lambda pid: tree.Walked(80 * MB, 70 * MB))
-    monkeypatch.setattr(tree, "descendants", lambda pid: [])
+    monkeypatch.setattr(tree, "descendants", lambda pid, without: [])
     clock = Clock()
     reader = TreeReader(1, walk_share=0.0, clock=clock, cpu_clock=clock)
     held = [(process.pss_bytes, process.private_bytes) for _ in range(3) for process in reader.read()]
