@@ -60,7 +60,7 @@ def run(executor):
 if engine == "ray":
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
     run(RayExecutor(streaming="always"))
 elif engine == "dask":
     from distributed import Client, LocalCluster
