@@ -35,7 +35,7 @@ LAYERS = [
     {"identity"},
     {"kernels", "models"},
     {"batch", "context", "mapped", "modules", "media", "features", "exchange", "remote"},
-    {"parameters", "curator_names", "formats", "recipes.document"},
+    {"parameters", "curator_names", "formats", "recipes.document", "dashboard.markup", "dashboard.charts"},
     {"errors"},
 ]
 """From the top down: a module imports only from its own layer or from below."""
