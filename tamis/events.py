@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tamis.report import ErrorCount
+from tamis.account import ErrorCount
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,31 @@ class PartitionCommitted(Event):
     partition: int
     account: dict[str, Any]
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolSampled:
+    """The workers of one stage of a group at a moment, and what waits for them."""
+
+    name: str
+    workers: int
+    busy: int
+    waiting: int
+    """Partitions, or packets of rows, that no worker has begun."""
+    rows_in: int
+    rows_out: int
+    bytes_done: int
+    """Bytes of input that are processed: of partitions, or of packets."""
+
+
+@dataclass(frozen=True)
+class PoolsSampled(Event):
+    """The pools of the group of stages that runs now, about once a second and at its end; most groups have one."""
+
+    stage: int
+    pools: tuple[PoolSampled, ...]
+    packet_bytes: int
+    """Rows between stages in shared memory."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The progress of a run: bars on a terminal, one updated line in a notebook, a line every ten seconds in a log.
+"""The progress of a run: one live view on a terminal, a bar in a notebook, a line every ten seconds in a log.
 
-    events --> Tally --> Bars    one bar per stage, drawn by rich, on a terminal
-                     --> Line    one line that is overwritten, in a notebook
-                     --> Lines   plain sentences, for logs and pipes
+    events --> Tally --> View      a bar, a line per stage, memory and alerts, drawn by rich, on a terminal (`live.py`)
+                     --> Notebook  the same as HTML that is replaced, in a notebook (`live.py`)
+                     --> Line      one line that is overwritten, where a notebook cannot show HTML
+                     --> Lines     plain sentences, for logs and pipes
 
 Events may come from any thread, and from a signal handler that interrupts another call.
 """
@@ -16,9 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeAlias
+from typing import Literal, Protocol, TextIO, TypeAlias
 
 from tamis.events import (
+    CallsFinished,
     Event,
     KernelsCompiling,
     LeakFound,
@@ -29,25 +31,23 @@ from tamis.events import (
     PartitionCommitted,
     PartitionProgress,
     PartitionStarted,
+    PoolSampled,
+    PoolsSampled,
     RunFinished,
     RunStarted,
     StageStarted,
     Stopping,
     WorkerDied,
 )
+from tamis.inert import inert
 from tamis.parameters import format_bytes, plural
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-Shown: TypeAlias = Literal["auto", "bars", "line", "lines", "compiling", "nothing"]
+Shown: TypeAlias = Literal["auto", "bars", "notebook", "line", "lines", "compiling", "nothing"]
 
 LINE_EVERY_S = 10.0
 SHOW_AFTER_S = 2.0
 """In Python, progress is shown only for runs that take longer."""
-WIDE = 110
-"""From this many columns on, bars have full names and numbers."""
-NARROW_NAME = 16
+MAX_SENTENCE = 2_000
 COMPILING = "compiling kernels (once, about 20 s)"
 FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
 ABANDONED = "abandoned"
@@ -68,6 +68,28 @@ class StageTally:
     read: int = 0
     kept: int = 0
     failed: int = 0
+    pools: tuple[PoolSampled, ...] = ()
+    """The workers and queues of the stages of the group that run at the same time, when they were last reported."""
+    ended: float | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.committed >= self.partitions
+
+    @property
+    def share(self) -> float:
+        """The part of the stage that is processed; 1 only if all of it is committed."""
+        if self.done:
+            return 1.0
+        return min(0.99, self.seen_bytes / self.num_bytes) if self.num_bytes else self.committed / self.partitions
+
+    @property
+    def rows_read(self) -> int:
+        return self.read + sum(rows for rows, _, _ in self.in_progress.values())
+
+    @property
+    def rows_failed(self) -> int:
+        return self.failed + sum(count for _, _, count in self.in_progress.values())
 
     @property
     def seen_bytes(self) -> int:
@@ -79,8 +101,7 @@ class StageTally:
 
     def rows(self, number: Callable[[int], str] = "{:,}".format) -> str:
         """Rows kept, which are known for committed partitions only, and rows failed if there are any."""
-        failed = self.failed + sum(count for _, _, count in self.in_progress.values())
-        more = f", {number(failed)} failed" if failed else ""
+        more = f", {number(self.rows_failed)} failed" if self.rows_failed else ""
         if self.committed:
             return f"{number(self.kept)} kept of {number(self.read)}{more}"
         return f"{number(sum(rows for rows, _, _ in self.in_progress.values()))} read{more}"
@@ -103,6 +124,14 @@ class Tally:
     committed: int = 0
     stages: dict[int, StageTally] = field(default_factory=dict)
     current: int | None = None
+    started: float | None = None
+    alerts: dict[str, str] = field(default_factory=dict)
+    """The alerts that are not cleared, by kind."""
+    deaths: int = 0
+    """Workers that exited unexpectedly."""
+    packet_bytes: int = 0
+    phase: str | None = None
+    """The phase of a Gather that was finished last, until the next stage starts."""
 
     @property
     def stage(self) -> StageTally | None:
@@ -114,7 +143,11 @@ class Tally:
                 self.workers, self.budget_bytes = event.workers, event.budget_bytes
                 self.partitions, self.committed = event.partitions, event.committed
                 self.num_stages = len(event.stages)
+                self.started = self.clock()
+            case CallsFinished():
+                self.phase = event.name
             case StageStarted():
+                self.phase = None
                 self.stages[event.stage] = StageTally(event.name, event.num_bytes, event.partitions, self.clock())
                 if event.partitions:
                     self.current = event.stage
@@ -130,14 +163,49 @@ class Tally:
                 stage.kept += event.account.get("kept", 0)
                 stage.failed += sum(error["rows"] for error in event.account.get("errors", ()))
                 stage.committed += 1
+                stage.ended = self.clock() if stage.done else None
                 self.committed += 1
-            case WorkerDied() if event.partition is not None:
+            case WorkerDied():
+                self.deaths += 1
                 for stage in self.stages.values():  # its partition is read again from the start
-                    stage.in_progress.pop(event.partition, None)
+                    stage.in_progress.pop(-1 if event.partition is None else event.partition, None)
+            case PoolsSampled() if stage := self.stages.get(event.stage):
+                stage.pools, self.packet_bytes = event.pools, event.packet_bytes
+            case MemoryAlert():
+                if event.level == "cleared":
+                    self.alerts.pop(event.kind, None)
+                else:
+                    self.alerts[event.kind] = event.text
             case MemorySampled():
                 self.memory_bytes, self.budget_bytes = event.num_bytes, event.budget_bytes
             case _:
                 pass
+
+    @property
+    def share(self) -> float:
+        """The part of the run that is processed, as if all stages took the same time."""
+        if not self.stages:
+            return 0.0
+        total = max(self.num_stages, len(self.stages))
+        return sum(stage.share for stage in self.stages.values()) / total
+
+    @property
+    def failed(self) -> int:
+        return sum(stage.rows_failed for stage in self.stages.values())
+
+    def seconds_left(self, now: float) -> float | None:
+        """An estimate from the time so far; None before it means anything."""
+        begun = [stage.started for stage in self.stages.values() if stage.partitions]
+        now_done = self.share - self._share_before()
+        between = self.stage is not None and self.stage.done  # a Gather decides, and how long that takes is not known
+        if not begun or now_done <= 0.005 or now <= min(begun) or between:
+            return None
+        return (now - min(begun)) / now_done * (1 - self.share)
+
+    def _share_before(self) -> float:
+        """The part that earlier runs committed."""
+        skipped = sum(not stage.partitions for stage in self.stages.values())
+        return skipped / max(1, self.num_stages, len(self.stages))
 
     def memory(self) -> str:
         return f"{format_bytes(self.memory_bytes)} of {format_bytes(self.budget_bytes)}" if self.memory_bytes else ""
@@ -183,14 +251,7 @@ class Progress:
         stream = stream if stream is not None else sys.stderr
         if shows == "auto":
             shows = "bars" if is_terminal(stream) else "lines"
-        makers: dict[str, Callable[[Tally, TextIO], Display]] = {
-            "bars": Bars,
-            "line": Line,
-            "lines": Lines,
-            "compiling": OnlyCompiling,
-            "nothing": Nothing,
-        }
-        self._display = makers[shows](self.tally, stream)
+        self._display = _display(shows, self.tally, stream)
         self._lock = threading.RLock()
         self._waiting: deque[Event] = deque()
         self._busy = False
@@ -223,7 +284,7 @@ class Progress:
         self.tally(event)
         for sentence in sentences(event):
             if self._visible or not isinstance(event, RunStarted):
-                self._display.say(sentence)
+                self._display.say(inert(sentence, MAX_SENTENCE))
         if not self._visible:
             if self.tally.current is None or self.tally.clock() < self._visible_from:
                 return
@@ -233,8 +294,25 @@ class Progress:
             self._display.stage(event.stage)
         elif isinstance(event, RunFinished):
             self._display.stop()
-        elif isinstance(event, (PartitionProgress, PartitionCommitted, MemorySampled)):
+        elif isinstance(event, _REDRAWN):
             self._display.refresh()
+
+
+_REDRAWN = (PartitionProgress, PartitionCommitted, MemorySampled, PoolsSampled, MemoryAlert, CallsFinished)
+
+
+def _display(shows: Shown, tally: Tally, stream: TextIO) -> Display:
+    if shows in ("bars", "notebook"):
+        from tamis import live  # not at the top: it imports rich
+
+        return live.View(tally, stream) if shows == "bars" else live.Notebook(tally)
+    makers: dict[str, Callable[[Tally, TextIO], Display]] = {
+        "line": Line,
+        "lines": Lines,
+        "compiling": OnlyCompiling,
+        "nothing": Nothing,
+    }
+    return makers[shows](tally, stream)
 
 
 def sentences(event: Event) -> list[str]:
@@ -395,76 +473,6 @@ class Lines:
         return ", ".join(parts)
 
 
-class Bars:
-    """One bar per stage, on a terminal."""
-
-    def __init__(self, tally: Tally, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as RichProgress
-
-        self._tally = tally
-        self._tasks: dict[int, TaskID] = {}
-        console = Console(file=stream, force_terminal=True, highlight=False)
-        self._wide = console.width >= WIDE
-        self._rich = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[share]:>4}", markup=False),
-            TextColumn("{task.fields[rate]:>9}", markup=False),
-            TextColumn("{task.fields[left]:>5}", markup=False),
-            TextColumn("{task.fields[rows]}", markup=False),
-            TextColumn("{task.fields[memory]}", markup=False),
-            console=console,
-            redirect_stdout=False,  # stdout carries results
-            refresh_per_second=5,
-            expand=True,
-        )
-
-    def stage(self, number: int) -> None:
-        stage = self._tally.stages[number]
-        self._finish(but=number)
-        total = self._tally.num_stages
-        short = f"stage {number + 1} of {total}" if total > 1 else shortened(stage.name, NARROW_NAME)
-        name = shortened(stage.name, self._rich.console.width // 4) if self._wide else short
-        self._tasks[number] = self._rich.add_task(name, total=stage.num_bytes or None, **self._texts(stage))
-        self._rich.start()
-
-    def refresh(self) -> None:
-        number, stage = self._tally.current, self._tally.stage
-        if number in self._tasks and stage is not None:
-            seen = min(stage.seen_bytes, stage.num_bytes) if stage.num_bytes else stage.seen_bytes
-            self._rich.update(self._tasks[number], completed=seen, **self._texts(stage))
-
-    def say(self, text: str) -> None:
-        self._rich.console.print(text, markup=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        self.refresh()
-        self._finish(but=None)
-        self._rich.stop()
-
-    def _finish(self, but: int | None) -> None:
-        """Fill the bars of stages whose partitions are all committed; their sizes were estimates."""
-        for number, task in self._tasks.items():
-            stage = self._tally.stages[number]
-            if number != but and stage.committed >= stage.partitions:
-                texts = {**self._texts(stage), "share": "100%", "left": ""}
-                self._rich.update(task, total=1, completed=1, **texts)
-
-    def _texts(self, stage: StageTally) -> dict[str, Any]:
-        now = self._tally.clock()
-        left = stage.seconds_left(now)
-        share = min(99, 100 * stage.seen_bytes // stage.num_bytes) if stage.num_bytes else None
-        return {
-            "share": f"{share}%" if share is not None else "",
-            "rate": f"{format_bytes(stage.rate(now))}/s",
-            "left": duration(left) if left is not None else "",
-            "rows": f"rows: {stage.rows()}" if self._wide else stage.rows(abbreviated),
-            "memory": self._tally.memory() if self._wide else self._tally.memory().partition(" of ")[0],
-        }
-
-
 def shown_in_python(progress: bool | None, stream: TextIO) -> Shown:
     """How `Pipeline.run` shows progress: without a terminal or a notebook it does not, unless `progress` is true."""
     if progress is False:
@@ -472,7 +480,7 @@ def shown_in_python(progress: bool | None, stream: TextIO) -> Shown:
     if is_terminal(stream):
         return "bars"
     if in_notebook():
-        return "line"
+        return "notebook"
     return "lines" if progress else "compiling"
 
 

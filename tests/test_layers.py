@@ -10,9 +10,18 @@ import tamis
 PACKAGE = Path(tamis.__file__).parent
 
 LAYERS = [
-    {"cli", "__main__", "dashboard", "console", "dedup.commands", "models.commands", "memory.commands"},
+    {
+        "cli",
+        "__main__",
+        "dashboard",
+        "console",
+        "dedup.commands",
+        "models.commands",
+        "memory.commands",
+        "looking.commands",
+    },
     {"workflows", "recipes"},
-    {"pipeline", "progress"},
+    {"pipeline", "progress", "live"},
     {
         "executors.driver",
         "executors.resume",
@@ -27,15 +36,18 @@ LAYERS = [
     {"placement", "client"},
     {"executors"},
     {"memory", "ledger", "shards", "lock", "logs"},
-    {"sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields", "backends"},
+    {
+        *("sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields", "backends"),
+        *("looking", "report"),
+    },
     {"registry"},
-    {"store", "report", "events"},
+    {"store", "account", "events"},
     {"functions"},
     {"operators"},
     {"identity"},
     {"kernels", "models"},
     {"batch", "context", "mapped", "modules", "media", "features", "exchange", "remote"},
-    {"parameters", "curator_names", "formats", "recipes.document", "dashboard.markup", "dashboard.charts"},
+    {"parameters", "curator_names", "formats", "recipes.document", "dashboard.markup", "dashboard.charts", "inert"},
     {"errors"},
 ]
 """From the top down: a module imports only from its own layer or from below."""

@@ -19,6 +19,8 @@ from tamis.events import (
     PartitionCommitted,
     PartitionProgress,
     PartitionStarted,
+    PoolSampled,
+    PoolsSampled,
     RunFinished,
     RunStarted,
     StageStarted,
@@ -71,6 +73,7 @@ ONE_RUN: list[Event] = [
     Stopping(True),
     committed(0, 300, 120),
     CallsFinished(0, "candidate pairs, 7", 7, 0.5),
+    PoolsSampled(0, (PoolSampled("clean", 2, 1, 7, 300, 120, 10 * MB),), 0),
     RunFinished(Report()),
 ]
 
@@ -181,7 +184,8 @@ def test_bars_show_stage_share_rate_rows_and_memory(monkeypatch):
         "50%",
         "25.0 MB/s",
         "0:02",
-        "120 kept of 300",
+        "300",
+        "120",
         "2.0 GB of 8.0 GB",
         "said [above] the bars",
     ):
@@ -251,7 +255,7 @@ def test_bars_fit_a_narrow_terminal(monkeypatch):
         progress(stage(name="jsonl_reader > language > word_count > jsonl_writer", partitions=1))
         progress(MemorySampled(936 * MB, 936 * MB, 8_000 * MB))
         progress(committed(0, 480_004, 362_020, 100 * MB))
-    for part in ("jsonl_reader", "100%", "362k kept of 480k", "936 MB"):
+    for part in ("jsonl_reader", "100%", "362k", "480k", "936 MB of 8.0 GB"):
         assert part in stream.getvalue()
     assert "…" not in stream.getvalue()
 
@@ -335,7 +339,7 @@ def test_in_python_a_log_gets_only_the_line_about_compiling():
 def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert shown_in_python(None, io.StringIO()) == "line"
+    assert shown_in_python(None, io.StringIO()) == "notebook"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
     assert shown_in_python(None, io.StringIO()) == "compiling"
 
@@ -350,6 +354,6 @@ def test_bars_of_a_narrow_terminal_show_failed_rows(monkeypatch):
         progress(MemorySampled(936 * MB, 936 * MB, 19_100 * MB))
         account = Account(read=480_004, kept=362_020, errors=[error]).as_dict()
         progress(PartitionCommitted(0, 0, account, 100 * MB))
-    for part in ("stage 1 of 2", "100%", "362k kept of 480k, 1.2k failed", "936 MB"):
+    for part in ("1/2 jsonl_reader", "50%", "362k", "480k", "1,234 rows failed", "936 MB"):
         assert part in stream.getvalue()
     assert "…" not in stream.getvalue()

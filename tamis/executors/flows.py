@@ -163,6 +163,7 @@ class Pool:
         self.in_order = not all(isinstance(op, Filter) for op in stage.operators)
         self.clock = PoolClock()
         self.bytes_in = self.bytes_done = 0
+        self.rows_in = self.rows_out = 0
 
     def next_unit(self, *, last_attempts: bool, full: Collection[str | None] = ()) -> Unit | None:
         """The first unit that can be started now, on a node that is not full."""

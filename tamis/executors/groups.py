@@ -16,7 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 from tamis.errors import BudgetError, ParameterError, WorkerError
-from tamis.events import Events, LeakFound, PartitionProgress, PartitionStarted, WorkerDied
+from tamis.events import (
+    Events,
+    LeakFound,
+    PartitionProgress,
+    PartitionStarted,
+    PoolSampled,
+    PoolsSampled,
+    WorkerDied,
+)
 from tamis.executors.balance import balance
 from tamis.executors.crew import Crew, Worker
 from tamis.executors.executor import Done, Hooks
@@ -43,6 +51,7 @@ from tamis.memory.slots import GpuNeed, gpu_slots
 from tamis.parameters import format_bytes
 
 BALANCE_EVERY_S = 1.0
+SAMPLE_EVERY_S = 1.0
 
 
 class GroupRun:
@@ -88,6 +97,7 @@ class GroupRun:
                 pool.target = 1
             self.max_flows = sum(pool.most for pool in self.pools) + 1  # on each node
         self._balanced = time.monotonic()
+        self._sampled = float("-inf")
         self._queues = Queues()
         self._warm = False
 
@@ -122,6 +132,10 @@ class GroupRun:
                         full.add(unit.flow.place)
         self._grant()
         self._balance()
+        now = time.monotonic()
+        if now - self._sampled >= SAMPLE_EVERY_S:
+            self._sampled = now
+            self._emit_pools()
 
     def _warm_up(self) -> None:
         """Start workers on GPUs at once: opening a device, or loading a model, takes longer than reading the first rows."""
@@ -436,6 +450,8 @@ class GroupRun:
         pool, flow = job.pool, job.unit.flow
         self._learn(job, outcome)
         flow.accounts[-1] = outcome.account
+        pool.rows_in += outcome.account.read
+        pool.rows_out += outcome.account.kept
         if len(self.pools) > 1:
             outcome.account = flow.account()
         pool.drop([job.unit])
@@ -479,6 +495,8 @@ class GroupRun:
     def _add(self, job: Job, segment: Segment) -> None:
         unit = job.unit
         unit.flow.add(unit.stage, segment)
+        job.pool.rows_in += segment.account.read
+        job.pool.rows_out += segment.account.kept
         unit.skip, unit.handed_on = segment.skip, 0
         job.waited_s += segment.waited_s
         if not unit.stage:
@@ -735,8 +753,25 @@ class GroupRun:
                 self._stop(pool, worker)
         self._queues.sample(self.pools, self.packet_bytes)
 
+    def _emit_pools(self) -> None:
+        """Report the workers and queues of all stages of the group."""
+        pools = tuple(
+            PoolSampled(
+                name=pool.stage.name,
+                workers=len(pool.workers),
+                busy=sum(worker.job is not None for worker in pool.workers),
+                waiting=sum(not unit.running for unit in pool.waiting) + (0 if number else len(self.todo)),
+                rows_in=pool.rows_in,
+                rows_out=pool.rows_out,
+                bytes_done=pool.bytes_done,
+            )
+            for number, pool in enumerate(self.pools)
+        )
+        self.emit(PoolsSampled(self.group.index, pools, self.packet_bytes + self.last_packet_bytes))
+
     def close(self) -> None:
         """End the group: workers of its own exit, and packets that are left are removed."""
+        self._emit_pools()
         if self.stream is None:
             return
         now = time.monotonic()
