@@ -78,6 +78,7 @@ OPERATOR_MODULES = (
     "tamis.image.embed",
     "tamis.image.hashing",
     "tamis.image.appearance",
+    "tamis.image.brisque",
     "tamis.image.edit",
     "tamis.image.metadata",
 )

