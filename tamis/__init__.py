@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tamis.report import Report
     from tamis.sinks.folder import FolderWriter
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
+    from tamis.sinks.tokens import TokenWriter
     from tamis.sinks.webdataset import WebDatasetWriter
     from tamis.sources.download import Download
     from tamis.sources.mediafiles import AudioReader, ImageReader, VideoReader
@@ -82,6 +83,7 @@ _HOMES = {
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "FolderWriter": "sinks.folder",
+    "TokenWriter": "sinks.tokens",
     "WebDatasetWriter": "sinks.webdataset",
     "Download": "sources.download",
     **dict.fromkeys(["AudioReader", "ImageReader", "VideoReader"], "sources.mediafiles"),
@@ -152,6 +154,7 @@ __all__ = [
     "Verification",
     "VideoReader",
     "WebDatasetReader",
+    "TokenWriter",
     "WebDatasetWriter",
     "Work",
     "at_least",

@@ -43,6 +43,8 @@ OPERATOR_MODULES = (
     "tamis.text.lists",
     "tamis.text.blocklist",
     "tamis.text.tokens",
+    "tamis.text.token_ids",
+    "tamis.sinks.tokens",
     "tamis.text.code",
     "tamis.sampling",
     "tamis.backends",

@@ -56,6 +56,7 @@ EXAMPLES = {
     "substring": {"substring": "A"},
     "histogram": {"path": str(DATA / "histogram.txt")},
     "token_count": {"tokenizer": str(DATA / "tokenizer.json")},
+    "token_ids": {"tokenizer": str(DATA / "tokenizer.json")},
     "tokenizer_fertility": {"tokenizer": str(DATA / "tokenizer.json")},
     "general_comment_to_code": {"language": "shell"},
     "per_extension": {"language": "python", "extension": "py", "metadata_file": str(DATA / "code_meta.csv")},

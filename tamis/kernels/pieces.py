@@ -178,3 +178,53 @@ def count_pieces(data, offsets, whole, style, keys, counts, position, out, new, 
         row += 1
     position[0], position[1] = row, start
     return num_new, num_pending
+
+
+@kernel
+def find_pieces(data, offsets, whole, style, keys, counts, most_new, position, slots, rows, new):
+    """List the slots of the pieces of rows in order, and insert unknown pieces into the table.
+
+    whole     bool[rows]         rows before which to return: the caller handles them and moves `position` beyond
+    counts    int32[size]        tokens of each piece, negative until the caller fills it in
+    most_new  how many pieces may be inserted
+    position  int64[2]           row and byte to start at; updated to where the next call continues
+    slots     int32[capacity]    the slot of each piece
+    rows      int64[capacity]    its row
+    new       int64[capacity, 3] start, stop and slot of each new piece
+
+    Returns early when `slots` or `new` is full. Returns the number of pieces and of new ones.
+    """
+    num, num_new = 0, 0
+    row, start = position
+    while row < len(offsets) - 1:
+        start, end = max(start, offsets[row]), offsets[row + 1]
+        if whole[row]:
+            break
+        while start < end:
+            if num == len(slots) or num_new == min(most_new, len(new)):
+                position[0], position[1] = row, start
+                return num, num_new
+            stop = _end_of_piece(data, start, end, style)
+            first, second = key_of(data, start, stop)
+            slot = slot_of(keys, first, second)
+            if keys[slot, 1] == 0:
+                keys[slot, 0], keys[slot, 1], counts[slot] = first, second, -1
+                new[num_new, 0], new[num_new, 1], new[num_new, 2] = start, stop, slot
+                num_new += 1
+            slots[num], rows[num] = slot, row
+            num += 1
+            start = stop
+        row += 1
+    position[0], position[1] = row, start
+    return num, num_new
+
+
+@kernel
+def spell(slots, starts, counts, pool, out):
+    """out = the tokens of the pieces in these slots: pool[starts[slot] : starts[slot] + counts[slot]] each."""
+    at = 0
+    for slot in slots:
+        start = starts[slot]
+        for index in range(counts[slot]):
+            out[at + index] = pool[start + index]
+        at += counts[slot]

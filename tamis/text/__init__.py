@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     )
     from tamis.text.safety import AegisClassifier, InstructionDataGuardClassifier
     from tamis.text.statistics import TextStatistics
+    from tamis.text.token_ids import TokenIds
     from tamis.text.tokens import TokenCount, TokenizerFertility
     from tamis.text.toxicity import Toxicity
     from tamis.text.web import C4Paragraphs, C4Quality, FineWebQuality, GopherQuality, MadladSentences
@@ -123,6 +124,7 @@ _MODULES = {
     ),
     "safety": ("AegisClassifier", "InstructionDataGuardClassifier"),
     "statistics": ("TextStatistics",),
+    "token_ids": ("TokenIds",),
     "tokens": ("TokenCount", "TokenizerFertility"),
     "toxicity": ("Toxicity",),
     "web": ("C4Paragraphs", "C4Quality", "FineWebQuality", "GopherQuality", "MadladSentences"),
@@ -204,6 +206,7 @@ __all__ = [
     "SymbolsToWords",
     "TextStatistics",
     "TokenCount",
+    "TokenIds",
     "Tokenize",
     "TokenizerFertility",
     "Toxicity",

@@ -137,11 +137,11 @@ def load_tokenizer(path: str | Path) -> Counter:
     path = str(path)
     if path.endswith(".model"):
         module = require("sentencepiece", extra="text", purpose="counting SentencePiece tokens")
-        with _must_be(path, "a SentencePiece model"):
+        with must_be(path, "a SentencePiece model"):
             processor = module.SentencePieceProcessor(model_file=path)
         return functools.partial(_count_whole, lambda texts: [len(ids) for ids in processor.encode(texts)])
     module = require("tokenizers", extra="text", purpose="counting tokens")
-    with _must_be(path, "a tokenizer.json of the library tokenizers"):
+    with must_be(path, "a tokenizer.json of the library tokenizers"):
         tokenizer = module.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -156,7 +156,7 @@ def load_tokenizer(path: str | Path) -> Counter:
 
 
 @contextmanager
-def _must_be(path: str, what: str) -> Iterator[None]:
+def must_be(path: str, what: str) -> Iterator[None]:
     """Turn any error into a ParameterError: the libraries raise bare exceptions for files they cannot read."""
     try:
         yield
