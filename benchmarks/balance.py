@@ -126,7 +126,7 @@ def start(engine: str, cores: int, stack: ExitStack) -> Callable[[], Any]:
     if engine == "ray":
         import ray
 
-        ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
         stack.callback(ray.shutdown)
         return lambda: RayExecutor(streaming="always")
     from distributed import Client, LocalCluster

@@ -45,7 +45,7 @@ from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.writers import JsonlWriter
 
 source, target = sys.argv[1:3]
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 steps = [JsonlReader(source), GopherQualityFilter(), GopherRepetitionFilter(), JsonlWriter(target, compression=None)]
 RayPipelineExecutor(steps, tasks=2, workers=2, mem_per_cpu_gb=1, logging_dir=target + "-logs").run()
 """
@@ -60,7 +60,7 @@ from datatrove.pipeline.writers import JsonlWriter
 
 source, target = sys.argv[1:3]
 work = target + "-logs"
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8)
 stages = [
     ([JsonlReader(source), MinhashDedupSignature(output_folder=f"{work}/sigs", config=config)], 2),
@@ -88,7 +88,7 @@ def drive(executor: str, job: str, source: str, output: str) -> None:
     if executor == "ray":
         import ray
 
-        ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        ray.init(address="local", num_cpus=CORES, include_dashboard=False, log_to_driver=False, configure_logging=False)
         chosen = RayExecutor(workers=CORES)
     elif executor == "dask":
         chosen = DaskExecutor(workers=CORES)
