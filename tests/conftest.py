@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ settings.load_profile("tamis")
 os.environ.pop(
     "COLUMNS", None
 )  # reports fit the terminal of the user who runs the tests; tests that need a width set it
+
+os.fsync = lambda descriptor: None  # tests kill processes, not the machine; waiting for the disk takes minutes
 
 os.environ.setdefault(
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False"
@@ -42,47 +45,70 @@ def small_classifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def _ray_nodes() -> Iterator[str]:
-    """The address of a Ray cluster of two nodes with one core each, on this machine."""
-    from ray.cluster_utils import Cluster
-
-    small = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
-    cluster.add_node(**small)
-    yield cluster.address
-    cluster.shutdown()
+CLUSTERS = ("ray", "dask")
+_open_clusters: dict[str, tuple[Executor, ExitStack]] = {}
 
 
-@pytest.fixture(scope="module")
-def ray_executor(_ray_nodes: str) -> Iterator[Executor]:
+def _on_a_cluster(item: pytest.Item | None) -> bool:
+    return (
+        isinstance(item, pytest.Function)
+        and getattr(item, "callspec", None) is not None
+        and (item.callspec.params.get("executor") in CLUSTERS)
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move tests on clusters to the front: of several xdist workers, only the one that begins there starts clusters."""
+    items.sort(key=lambda item: not _on_a_cluster(item))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop clusters after the last test that uses one; idle, they take a few percent of a core each."""
+    if _on_a_cluster(item) and not _on_a_cluster(nextitem):
+        while _open_clusters:
+            _open_clusters.popitem()[1][1].close()
+
+
+def _ray(stack: ExitStack) -> Executor:
+    """A Ray cluster of two nodes with one core each, on this machine."""
     import ray
+    from ray.cluster_utils import Cluster
 
     from tamis import RayExecutor
 
-    ray.init(_ray_nodes, log_to_driver=False, configure_logging=False)
-    yield RayExecutor()
-    ray.shutdown()
+    small = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
+    stack.callback(cluster.shutdown)
+    cluster.add_node(**small)
+    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
+    stack.callback(ray.shutdown)
+    return RayExecutor()
 
 
-@pytest.fixture(scope="session")
-def dask_executor() -> Iterator[Executor]:
+def _dask(stack: ExitStack) -> Executor:
     """Two Dask workers of one thread each, on this machine."""
     from distributed import LocalCluster
 
     from tamis import DaskExecutor
 
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit="2GB"
-    ) as cluster:
-        yield DaskExecutor(cluster.scheduler_address)
+    cluster = stack.enter_context(
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit="2GB")
+    )
+    return DaskExecutor(cluster.scheduler_address)
 
 
-@pytest.fixture(params=["inline", "local", "ray", "dask"])
+@pytest.fixture(params=["inline", "local", *CLUSTERS])
 def executor(request: pytest.FixtureRequest) -> str | Executor:
     """Every executor, by name or connected to a cluster that all tests share."""
-    name = request.param
-    return request.getfixturevalue(f"{name}_executor") if name in ("ray", "dask") else name
+    name: str = request.param
+    if name not in CLUSTERS:
+        return name
+    if name not in _open_clusters:
+        with ExitStack() as stack:
+            found = (_ray if name == "ray" else _dask)(stack)
+            _open_clusters[name] = found, stack.pop_all()
+    return _open_clusters[name][0]
 
 
 @dataclass(frozen=True)

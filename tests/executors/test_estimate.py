@@ -87,11 +87,11 @@ def test_a_budget_above_the_available_memory_is_reported(tmp_path):
 
 @pytest.fixture(scope="module")
 def speeches(tmp_path_factory):
-    """A folder of eight files of thirty megabytes."""
+    """A folder of four files of thirty megabytes."""
     folder = tmp_path_factory.mktemp("speeches")
     with gzip.open(Path(tamis.__file__).parent / "recipes" / "speeches.jsonl.gz", "rt") as file:
         text = file.read()
-    for number in range(8):
+    for number in range(4):
         (folder / f"{number}.jsonl").write_text(text * (1 + 30_000_000 // len(text)))
     return folder
 
@@ -103,8 +103,7 @@ def said(folder, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["gopher", "c4"])
-@pytest.mark.parametrize("memory", ["512MB", "1GB"])
+@pytest.mark.parametrize(("recipe", "memory"), [("gopher", "512MB"), ("c4", "1GB")])
 def test_the_peak_is_foreseen(tmp_path, speeches, recipe, memory):
     options = [recipe, "--input", speeches, "--output", "out", "--memory", memory, "--workers", "2", "--json"]
     foreseen = json.loads(said(tmp_path, "explain", *options))["estimate"]["memory_bytes"]
@@ -125,7 +124,7 @@ STEPS = {
 def test_duplicates_are_found_within_every_budget_and_the_same_rows_stay(tmp_path, speeches, name):
     """A text that is repeated a hundred times, in partitions of a hundred megabytes."""
     stay = set()
-    for memory in ("512MB", "1GB", "4GB"):
+    for memory in ("512MB", "4GB"):
         reader = {"jsonl_reader": {"file_paths": [str(speeches / f"{number}.jsonl") for number in range(3)]}}
         recipe = {"name": "one", "steps": [reader, {STEPS[name].name: written(STEPS[name])}]}
         recipe["steps"].append({"jsonl_writer": {"path": memory}})
@@ -142,7 +141,7 @@ def test_duplicates_are_found_within_every_budget_and_the_same_rows_stay(tmp_pat
 @pytest.mark.slow
 def test_a_recipe_keeps_the_same_rows_at_every_budget(tmp_path, speeches):
     stay = set()
-    for memory in ("512MB", "1GB", "4GB"):
+    for memory in ("512MB", "4GB"):
         said(tmp_path, "run", "nemo_english", "--input", speeches, "--output", memory, "--memory", memory)
         stay.add(b"".join(file.read_bytes() for file in sorted((tmp_path / memory).glob("part-*"))))
     assert len(stay) == 1

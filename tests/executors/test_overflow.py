@@ -94,8 +94,7 @@ def test_a_step_that_leaks_loses_no_row(tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["500MB", "600MB"])
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("workers", "memory"), [(1, "600MB"), (2, "600MB"), (3, "500MB")])
 def test_a_step_that_leaks_gives_the_same_rows_with_any_number_of_workers(tmp_path, workers, memory):
     report, written = run(tmp_path, "leaks", rows=2000, memory=memory, workers=workers)
     assert (written, report.failed) == (list(range(2000)), 0)
