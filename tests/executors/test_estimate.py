@@ -1,4 +1,4 @@
-"""What a run will need, told before it, and settings found by measuring a sample."""
+"""What a run will need, estimated before it, and settings found by measuring a sample."""
 
 import gzip
 import json
