@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from tamis.inert import html_table
+
 if TYPE_CHECKING:
     from tamis.media import MediaAccess
 
@@ -28,6 +30,9 @@ HIDDEN = "_tamis_"
 
 LINE = "_tamis_line"
 """A hidden column: the line of text that a row was read from, including its line end, to be written unchanged."""
+
+SHOWN_ROWS = 10
+"""Rows that a notebook shows of a batch."""
 
 Facts: TypeAlias = dict[str, np.ndarray]
 """Named arrays with one entry per row; they shrink with the batch when rows are dropped."""
@@ -271,6 +276,14 @@ class Batch:
         memo = {key: facts for key, facts in self.memo.items() if key[0] not in columns}
         needed = {key: found for key, found in self.needed.items() if key[0] not in columns}
         return Batch(table, self.origin, memo=memo, needed=needed, handed_on=self.handed_on, access=self.access)
+
+    def _repr_html_(self) -> str:
+        shown = Batch(self.table.slice(0, SHOWN_ROWS)).shown_rows()
+        names = [name for name in self.table.column_names if not name.startswith(HIDDEN)]
+        rows = [[self.origin.address(number), *(row[name] for name in names)] for number, row in enumerate(shown)]
+        types = {name: self.table.schema.field(name).type for name in names}
+        header = ["address", *(f"{name}: {kind}" for name, kind in types.items())]
+        return html_table(header, rows, caption=f"{len(self):,} rows, of which the first {len(rows)}")
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as Python dicts. Slow: meant for user functions, messages and tests."""

@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tamis.errors import Interrupted, ParameterError, ShardsMissing, ShardsRunning, TamisError, TooManyFailed
+from tamis.inert import inert, inert_json
 from tamis.sources.listing import one_listing
 
 if TYPE_CHECKING:
@@ -64,6 +65,26 @@ class QuickCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         return _with_deferred_conversions(super().get_params(ctx))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        example(ctx, formatter)
+
+
+class CommandWithExample(TyperCommand):
+    """A command whose help ends with an example."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        example(ctx, formatter)
+
+
+def example(ctx: Any, formatter: Any) -> None:
+    """Write the example of a command at the end of its help."""
+    from tamis.help import EXAMPLES
+
+    found = EXAMPLES.get(ctx.command_path.partition(" ")[2])
+    if found is not None:
+        with formatter.section("Example"):
+            formatter.write_text(found)
 
 
 class FullHelpGroup(TyperGroup):
@@ -135,14 +156,14 @@ P = ParamSpec("P")
 
 def print_status(text: str) -> None:
     """Print to stderr, which carries everything but results."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(inert(text) + "\n")
     sys.stderr.flush()
 
 
 def print_result(text: str) -> None:
     """Print to stdout; exits silently if its reader is closed."""
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(inert(text) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter prints an error at exit
@@ -150,7 +171,7 @@ def print_result(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    print_result(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print_result(inert_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def _exit_code(error: TamisError) -> int:
@@ -715,9 +736,14 @@ if __name__ == "__main__":
 
 # Commands defined in other modules, which import shared options from this one.
 from tamis.dedup.commands import app as dedup_app  # noqa: E402
+from tamis.looking.commands import compare, grep, head, sample, why  # noqa: E402
 from tamis.models.commands import stats, train_classifier, train_language_model  # noqa: E402
 
 app.add_typer(dedup_app, cls=FullHelpGroup)
-app.command()(explains_errors(stats))
+for _command in (head, sample, grep, why, compare, stats):
+    app.command()(explains_errors(_command))
 app.command("train-classifier")(explains_errors(train_classifier))
 app.command("train-language-model")(explains_errors(train_language_model))
+for _registered in (*app.registered_commands, *dedup_app.registered_commands):
+    if _registered.cls in (None, TyperCommand):
+        _registered.cls = CommandWithExample

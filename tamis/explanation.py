@@ -10,6 +10,7 @@ from typing import Any
 from tamis.executors.estimate import estimate
 from tamis.executors.tasks import Group
 from tamis.functions import Function
+from tamis.inert import html_text, inert
 from tamis.memory.budget import StreamBudget, stream_budget
 from tamis.memory.governor import Learned
 from tamis.operators import Gather, Operator
@@ -62,6 +63,12 @@ class Explanation:
             "hints": list(plan.hints),
             "notes": list(plan.notes),
         }
+
+    def __repr__(self) -> str:
+        return f"<Explanation>\n{inert(self)}"
+
+    def _repr_html_(self) -> str:
+        return html_text(self)
 
     def __str__(self) -> str:
         plan = self._plan

@@ -7,6 +7,7 @@ direction of the text after them, markup, ten megabytes without a line break, or
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,6 +32,17 @@ def inert(text: object, most: int | None = None) -> str:
     if found.isascii() and found.isprintable():
         return found
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), found)
+
+
+def inert_json(text: str) -> str:
+    """JSON text with JSON escapes for everything that a terminal acts on: the same value, harmless to print.
+
+    >>> inert_json('"\\x9b2J"')
+    '"\\\\u009b2J"'
+    """
+    return (
+        text if text.isascii() and text.isprintable() else _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    )
 
 
 def one_line(text: object, most: int | None = None) -> str:

@@ -34,7 +34,8 @@ from tamis.executors.sampled import run_sampled
 from tamis.executors.sharding import Joining, ShardRun, ShardSettings, merge_if_last
 from tamis.executors.watch import Watch
 from tamis.explanation import Explanation
-from tamis.functions import as_operator
+from tamis.functions import Function, as_operator
+from tamis.inert import html_table
 from tamis.ledger import Ledger
 from tamis.mapped import release_pages
 from tamis.memory.alerts import parse_alerts
@@ -44,6 +45,7 @@ from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
 from tamis.models.devices import Device, on_nodes
 from tamis.operators import Operator, Sink, digest
+from tamis.parameters import as_text, plural
 from tamis.placement import place
 from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
@@ -71,6 +73,13 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(step.name for step in self.steps)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, step.kind, step.name, ", ".join(f"{key}={value!r}" for key, value in _given(step).items()))
+            for number, step in enumerate(self.steps, 1)
+        ]
+        return html_table(["", "kind", "step", "parameters"], rows, caption=f"pipeline of {plural(len(rows), 'step')}")
 
     @property
     def sink(self) -> Sink | None:
@@ -428,6 +437,11 @@ class Pipeline:
             machine=machine,
         )
         return Pipeline(*steps), budget
+
+
+def _given(step: Operator) -> dict[str, Any]:
+    """The parameters of a step that are shown; rows in memory as their number and digest."""
+    return {} if isinstance(step, Function) else {k: as_text(v) for k, v in step.recorded_parameters().items()}
 
 
 def _run_shard(

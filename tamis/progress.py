@@ -148,7 +148,9 @@ class Tally:
                 self.phase = event.name
             case StageStarted():
                 self.phase = None
-                self.stages[event.stage] = StageTally(event.name, event.num_bytes, event.partitions, self.clock())
+                self.stages[event.stage] = StageTally(
+                    inert(event.name, MAX_SENTENCE), event.num_bytes, event.partitions, self.clock()
+                )
                 if event.partitions:
                     self.current = event.stage
             case PartitionStarted() if stage := self.stages.get(event.stage):

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tamis.account import (
     Account,
@@ -24,8 +24,14 @@ from tamis.account import (
     merged_counts,
     shortened_error,
 )
-from tamis.errors import LedgerError
+from tamis.errors import LedgerError, SourceError
+from tamis.inert import html_table
 from tamis.parameters import format_bytes, plural
+
+if TYPE_CHECKING:
+    from tamis.dedup.groups import Groups
+    from tamis.looking.life import Life
+    from tamis.looking.rows import StoredRows
 
 __all__ = [
     "Account",
@@ -111,6 +117,48 @@ class Report:
             output=output,
         )
 
+    # ---------------------------------------------------------------------------------------------- rows of the output
+
+    def dropped_rows(self, reason: str | None = None) -> StoredRows:
+        """The rows that the run dropped, or those it dropped for one reason, if it was given `rejects=True`.
+
+        >>> report.dropped_rows("words < 50").to_pandas()                # doctest: +SKIP
+        """
+        from tamis.looking.rows import StoredRows
+
+        return StoredRows(self._folder(), "dropped", reason, self.dropped)
+
+    def failed_rows(self) -> StoredRows:
+        """The rows that failed, with step and error."""
+        from tamis.looking.rows import StoredRows
+
+        return StoredRows(self._folder(), "failed")
+
+    def kept_rows(self) -> StoredRows:
+        """The rows that the run wrote."""
+        from tamis.looking.rows import StoredRows
+
+        return StoredRows(self._folder(), "kept")
+
+    def groups(self) -> Groups:
+        """The groups of duplicates that the run found."""
+        from tamis.dedup.groups import Groups
+
+        return Groups.load(self._folder())
+
+    def why(self, id_or_address: str) -> list[Life]:
+        """What happened to a row: the steps it passed, its scores, its fate, and the duplicate kept instead."""
+        from tamis.looking.life import why
+
+        return why(self._folder(), str(id_or_address))
+
+    def _folder(self) -> str:
+        if self.output is None:
+            raise SourceError(
+                "the run wrote no output, so its rows are not stored", hint="add a writer to the pipeline"
+            )
+        return self.output
+
     @property
     def balances(self) -> bool:
         return self.read + self.created == self.kept + sum(self.dropped.values()) + self.failed
@@ -127,12 +175,35 @@ class Report:
         """Read the report of a finished or interrupted run from its output folder."""
         found = _stored(output, "report")
         try:
-            return Report(**found)
+            return Report(**{**found, "output": str(output)})  # the folder may have been moved
         except TypeError as error:
             raise LedgerError(f"the report in {output} is damaged or of another version: {error}") from error
 
     def __repr__(self) -> str:
         return f"<Report {self.state}>\n{self}"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, str, str]] = [("read", f"{self.read:,}", "")]
+        rows += [("created", f"{self.created:,}", "")] if self.created else []
+        rows.append(("kept", f"{self.kept:,}", _percent(self.kept, self.read)))
+        for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
+            rows.append((f"dropped: {reason}", f"{count:,}", _percent(count, self.read)))
+        rows.append(("failed", f"{self.failed:,}", _percent(self.failed, self.read)))
+        rows += [(error_text(error), f"{error['rows']:,}", "") for error in self.errors[:SHOWN_FILES]]
+        steps = [
+            (
+                op["name"],
+                f"{op['rows_in']:,}",
+                f"{op['rows_out']:,}",
+                f"{op['seconds']:.2f}",
+                f"{100 * op['share']:.0f} %",
+            )
+            for op in self.operators
+        ]
+        text = "; ".join([self.state, *([self._speed()] if self.state != "unchanged" else []), self.output or ""])
+        return html_table(["", "rows", ""], rows, right=[1, 2], caption=f"run {text}") + html_table(
+            ["step", "rows in", "rows out", "seconds", "share"], steps, right=range(1, 5)
+        )
 
     def __str__(self) -> str:
         lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.read)}"]

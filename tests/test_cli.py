@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import typer
 
 import tamis
 from tamis.cli import app, complete_operator, complete_recipe, main
+from tamis.help import EXAMPLES
 
 LONG, SHORT = "one two three four five", "one two"
 
@@ -53,6 +55,25 @@ RUN = ("run", "length", "--input", "in", "--output", "out", "--set", "word_count
 # -------------------------------------------------------------------------------------------------------- what there is
 
 
+def leaves(command: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> dict[str, typer.core.TyperCommand]:
+    """All commands that do something, by name."""
+    found = {}
+    for name, each in command.commands.items():
+        found |= leaves(each, (*path, name)) if hasattr(each, "commands") else {" ".join((*path, name)): each}
+    return found
+
+
+def test_the_help_of_every_command_ends_with_an_example_that_can_be_parsed():
+    commands = leaves(typer.main.get_command(app))
+    assert set(commands) == set(EXAMPLES)
+    for name, command in commands.items():
+        program, *arguments = shlex.split(EXAMPLES[name])
+        assert [program, *arguments][: 1 + len(name.split())] == ["tamis", *name.split()]
+        context = command.make_context(f"tamis {name}", arguments[len(name.split()) :])
+        context.info_name, context.parent = f"tamis {name}", None
+        assert " ".join(command.get_help(context).split()).endswith(f"Example: {EXAMPLES[name]}")
+
+
 def test_the_commands_and_options_are_these():
     command = typer.main.get_command(app)
     flags = {
@@ -81,6 +102,14 @@ def test_the_commands_and_options_are_these():
         "recipes": ["--json"],
         "report": ["--column", "--contact-sheet", "--failed", "--json", "--memory", "--rejects"],
         "dedup": [],
+        "head": ["--column", "--fate", "--full", "--json", "--rows", "-n"],
+        "sample": ["--column", "--fate", "--full", "--json", "--rows", "--seed", "-n"],
+        "grep": [
+            "--count", "--fate", "--fixed", "--full", "--ignore-case", "--in", "--json", "--rows",
+            "-F", "-c", "-i", "-n",
+        ],
+        "why": ["--json"],
+        "compare": ["--examples", "--json", "--key"],
         "stats": flags["stats"],
         "train-classifier": flags["train-classifier"],
         "train-language-model": flags["train-language-model"],

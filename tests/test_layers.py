@@ -19,6 +19,7 @@ LAYERS = [
         "models.commands",
         "memory.commands",
         "looking.commands",
+        "help",
     },
     {"workflows", "recipes"},
     {"pipeline", "progress", "live"},

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -149,11 +150,23 @@ def _rejected(store: Store, name: str) -> Iterator[_Record]:
             parquet = pq.ParquetFile(opened)
             wanted = ("_address", "_step", "_reason", "id", "_line")
             columns = [column for column in wanted if column in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(columns=columns):
-                for row in batch.to_pylist():
+            for batch in parquet.iter_batches(1_000, columns=columns):
+                for row in _mentioning(pa.Table.from_batches([batch]), name).to_pylist():
                     row_id = _id_of(row, row.get("_line"))
                     if name in (row["_address"], row_id):
                         yield "dropped", row["_address"], row_id, row["_step"], row["_reason"]
+
+
+def _mentioning(table: pa.Table, name: str) -> pa.Table:
+    """The rows that may have this id or address, without parsing all lines."""
+    found = pc.equal(table.column("_address"), name)
+    if "id" in table.column_names:
+        found = pc.or_kleene(found, pc.equal(table.column("id").cast(pa.string()), name))
+    if "_line" in table.column_names:
+        inside = json.dumps(name)[1:-1].encode()  # a line may escape other characters than this
+        plain = inside == name.encode()
+        found = pc.or_kleene(found, pc.match_substring(table.column("_line"), name) if plain else True)
+    return table.filter(pc.fill_null(found, False))
 
 
 def _failed(store: Store, name: str) -> Iterator[_Record]:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tamis.dedup.decisions import DETAILS, GROUP_SCHEMA, GROUPS, NEAR_MISSES, stage_number
 from tamis.errors import TamisError
+from tamis.inert import html_table, inert
 from tamis.store import INTERNAL, TABLE, Store
 
 _PAIR = (
@@ -65,6 +66,25 @@ class Groups:
                 f"there are no groups of duplicates in {output}", hint="name the output folder of a deduplication"
             )
         return Groups(store, summaries)
+
+    def __repr__(self) -> str:
+        steps = ", ".join(
+            f"{each['step']}: {each.get('groups', 0):,} groups, {each.get('dropped', 0):,} rows dropped"
+            for each in self.summaries.values()
+        )
+        return f"<Groups in {inert(self.store.root)}; {inert(steps)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (each["step"], f"{each.get('rows', 0):,}", f"{each.get('groups', 0):,}", f"{each.get('dropped', 0):,}")
+            for each in self.summaries.values()
+        ]
+        largest = [
+            (f"{group['size']:,}", group.get("kept_id") or "", group["kept_address"]) for group in self.largest(5)
+        ]
+        return html_table(
+            ["step", "rows", "groups", "dropped"], rows, right=[1, 2, 3], caption=f"duplicates in {self.store.root}"
+        ) + html_table(["rows", "kept id", "kept address"], largest, right=[0], caption="largest groups")
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -31,21 +31,19 @@ import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Failure
 from tamis.executors.opening import OpenStage
-from tamis.executors.scores import ROW, ScoreKeeper
+from tamis.executors.scores import ScoreKeeper
 from tamis.executors.steps import schema_after, schema_read
 from tamis.executors.tasks import Stage, Task
 from tamis.ledger import Commit
+from tamis.looking.scores import KEPT, ROW, SCORES_FILE, WRITTEN
 from tamis.media import has_media
 from tamis.operators import CopyingWriter, Filter, Map, Partition, Shard, ShardWriter, Sink, digest
 from tamis.report import Account
 from tamis.sinks.schemas import conform, decode_schema, merge_schemas, plain
 from tamis.store import INTERNAL, Store, checksum_of, text_checksum
 
-WRITTEN = f"{INTERNAL}/written"
-"""The folder of row numbers."""
-
-KEPT, UNKNOWN = -1, -2
-"""In place of the number of the filter that dropped a row: it was kept; it is in no file, or has no scores."""
+UNKNOWN = -2
+"""In place of the number of the filter that dropped a row: it is in no file, or has no scores."""
 
 _REGULAR, _FINGERPRINT = b"regular", b"fingerprint"
 
@@ -77,12 +75,13 @@ class WrittenRows:
         self.rejected.append(numbers)
         self.steps.append(np.broadcast_to(np.asarray(step, np.int16), numbers.shape))
 
-    def write(self, file: Path, fingerprint: str) -> Shard:
+    def write(self, file: Path, fingerprint: str, scores: str = "") -> Shard:
+        """Write the numbers to a file that names the file of scores with the same numbers."""
         kept, rejected = _joined(self.kept, np.int64), _joined(self.rejected, np.int64)
         steps = np.concatenate([np.full(len(kept), KEPT, np.int16), _joined(self.steps, np.int16)])
         table = pa.table({"row": np.concatenate([kept, rejected]), "step": steps})
         # With the fingerprint, files that different thresholds led to have different checksums.
-        marks = {_REGULAR: str(self.regular), _FINGERPRINT: fingerprint}
+        marks = {_REGULAR: str(self.regular), _FINGERPRINT: fingerprint, SCORES_FILE: scores}
         pq.write_table(
             table.replace_schema_metadata(marks),
             file,

@@ -18,6 +18,7 @@ without stored scores.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,12 @@ import pyarrow.parquet as pq
 
 from tamis.batch import Batch, as_array
 from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of, verdicts_of, with_scores
+from tamis.looking.scores import AT, PLACE, ROW, SCORE, STEPS
 from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
 from tamis.store import INTERNAL, TABLE, Store
 
-AT = "_tamis_at"
-"""In a file of scores: the position of each row in its file, since a row that fails to be read shifts the numbers of others."""
-
-ROW, DROPPED, KNOWN, SCORE = "_tamis_row", "_tamis_dropped", "_tamis_known", "_tamis_score"
-"""Columns that a batch carries while it is measured: row number, already dropped, has stored scores, and the scores."""
+DROPPED, KNOWN = "_tamis_dropped", "_tamis_known"
+"""Columns that a batch carries while it is measured, beside row number and scores: already dropped, has stored scores."""
 
 
 def measured_operators(operators: Sequence[Operator]) -> int:
@@ -87,7 +86,8 @@ class ScoreKeeper:
         inside = places < len(rows)
         known[inside] = rows[places[inside]] == numbers[inside]
         known[known] = self._stored.column(AT).to_numpy()[places[known]] == batch.origin.position[known]
-        found = self._stored.drop_columns([ROW, AT]).take(pa.array(places, mask=~known))
+        others = [name for name in (ROW, AT, PLACE) if name in self._stored.column_names]
+        found = self._stored.drop_columns(others).take(pa.array(places, mask=~known))
         columns = {name: as_array(found.column(name)) for name in found.column_names}
         return batch.with_columns({ROW: numbers, KNOWN: known, **columns})
 
@@ -188,8 +188,14 @@ class ScoreKeeper:
     def _store_scores(self, batch: Batch) -> None:
         names = [ROW, *(name for name in batch.columns if name.startswith(SCORE))]
         table = batch.table.select(names).append_column(AT, pa.array(batch.origin.position))
+        places = pa.DictionaryArray.from_arrays(
+            pa.array(batch.origin.place), pa.array(batch.origin.places, pa.string())
+        )
+        table = table.append_column(PLACE, places)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", write_page_checksum=True)
+            marks = {STEPS: json.dumps([op.name for op in self.operators])}
+            schema = table.schema.with_metadata(marks)
+            self._writer = pq.ParquetWriter(self._path, schema, compression="zstd", write_page_checksum=True)
         self._writer.write_table(table.cast(self._writer.schema))
 
 

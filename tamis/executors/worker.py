@@ -183,7 +183,8 @@ class _TaskRun:
         self.records.close(segment)
         if self.written is not None:
             self.written.regular = self.reader.regular
-            segment.written = [self.written.write(self.scratch / f"written{TABLE}", self.stage.fingerprint)]
+            scores = self.keeper.name if self.keeper is not None else ""
+            segment.written = [self.written.write(self.scratch / f"written{TABLE}", self.stage.fingerprint, scores)]
         segment.stage_files()
         self._close_account(segment.account)
         task = self.task

@@ -1,0 +1,309 @@
+"""The life of one document: what each step of a run measured and decided about it, from what the output records.
+
+.tamis/report.json       the steps, in order
+.tamis/rejects/          the step that dropped it, with reason and scores    (runs with --rejects)
+.tamis/failed/           the step that failed, with the error
+.tamis/groups/           its duplicates, and the row kept instead
+.tamis/scores/           its scores in all filters                           (runs with --scores)
+the shards               the row as it was written
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tamis.batch import Failure
+from tamis.dedup.explain import Explanation, explain_row, explanation_text
+from tamis.dedup.groups import Groups
+from tamis.errors import TamisError
+from tamis.inert import html_table, inert, one_line
+from tamis.looking.rows import dropped_rows, full_name, reader_of, rows_of_reader, shown_value
+from tamis.looking.scores import StoredScores, scores_at, scores_of_written
+from tamis.operators import Filter, Rule
+from tamis.registry import build_operator
+from tamis.report import Report, load_manifest
+from tamis.store import Store
+
+_PARTITION = re.compile(r"(part-\d{6,})")
+
+
+@dataclass
+class Stop:
+    """What one step did with the document."""
+
+    step: str
+    kind: str
+    outcome: str
+    """passed, dropped, failed, kept (by a step that removes duplicates), written, not reached, or unknown"""
+    scores: dict[str, Any] = field(default_factory=dict)
+    rules: list[str] = field(default_factory=list)
+    """What the step requires of its scores."""
+    detail: str = ""
+    """The reason of a drop, the error, or the duplicates that were found."""
+    twins: list[dict[str, Any]] = field(default_factory=list)
+    """Rows that the step took for duplicates of this one."""
+
+
+@dataclass
+class Life:
+    """The steps that a document passed, and its fate."""
+
+    name: str
+    address: str | None
+    id: str | None
+    fate: str
+    """kept, dropped, failed or unknown"""
+    stops: list[Stop] = field(default_factory=list)
+    row: dict[str, Any] = field(default_factory=dict)
+    """The row as it was written or dropped, if it is stored."""
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_text(self, width: int = 100) -> str:
+        """The life of the document as lines of text."""
+        title = (
+            self.address
+            if self.id in (None, self.address)
+            else f"{self.id} ({self.address})"
+            if self.address
+            else self.id
+        )
+        lines = [f"{inert(title or self.name, 300)}: {self.fate}"]
+        wide = max((len(stop.step) for stop in self.stops), default=0)
+        for stop in self.stops:
+            lines.append(
+                f"  {inert(stop.step):<{wide}}  {stop.outcome}"
+                + (f": {inert(stop.detail, 500)}" if stop.detail else "")
+            )
+            required = {rule.split()[0]: rule.partition(" ")[2] for rule in stop.rules}
+            for name, value in stop.scores.items():
+                limit = f"   ({required[name]})" if name in required else ""
+                lines.append(f"  {'':{wide}}    {inert(name)} = {_number(value)}{limit}")
+            for twin in stop.twins[:10]:
+                lines.append(f"  {'':{wide}}    {inert(_twin_text(twin), 300)}")
+        for name, value in self.row.items():
+            if value is not None and not name.startswith("_"):
+                lines.append(f"  {inert(name, 40)}: {shown_value(value, max(20, width - len(name) - 4))}")
+        return "\n".join([*lines, *(f"  note: {inert(note)}" for note in self.notes)])
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<Life of {inert(self.name, 200)}>\n{self}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                stop.step,
+                stop.outcome,
+                "; ".join([*([stop.detail] if stop.detail else []), *map(_twin_text, stop.twins[:10])]),
+                ", ".join(f"{name} = {_number(value)}" for name, value in stop.scores.items()),
+                ", ".join(stop.rules),
+            ]
+            for stop in self.stops
+        ]
+        return html_table(
+            ["step", "outcome", "", "scores", "required"],
+            rows,
+            caption=f"{self.id or self.address or self.name}: {self.fate}",
+        )
+
+
+def why(output: str, name: str) -> list[Life]:
+    """The lives of the rows with an id or address: one for each address that is known, or a single one if none is."""
+    store = Store(output)
+    report, manifest = Report.load(output), load_manifest(output)
+    try:
+        groups = Groups.load(output)
+    except TamisError:
+        groups = Groups(store, {})
+    steps = _steps(report)
+    rules = _rules(manifest)
+    lives = []
+    for found in explain_row(groups, name):
+        row: dict[str, Any] = {}
+        stored: StoredScores | None = scores_at(store, found.address or name)
+        if found.outcome == "dropped":
+            row = _rejected(store, found.address) if found.address else {}
+        elif found.outcome != "failed":
+            kept = _written(store, found.id or name)
+            if kept is not None:
+                row, stored = kept[0], stored or kept[1]
+                found.outcome, found.id, found.unrecorded = "kept", found.id or str(row.get("id")), {}
+            elif stored is not None and report.state in ("finished", "unchanged") and not found.unrecorded:
+                found.outcome = "kept"  # it was measured, and no step dropped it
+        address = found.address or (stored.address if stored is not None else None)
+        life = Life(name, address, found.id, found.outcome, row=row)
+        if found.outcome != "unknown":
+            life.stops = list(_stops(found, steps, stored, row, rules))
+        life.notes = list(_notes(found, stored, manifest))
+        lives.append(life)
+    return lives
+
+
+def _steps(report: Report) -> list[dict[str, Any]]:
+    """The steps of the run; a Gather, which a report lists in two stages, once, and no reader of stored rows."""
+    found: list[dict[str, Any]] = []
+    for number, op in enumerate(report.operators):
+        if number and op["kind"] == "source":
+            continue
+        if op["kind"] == "gather" and found and found[-1]["name"] == op["name"]:
+            continue
+        found.append(op)
+    return found
+
+
+def _rules(manifest: Mapping[str, Any]) -> dict[str, list[Rule]]:
+    """By name, the rules of the filters of the recipe, as far as they can be built."""
+    found: dict[str, list[Rule]] = {}
+    for step in manifest.get("recipe", {}).get("steps", []):
+        for name, given in step.items() if isinstance(step, Mapping) else ():
+            try:
+                op = build_operator(name, given)
+            except (TamisError, TypeError, ValueError):  # a function, or an operator that is not installed
+                continue
+            if isinstance(op, Filter):
+                found.setdefault(name, op.rules())
+    return found
+
+
+def rule_text(rule: Rule) -> str:
+    """
+    >>> rule_text(Rule("words", minimum=50, maximum=1000))
+    'words from 50 to 1000'
+    """
+    if rule.allowed is not None:
+        return f"{rule.score} in {', '.join(map(str, rule.allowed))}"
+    if rule.minimum is not None and rule.maximum is not None:
+        return f"{rule.score} from {_number(rule.minimum)} to {_number(rule.maximum)}"
+    if rule.minimum is not None:
+        return f"{rule.score} >= {_number(rule.minimum)}"
+    if rule.maximum is not None:
+        return f"{rule.score} <= {_number(rule.maximum)}"
+    return f"{rule.score} < {_number(rule.below)}" if rule.below is not None else rule.score
+
+
+def _stops(
+    found: Explanation,
+    steps: Sequence[Mapping[str, Any]],
+    stored: StoredScores | None,
+    row: Mapping[str, Any],
+    rules: Mapping[str, list[Rule]],
+) -> Iterator[Stop]:
+    names = [step["name"] for step in steps]
+    end = names.index(found.step) if found.step in names else None
+    scored = _scores_by_step(names, stored)
+    findings = list(found.findings)
+    for number, step in enumerate(steps):
+        name, kind = step["name"], step["kind"]
+        stop = Stop(name, kind, "passed", rules=[rule_text(rule) for rule in rules.get(name, ())])
+        stop.scores = scored.get(number, {})
+        mine = next((each for each in findings if each["step"] == name), None)
+        if mine is not None and kind == "gather":
+            findings.remove(mine)
+            stop.twins = [entry for entry in mine["entries"] if entry["fate"] != "dropped" or number == end]
+        if kind == "source" and number != end:
+            stop.outcome = "read"
+        elif end is None:
+            stop.outcome = _last(found, kind)
+        elif number > end:
+            stop.outcome = "measured, though dropped before" if stop.scores else "not reached"
+        elif number == end:
+            stop.outcome, stop.detail = found.outcome, found.reason or ""
+            if not stop.scores and isinstance(row.get("_scores"), str):
+                stop.scores = json.loads(row["_scores"])
+        yield stop
+
+
+def _last(found: Explanation, kind: str) -> str:
+    if found.outcome == "kept":
+        return "written" if kind == "sink" else "passed"
+    return "unknown"
+
+
+def _scores_by_step(names: Sequence[str], stored: StoredScores | None) -> dict[int, dict[str, Any]]:
+    """By the number of the step: the measured operators follow each other somewhere among the steps."""
+    if stored is None:
+        return {}
+    size = len(stored.steps)
+    first = next((at for at in range(len(names)) if tuple(names[at : at + size]) == stored.steps), None)
+    if first is None:
+        return {}
+    result: dict[int, dict[str, Any]] = {}
+    for (number, name), value in stored.scores.items():
+        result.setdefault(first + number, {})[name] = value
+    return result
+
+
+def _notes(found: Explanation, stored: StoredScores | None, manifest: Mapping[str, Any]) -> Iterator[str]:
+    if found.outcome == "unknown":
+        yield from (line.strip() for line in explanation_text(found).splitlines()[1:] if line.strip())
+    if stored is None and not manifest.get("scores"):
+        yield "this run did not keep scores; run it with --scores to record what every filter measured"
+
+
+def _rejected(store: Store, address: str) -> dict[str, Any]:
+    for seen in dropped_rows(store):
+        index = pc.index(seen.table.column("_address"), pa.scalar(address)).as_py()
+        if index >= 0:
+            return seen.row(index)
+    return {}
+
+
+def _written(store: Store, row_id: str) -> tuple[dict[str, Any], StoredScores | None] | None:
+    """The row with this id in the shards, with its scores if they are stored."""
+    counts: dict[str, int] = {}
+    for name in store.names():  # one by one, because a reader joins small files in one batch
+        partition = _PARTITION.match(name)
+        if partition is None or name.endswith(".media"):
+            continue
+        try:
+            for seen in rows_of_reader(reader_of(full_name(store, name), store.storage_options), "kept", _ignore):
+                if "id" not in seen.table.column_names:
+                    return None
+                at = pc.index(seen.table.column("id").cast(pa.string()), pa.scalar(row_id)).as_py()
+                before = counts.get(partition[1], 0)
+                if at >= 0:
+                    return seen.row(at), scores_of_written(store, partition[1], before + at)
+                counts[partition[1]] = before + seen.table.num_rows
+        except (TamisError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # ids that are not text or numbers
+            return None
+    return None
+
+
+def _ignore(failure: Failure) -> None:
+    """Rows that cannot be read are not searched."""
+
+
+def _twin_text(twin: Mapping[str, Any]) -> str:
+    """One entry of the groups of duplicates as a phrase."""
+    if twin.get("bits") is not None:
+        likeness = f"hashes differ in {twin['bits']} bits"
+    elif twin.get("similarity") is not None and (twin.get("bands") is not None or twin.get("distance") is not None):
+        likeness = f"similarity {twin['similarity']:.3f}"
+    else:
+        likeness = "the same content"
+
+    def named(prefix: str) -> str:
+        row_id, address = twin.get(f"{prefix}id"), twin[f"{prefix}address"]
+        return f"{row_id} ({address})" if row_id is not None else str(address)
+
+    if twin["fate"] == "kept":
+        return one_line(f"{named('')} was dropped as its duplicate, {likeness}")
+    if twin["fate"] == "near miss":
+        return one_line(f"almost a duplicate of {named('kept_')}, {likeness}")
+    return one_line(f"{twin['fate']}: duplicate of {named('kept_')}, {likeness}")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value, 100)

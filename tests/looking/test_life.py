@@ -1,0 +1,161 @@
+"""The life of one document, and the differences between two outputs, from what these record."""
+
+import json
+
+import pytest
+
+from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Report
+from tamis.cli import main
+from tamis.dedup import ExactDedup
+from tamis.errors import ParameterError, SourceError
+from tamis.looking.compare import compare
+from tamis.looking.life import why
+from tamis.text import WordCount
+
+EVIL = "<script>alert(1)</script>\x1b[31m"
+
+
+def make(folder, name, min_words, writer=JsonlWriter, rejects=True, scores=True, **options):
+    source = JsonlReader(str(folder / "in.jsonl"), blocksize=200)
+    steps = [WordCount(min_words=min_words), ExactDedup(), writer(str(folder / name))]
+    return Pipeline(source, *steps).run(rejects=rejects, scores=scores, executor="inline", **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("life")
+    rows = [{"id": f"doc-{number}", "text": f"{number} " * number} for number in range(12)]
+    rows.append({"id": "copy", "text": "11 " * 11})
+    rows.append({"id": "evil", "text": EVIL + " and three more"})
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make(folder, "strict", 8)
+    make(folder, "mild", 4, ParquetWriter)
+    make(folder, "bare", 8, rejects=False, scores=False)
+    return folder
+
+
+def test_a_kept_document_is_followed_through_every_step_by_its_id(folder):
+    (life,) = why(str(folder / "strict"), "doc-9")
+    assert (life.fate, life.id) == ("kept", "doc-9")
+    assert [(stop.step, stop.outcome) for stop in life.stops] == [
+        ("jsonl_reader", "read"),
+        ("word_count", "passed"),
+        ("exact_dedup", "passed"),
+        ("jsonl_writer", "written"),
+    ]
+    assert life.row["text"] == "9 " * 9
+
+
+def test_a_dropped_document_has_its_score_and_the_rule_it_broke(folder):
+    (life,) = why(str(folder / "strict"), "doc-5")
+    assert life.fate == "dropped"
+    stop = life.stops[1]
+    assert (stop.outcome, stop.detail, stop.scores) == ("dropped", "words < 8", {"words": 5})
+    assert stop.rules == ["words from 8 to 100000"]
+    assert [each.outcome for each in life.stops[2:]] == ["not reached", "not reached"]
+    assert why(str(folder / "strict"), life.address)[0].id == "doc-5"
+
+
+def test_scores_of_a_kept_document_are_found_by_its_address(folder):
+    (life,) = why(str(folder / "strict"), "copy")
+    twin = life.stops[2].twins[0]
+    assert (life.fate, twin["kept_id"]) == ("dropped", "doc-11")
+    assert life.stops[1].scores == {"words": 11}
+    (kept,) = why(str(folder / "strict"), twin["kept_address"])
+    assert (kept.fate, kept.stops[1].scores) == ("kept", {"words": 11})
+    assert [entry["id"] for entry in kept.stops[2].twins] == ["copy"]
+
+
+def test_scores_of_a_kept_document_are_found_by_its_id_alone(tmp_path):
+    rows = [{"id": number, "text": "word " * number} for number in range(20)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = JsonlReader(str(tmp_path / "in.jsonl"), blocksize=300)
+    Pipeline(source, WordCount(min_words=3), JsonlWriter(str(tmp_path / "out"))).run(scores=True, executor="inline")
+    for number in (3, 11, 19):
+        (life,) = why(str(tmp_path / "out"), str(number))
+        assert (life.fate, life.stops[1].scores) == ("kept", {"words": number})
+        assert life.address.startswith(str(tmp_path / "in.jsonl:"))
+
+
+def test_what_is_not_recorded_is_not_invented(folder):
+    (life,) = why(str(folder / "bare"), "doc-5")
+    assert (life.fate, life.stops) == ("unknown", [])
+    assert "word_count dropped" in " ".join(life.notes)
+    assert "--scores" in life.notes[-1]
+    (life,) = why(str(folder / "strict"), "no such id")
+    assert "it is not a row of the input" in life.notes[0]
+
+
+def test_the_report_answers_from_disk(folder):
+    report = Report.load(folder / "strict")
+    frame = report.dropped_rows("words < 8").to_pandas()
+    assert sorted(frame["_reason"].unique()) == ["words < 8"]
+    assert len(frame) == report.dropped["words < 8"] == 9
+    assert report.groups().explain("copy")[0]["kept_id"] == "doc-11"
+    assert report.why("copy")[0].fate == "dropped"
+    assert [row["id"] for row in report.kept_rows()] == ["doc-8", "doc-9", "doc-10", "doc-11"]
+    assert list(report.failed_rows()) == []
+    with pytest.raises(ParameterError, match="no row was dropped because of 'words < 7'"):
+        report.dropped_rows("words < 7")
+    with pytest.raises(SourceError, match="does not contain the rows that were dropped"):
+        Report.load(folder / "bare").dropped_rows()
+
+
+def test_two_outputs_are_compared_by_id(folder):
+    found = compare(str(folder / "strict"), str(folder / "mild"))
+    assert found.settings["word_count.min_words"] == (8, 4)
+    assert found.counts["kept"] == (4, 9)
+    assert (found.same, found.only_in_first, found.only_in_second) == (4, 0, 5)
+    crossed = {(change.first, change.second): change.rows for change in found.changes}
+    assert crossed == {
+        ("dropped: words < 8", "kept"): 5,
+        ("dropped: words < 8", "dropped: words < 4"): 4,
+    }
+    (example,) = [each for each in found.changes[0].examples if each["row"]["id"] == "doc-4"]
+    assert json.loads(example["row"]["_scores"]) == {"words": 4}
+
+
+def test_rows_of_a_run_without_rejects_are_missing_with_a_note(folder):
+    found = compare(str(folder / "bare"), str(folder / "mild"), key="text")
+    assert {(change.first, change.second): change.rows for change in found.changes} == {
+        ("not recorded", "kept"): 5,
+        ("not recorded", "dropped: words < 4"): 4,
+    }
+    assert "--rejects" in found.notes[0]
+
+
+def test_comparisons_in_many_buckets_give_the_same_result(folder, monkeypatch):
+    whole = compare(str(folder / "strict"), str(folder / "mild")).as_dict()
+    monkeypatch.setattr("tamis.looking.compare.ROWS_PER_BUCKET", 3)
+    assert compare(str(folder / "strict"), str(folder / "mild")).as_dict() == whole
+
+
+def test_the_commands_print_text_and_json(folder, capsys):
+    strict, mild = str(folder / "strict"), str(folder / "mild")
+    assert main(["why", strict, "copy"]) == 0
+    assert "duplicate of doc-11" in capsys.readouterr().out
+    assert main(["why", strict, "copy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["fate"] == "dropped"
+    assert main(["compare", strict, mild]) == 0
+    assert "word_count.min_words: 8 -> 4" in capsys.readouterr().out
+    assert main(["compare", strict, mild, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["only_in_second"] == 5
+
+
+def test_notebooks_show_tables_in_which_data_is_text(folder):
+    report = Report.load(folder / "strict")
+    life = report.why("evil")[0]
+    shown = [
+        report,
+        report.groups(),
+        life,
+        report.dropped_rows(),
+        compare(str(folder / "strict"), str(folder / "mild")),
+    ]
+    for each in shown:
+        html = each._repr_html_()
+        assert "<table" in html
+        assert "<script" not in html
+        assert "\x1b" not in html
+        assert "\x1b" not in repr(each)
+    assert "&lt;script&gt;" in report.dropped_rows()._repr_html_()
