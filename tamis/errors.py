@@ -7,7 +7,8 @@ TamisError                 carries a hint on how to fix the problem
 ├── SourceError            the input cannot be listed, opened or parsed
 │   └── DamagedFile        one file cannot be read; others can
 ├── MediaError             the image, sound or video that a row refers to cannot be read
-│   └── ImageError         the file is not an image, or cannot be decoded
+│   ├── ImageError         the file is not an image, or cannot be decoded
+│   └── AudioError         the file is not a sound, or cannot be decoded
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
@@ -86,6 +87,21 @@ class ImageError(MediaError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ImageError, (self.problem, self.message.partition(": ")[2]))
+
+
+class AudioError(MediaError):
+    """A sound cannot be decoded. `problem` is a word or two that can be counted: "truncated", "corrupt"."""
+
+    def __init__(self, problem: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"the recording is {problem}: {message}", hint=hint)
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_audio, (self.problem, self.message.partition(": ")[2], self.hint))
+
+
+def _rebuild_audio(problem: str, message: str, hint: str | None) -> AudioError:
+    return AudioError(problem, message, hint=hint)
 
 
 class SinkError(TamisError):

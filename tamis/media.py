@@ -8,6 +8,7 @@ A media column is `struct<bytes: binary, path: string>`, the convention of Huggi
     shard.tar#cats/1.png                  a member of a tar or zip archive
     shard.tar@1536+20480                  20,480 bytes from byte 1,536 on; a name may follow: shard.tar@1536+20480#1.png
     @1536+20480#1.png                     the same, in the `.media` file that belongs to the source file
+    talk.mp3#t=12.5,20                    a part in time of any of these; see `tamis/segments.py`
 
 References come from data and are not trusted. A reference may lead to any file in the folder of the source file, or below
 it, after links are followed. Any other file or URL must be in one of the `media_roots` that the user gave to the reader.
@@ -16,6 +17,8 @@ it, after links are followed. Any other file or URL must be in one of the `media
 from __future__ import annotations
 
 import functools
+import importlib
+import io
 import os
 import posixpath
 import re
@@ -36,6 +39,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Origin, contiguous
 from tamis.errors import MediaError, is_shortage
 from tamis.formats import CODECS, codec_of
+from tamis.segments import Segment, cut_name, is_video_name, split_segment
 
 MEDIA_SUFFIX = ".media"
 """The suffix of the file next to a file of JSON lines that holds the binaries of its rows. It is a tar archive."""
@@ -117,27 +121,34 @@ class Reference:
     member: str | None = None
     name: str | None = None
     """What the data was called before it became part of the file."""
+    segment: Segment | None = None
+    """A part in time of what the rest leads to."""
 
     @staticmethod
     def parse(path: str) -> Reference:
         """
         >>> Reference.parse("a.tar@512+10#cat.png")
-        Reference(file='a.tar', start=512, length=10, member=None, name='cat.png')
+        Reference(file='a.tar', start=512, length=10, member=None, name='cat.png', segment=None)
         >>> Reference.parse("a.tar#cat.png").member, Reference.parse("a#b.png").file
         ('cat.png', 'a#b.png')
+        >>> Reference.parse("a.tar#1.mp3#t=1,2").segment
+        Segment(begin=1.0, end=2.0, track=None)
         """
+        path, segment = split_segment(path)
         if found := _RANGE.fullmatch(path):
-            return Reference(found["file"], int(found["start"]), int(found["length"]), name=found["name"])
+            start, length = int(found["start"]), int(found["length"])
+            return Reference(found["file"], start, length, name=found["name"], segment=segment)
         if found := _MEMBER.fullmatch(path):
-            return Reference(found["file"], member=found["member"], name=found["member"])
-        return Reference(path, name=path)
+            return Reference(found["file"], member=found["member"], name=found["member"], segment=segment)
+        return Reference(path, name=path, segment=segment)
 
     @property
     def suffix(self) -> str:
         """What follows the file in the path."""
+        part = "" if self.segment is None else self.segment.suffix
         if self.start is not None:
-            return f"@{self.start}+{self.length}" + ("" if self.name is None else f"#{self.name}")
-        return "" if self.member is None else f"#{self.member}"
+            return f"@{self.start}+{self.length}" + ("" if self.name is None else f"#{self.name}") + part
+        return part if self.member is None else f"#{self.member}{part}"
 
 
 def media_name(path: str) -> str:
@@ -145,7 +156,12 @@ def media_name(path: str) -> str:
 
     >>> media_name("/data/a.tar@512+10#cats/1.png"), media_name("https://example.org/cat.png?size=2")
     ('cats/1.png', 'cat.png')
+    >>> media_name("/data/talk.mp3#t=12.5,20")  # what it is called once it is cut out
+    'talk_12.5-20.flac'
     """
+    whole, segment = split_segment(path)
+    if segment is not None:
+        return cut_name(media_name(whole), segment)
     reference = Reference.parse(path)
     if reference.member is not None or reference.start is not None:
         return reference.name or posixpath.basename(reference.file)
@@ -277,6 +293,62 @@ def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[
     return {"data": data}
 
 
+@dataclass(frozen=True)
+class MediaItem:
+    """The media of one row: its bytes, or a reference that is opened without reading all of it."""
+
+    path: str | None
+    place: str
+    """The source file of the row."""
+    access: MediaAccess
+    data: memoryview | None = None
+    """The bytes, if the row holds them."""
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        return Reference.parse(self.path or "")
+
+    @property
+    def segment(self) -> Segment | None:
+        """The part in time that the row stands for; None for all of it."""
+        return self.reference.segment if self.data is None else None
+
+    @property
+    def name(self) -> str:
+        """What the file is called, also if only a segment of it is meant."""
+        return media_name(split_segment(self.path or "")[0] if self.data is None else self.path or "")
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The whole file, byte range or member, as a file that can be read and searched; segments are not cut out."""
+        if self.data is not None:
+            yield io.BytesIO(self.data)
+            return
+        shown = self.path or ""
+        with _Files(self.access) as files:
+            with _explained(shown):
+                file = files.part(self.reference, self.place, shown)
+            yield file
+
+
+def media_items(batch: Batch, column: str) -> list[MediaItem | None]:
+    """The media of a column, one per row, without reading any; None for a row without."""
+    values = batch[column]
+    if values.null_count == len(values) or _has_only_nulls(values.type):
+        return [None] * len(values)
+    if not is_media(values.type):
+        raise MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {values.type}")
+    access, origin = batch.access or MediaAccess(), batch.origin
+    items: list[MediaItem | None] = []
+    for row, (held, path) in enumerate(zip(*_fields(values), strict=True)):
+        place = origin.places[origin.place[row]]
+        if held.is_valid:
+            items.append(MediaItem(path.as_py(), place, access, memoryview(held.as_buffer())))
+        else:
+            items.append(MediaItem(path.as_py(), place, access) if path.is_valid and path.as_py() else None)
+    return items
+
+
 def _has_only_nulls(kind: pa.DataType) -> bool:
     """Whether a media column has neither bytes nor paths in this batch, so that their types are unknown."""
     return pa.types.is_struct(kind) and kind.num_fields == 2 and all(pa.types.is_null(each.type) for each in kind)
@@ -314,6 +386,8 @@ class _Files:
     def read(self, path: str, place: str) -> bytes:
         """The bytes that a reference in a row of `place` leads to."""
         reference = Reference.parse(path)
+        if reference.segment is not None:
+            return _cut(MediaItem(path, place, self.access))
         full = self._allowed(reference.file, place, path)
         with _explained(path):
             file = self._open(full)
@@ -322,6 +396,19 @@ class _Files:
             if reference.member is not None:
                 return self._member(file, full, reference.member)
             return _range(file, 0, None)
+
+    def part(self, reference: Reference, place: str, path: str) -> IO[bytes]:
+        """What a reference leads to, as a file; valid until the next call, or until this object is closed."""
+        full = self._allowed(reference.file, place, path)
+        file = self._open(full)
+        if reference.start is not None and reference.length is not None:
+            return io.BufferedReader(_Window(file, reference.start, reference.length))
+        if reference.member is None:
+            file.seek(0)
+            return file
+        if full.lower().endswith(".zip"):
+            return io.BytesIO(self._member(file, full, reference.member))
+        return io.BufferedReader(_Window(file, *self._member_range(file, full, reference.member)))
 
     def _allowed(self, file: str, place: str, path: str) -> str:
         """The full path of a file that a reference may reach."""
@@ -369,12 +456,56 @@ class _Files:
             if self._zip is None:
                 self._zip = zipfile.ZipFile(file)
             return _zip_member(self._zip, member)
+        return _range(file, *self._member_range(file, path, member))
+
+    def _member_range(self, file: IO[bytes], path: str, member: str) -> tuple[int, int]:
         size = file.seek(0, os.SEEK_END)
         stamp = os.fstat(file.fileno()).st_mtime_ns if not _is_remote(path) else 0
         index = _tar_index(path, size, stamp, _Unhashed(file))
         if member not in index:
             raise MediaError(f"{path} has no member {member!r}")
-        return _range(file, *index[member])
+        return index[member]
+
+
+class _Window(io.RawIOBase):
+    """A range of bytes of a file, as a file."""
+
+    def __init__(self, file: IO[bytes], start: int, length: int) -> None:
+        size = file.seek(0, os.SEEK_END)
+        if start + length > size:
+            raise MediaError(f"bytes {start:,} to {start + length:,} are beyond its end at {size:,}")
+        self._file, self._start, self._length, self._position = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, target: Any) -> int:
+        left = max(0, self._length - self._position)
+        self._file.seek(self._start + self._position)
+        data = self._file.read(min(len(target), left))
+        target[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _cut(item: MediaItem) -> bytes:
+    """A segment as a file of its own. What cuts knows codecs, so it is above this module and imported by name."""
+    assert item.segment is not None
+    clip = is_video_name(item.name) and item.segment.track != "audio"
+    cut = importlib.import_module("tamis.video.cut" if clip else "tamis.audio.cut").cut
+    made: bytes = cut(item)
+    return made
 
 
 def _open_local(path: str) -> IO[bytes]:

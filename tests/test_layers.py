@@ -47,7 +47,7 @@ LAYERS = [
     {"operators"},
     {"identity"},
     {"kernels", "models"},
-    {"batch", "context", "mapped", "modules", "media", "features", "exchange", "remote"},
+    {"batch", "context", "mapped", "modules", "media", "segments", "features", "exchange", "remote"},
     {"parameters", "curator_names", "formats", "recipes.document", "dashboard.markup", "dashboard.charts", "inert"},
     {"errors"},
 ]

@@ -1,0 +1,407 @@
+"""Sound files: what they say about themselves, and their samples. The only module that calls the libraries that decode.
+
+All formats are decoded by FFmpeg through PyAV, also the sound of videos, piece by piece: no more than a packet is in memory.
+FFmpeg could follow playlists to other files and URLs, so only the containers listed here are opened. What a file is called
+does not matter; its first bytes decide.
+
+A segment is decoded from one second before its begin, because codecs such as MP3, AAC and Opus need what came before to return
+the samples that decoding from the start returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from tamis.errors import AudioError, is_shortage, require
+
+CONTAINERS = (
+    "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,matroska,webm,aac,loas,ac3,eac3,amr,ape,wv,tta,asf,avi,flv,mpegts,mpeg,"
+    "dts,dsf,mpc,mpc8,voc,nut"
+)
+"""Names of FFmpeg's demuxers that may open a file."""
+
+PREROLL_S = 1.0
+"""How much is decoded before a segment. Opus needs 80 ms (RFC 7845, section 4.6), MP3 and AAC a few frames."""
+
+END_TOLERANCE_S = 0.1
+"""How far beyond the end of its recording a segment may reach, because manifests round durations."""
+
+MISSING_S = 0.5
+"""If more than this is missing at the end of what a file announces, it is truncated."""
+
+_BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
+_LOSSY = re.compile("mp[123]|aac|vorbis|opus|e?ac3|dca|wma(v|pro)|amr")
+_SCALES = {np.dtype(np.int16): 2.0**-15, np.dtype(np.int32): 2.0**-31, np.dtype(np.int64): 2.0**-63}
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a file says about its sound, without decoding it."""
+
+    duration: float
+    """Seconds."""
+    rate: int
+    """Samples per second and channel."""
+    channels: int
+    codec: str
+    """As FFmpeg names it: pcm_s16le, flac, mp3, vorbis, opus, aac, ..."""
+    container: str
+    bits: int
+    """Per sample: 8, 16, 24, 32, 64; 16 for codecs that lose information."""
+    has_video: bool
+    """Whether there are pictures too. The cover of an album does not count."""
+    declared: bool
+    """Whether the file announces its length; if not, packets were counted."""
+
+
+@functools.cache
+def _av() -> Any:
+    return require("av", extra="audio", purpose="decoding sound")
+
+
+def read_info(file: IO[bytes]) -> Info:
+    """What a file says about its sound; raises an AudioError if it has none."""
+    with _opened(file) as (container, stream):
+        return _info(file, container, stream)
+
+
+def read_blocks(file: IO[bytes], begin: float = 0.0, end: float | None = None) -> Iterator[np.ndarray]:
+    """The samples between two times, piece by piece as they are decoded: [channels, samples], in the type of the codec.
+
+    `as_float` converts them. A file that is damaged, shorter than it announces, or without samples raises an AudioError, and so
+    does a segment that is not in it.
+    """
+    with _opened(file) as (container, stream):
+        info = _info(file, container, stream)
+        if end is None and (missing := _missing_bytes(file, info)):
+            raise AudioError("truncated", f"it announces {missing:,} bytes more than it has")
+        check_inside(begin, end, info.duration)
+        yield from _samples(container, stream, info, begin, end)
+
+
+def check_inside(begin: float, end: float | None, duration: float) -> None:
+    """Raise an AudioError if a segment is not inside a recording of some seconds."""
+    if begin > 0 and begin >= duration:
+        raise AudioError("too short", f"a segment begins at {begin:g} s, and it ends at {duration:.3f} s")
+    if end is not None and end > duration + END_TOLERANCE_S:
+        raise AudioError("too short", f"a segment ends at {end:g} s, and it ends at {duration:.3f} s")
+
+
+def as_float(samples: np.ndarray) -> np.ndarray:
+    """Samples as float32 from -1 to 1; samples of floating-point files may be larger.
+
+    >>> as_float(np.array([[-32768, 16384]], np.int16)).tolist()
+    [[-1.0, 0.5]]
+    """
+    if samples.dtype == np.uint8:
+        return (samples.astype(np.float32) - 128.0) / 128.0
+    scale = _SCALES.get(samples.dtype)
+    if scale is None:
+        return samples.astype(np.float32, copy=False)
+    return samples.astype(np.float32) * np.float32(scale)
+
+
+# ------------------------------------------------------------------------------------------------------------- opening
+
+
+@contextmanager
+def _opened(file: IO[bytes]) -> Iterator[tuple[Any, Any]]:
+    """A container and its first sound stream."""
+    if not file.read(1):
+        raise AudioError("empty", "the file has no bytes")
+    file.seek(0)
+    av = _av()
+    with _explained("its header cannot be read"):
+        try:
+            container = av.open(
+                file, mode="r", metadata_errors="ignore", options={"format_whitelist": CONTAINERS, "max_streams": "64"}
+            )
+        except av.error.FFmpegError as error:
+            if is_shortage(error):
+                raise
+            raise AudioError("not a sound", "its header is damaged, or of no known format") from error
+    with container:
+        streams = container.streams.audio
+        if not streams:
+            raise AudioError("not a sound", f"a file of format {container.format.name} without sound")
+        stream = streams[0]
+        context = stream.codec_context
+        if context is None or not stream.codec_context.sample_rate or not stream.codec_context.channels:
+            raise AudioError("unsupported", "there is no decoder for it, or its sample rate is unknown")
+        context.thread_count = 1  # each core has a worker
+        yield container, stream
+
+
+def _info(file: IO[bytes], container: Any, stream: Any) -> Info:
+    context = stream.codec_context
+    codec = context.name
+    declared = not _is_guess(container, file)
+    duration = _duration(container, stream) if declared else None
+    if duration is None:
+        declared, duration = False, _counted(container, stream)
+    if _LOSSY.match(codec):
+        bits = 16
+    else:
+        packed = context.format.name.removesuffix("p") if context.format else "s16"
+        bits = _flac_bits(context) or _pcm_bits(codec) or _BITS.get(packed, 16)
+    return Info(
+        duration=duration,
+        rate=context.sample_rate,
+        channels=context.channels,
+        codec=codec.removesuffix("float"),
+        container=container.format.name,
+        bits=bits,
+        has_video=any(not _is_cover(each) for each in container.streams.video),
+        declared=declared,
+    )
+
+
+def _pcm_bits(codec: str) -> int:
+    """The bits of a codec of plain samples: 24 for pcm_s24le."""
+    digits = "".join(char for char in codec if char.isdigit()) if codec.startswith("pcm_") else ""
+    return int(digits) if digits in ("8", "16", "24", "32", "64") else 0
+
+
+def _flac_bits(context: Any) -> int:
+    """The bits that the STREAMINFO block of a FLAC file names (RFC 9639, section 8.2)."""
+    block = context.extradata if context.name == "flac" else None
+    return ((block[12] & 1) << 4 | block[13] >> 4) + 1 if block and len(block) >= 34 else 0
+
+
+def _is_cover(stream: Any) -> bool:
+    return bool(int(stream.disposition) & int(_av().stream.Disposition.attached_pic))
+
+
+def _is_guess(container: Any, file: IO[bytes]) -> bool:
+    """Whether FFmpeg estimates the duration from the bitrate, because the file does not have it."""
+    name = container.format.name
+    if name in ("aac", "loas", "ac3", "eac3", "dts", "amr", "mpegts", "mpeg"):
+        return True
+    if name != "mp3":
+        return False
+    position = file.tell()
+    file.seek(0)
+    head = file.read(10)
+    # An ID3 tag, which may hold a picture, comes before the frame that announces the length.
+    tagged = head[:3] == b"ID3" and len(head) == 10
+    file.seek((head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]) + 10 if tagged else 0)
+    first = file.read(4096)
+    file.seek(position)
+    return not any(mark in first for mark in (b"Xing", b"Info", b"VBRI"))
+
+
+def _missing_bytes(file: IO[bytes], info: Info) -> int:
+    """How many bytes of samples a WAV file announces and does not have: FFmpeg takes what is there."""
+    if info.container != "wav":
+        return 0
+    position, size = file.tell(), file.seek(0, 2)
+    place = 12
+    missing = 0
+    while place + 8 <= size:
+        file.seek(place)
+        head = file.read(8)
+        length = int.from_bytes(head[4:], "little")
+        if head[:4] == b"data":
+            unknown = length in (0, 0xFFFFFFFF)  # written to a pipe, or the long form RF64
+            missing = 0 if unknown else max(0, place + 8 + length - size)
+            break
+        place += 8 + length + length % 2
+    file.seek(position)
+    return missing
+
+
+def _duration(container: Any, stream: Any) -> float | None:
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / _av().time_base
+
+
+def _counted(container: Any, stream: Any) -> float:
+    """The duration by the packets of a file, without decoding them."""
+    total = 0
+    with _explained("its packets cannot be read"):
+        for packet in container.demux(stream):
+            total += packet.duration or 0
+        container.seek(0)
+    return float(total * stream.time_base) if stream.time_base else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------ decoding
+
+
+def _samples(container: Any, stream: Any, info: Info, begin: float, end: float | None) -> Iterator[np.ndarray]:
+    first = round(begin * info.rate)
+    last = None if end is None else round(end * info.rate)
+    position: int | None = 0
+    zero = 0
+    if begin > PREROLL_S:
+        zero = _first_timestamp(container, stream)
+        position = None  # known from the first packet after the jump
+    given = 0
+    for frame in _frames(container, stream, begin, zero):
+        if position is None:
+            position = round((frame.pts - zero) * stream.time_base * info.rate)
+        if frame.sample_rate != info.rate or frame.layout.nb_channels != info.channels:
+            raise AudioError("unsupported", "its sample rate or number of channels changes on the way")
+        samples = _planes(frame, info.channels)
+        if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+            raise AudioError("invalid", "some of its samples are not numbers")
+        skip = max(0, first - position)
+        stop = samples.shape[1] if last is None else min(samples.shape[1], last - position)
+        position += samples.shape[1]
+        if skip < stop:
+            given += stop - skip
+            yield samples[:, skip:stop]
+        if last is not None and position >= last:
+            return
+    wanted = info.duration - begin if end is None else min(end, info.duration) - begin
+    if not given and wanted <= MISSING_S:
+        raise AudioError("empty", "it has no samples")
+    if info.declared and given < (wanted - max(MISSING_S, 0.01 * wanted)) * info.rate:
+        raise AudioError("truncated", f"it announces {wanted:.2f} s and has {given / info.rate:.2f} s")
+
+
+def _first_timestamp(container: Any, stream: Any) -> int:
+    """When the first sample is heard: encoders of MP3 and AAC put silence before it, which decoders skip."""
+    with _explained("it cannot be decoded"):
+        for frame in container.decode(stream):
+            if frame.pts is not None:
+                return int(frame.pts)
+    raise AudioError("empty", "it has no samples")
+
+
+def _frames(container: Any, stream: Any, begin: float, zero: int) -> Iterator[Any]:
+    """The decoded frames from `begin`, or a little before it, to the end."""
+    av = _av()
+    start = None
+    if begin > PREROLL_S:
+        start = zero + int((begin - PREROLL_S) / stream.time_base)
+        with _explained("it cannot be searched"):
+            container.seek(max(0, start), stream=stream, backward=True)
+    bad: Exception | None = None
+    with _explained("it cannot be decoded"):
+        for packet in container.demux(stream):
+            # Where a jump lands depends on the index of the container; where decoding starts must not.
+            if start is not None and packet.size:
+                if packet.pts is None or packet.pts < start:
+                    continue
+                start = None
+            try:
+                frames = stream.codec_context.decode(packet if packet.size else None)
+            except av.error.InvalidDataError as error:
+                bad = error
+                continue
+            except av.error.EOFError:
+                return
+            if frames and bad is not None:
+                raise AudioError("corrupt", f"data in the middle cannot be decoded: {bad}") from bad
+            yield from frames
+    if bad is not None:
+        raise AudioError("truncated", "its last packet cannot be decoded")
+
+
+def _planes(frame: Any, channels: int) -> np.ndarray:
+    """[channels, samples] in the type of the codec."""
+    found: np.ndarray = frame.to_ndarray()
+    return found if frame.format.is_planar else np.ascontiguousarray(found.reshape(-1, channels).T)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn errors of the decoder into AudioErrors."""
+    try:
+        yield
+    except (AudioError, GeneratorExit):
+        raise
+    except (_av().error.FFmpegError, ValueError, OSError, EOFError, IndexError) as error:
+        if is_shortage(error):
+            raise
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise AudioError("corrupt", f"{what}: {text}") from error
+
+
+# ------------------------------------------------------------------------------------------------------------ encoding
+
+
+def encoded(samples: np.ndarray, rate: int, format_: str, *, bits: int = 16, bitrate: int | None = None) -> bytes:
+    """A file of samples [channels, samples]: format_ is "wav", "flac", "mp3" or "opus"."""
+    target = io.BytesIO()
+    with Encoder(target, rate, samples.shape[0], format_, bits=bits, bitrate=bitrate) as encoder:
+        encoder.write(samples)
+    return target.getvalue()
+
+
+_KINDS = {
+    "wav": ("wav", {16: ("pcm_s16le", "s16"), 24: ("pcm_s24le", "s32"), 32: ("pcm_f32le", "flt")}),
+    "flac": ("flac", {16: ("flac", "s16"), 24: ("flac", "s32")}),
+    "mp3": ("mp3", {16: ("libmp3lame", "fltp")}),
+    "opus": ("ogg", {16: ("libopus", "flt")}),
+}
+"""The container, codec and type of samples of each format that is written, by bits."""
+
+
+class Encoder:
+    """Writes sound piece by piece."""
+
+    def __init__(
+        self, target: IO[bytes], rate: int, channels: int, format_: str, *, bits: int = 16, bitrate: int | None = None
+    ) -> None:
+        av = _av()
+        kind, codecs = _KINDS[format_]
+        codec, self._type = codecs.get(bits) or codecs[max(codecs)]
+        self._layout = _LAYOUTS.get(channels, f"{channels}c")
+        self._rate, self._written = rate, 0
+        options = {"flags": "+bitexact"} if kind == "wav" else {}
+        self._container = av.open(target, mode="w", format=kind, container_options={"fflags": "+bitexact"})
+        self._stream = self._container.add_stream(codec, rate=rate, layout=self._layout, options=options)
+        if bitrate is not None:
+            self._stream.bit_rate = bitrate
+        self._stream.codec_context.format = self._type
+        if bits == 24 and codec == "flac":
+            self._stream.codec_context.options = {"bits_per_raw_sample": "24"}
+        self._container.start_encoding()  # a file without samples has a header too
+
+    def write(self, samples: np.ndarray) -> None:
+        """Append samples [channels, samples]: float, or int16."""
+        if not samples.shape[1]:
+            return
+        data = _as_type(samples, self._type)
+        frame = _av().AudioFrame.from_ndarray(
+            np.ascontiguousarray(data if self._type.endswith("p") else data.T.reshape(1, -1)), self._type, self._layout
+        )
+        frame.sample_rate = self._rate
+        frame.pts = self._written
+        self._written += samples.shape[1]
+        for packet in self._stream.encode(frame):
+            self._container.mux(packet)
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for packet in self._stream.encode(None):
+                self._container.mux(packet)
+        self._container.close()
+
+
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+
+
+def _as_type(samples: np.ndarray, kind: str) -> np.ndarray:
+    kind = kind.removesuffix("p")
+    if kind == "flt":
+        return as_float(samples)
+    if kind == "s16" and samples.dtype == np.int16:
+        return samples
+    scale = 2.0**15 if kind == "s16" else 2.0**31
+    values = np.rint(as_float(samples).astype(np.float64) * scale).clip(-scale, scale - 1)
+    return values.astype(np.int16 if kind == "s16" else np.int32)
