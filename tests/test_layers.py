@@ -38,7 +38,7 @@ LAYERS = [
     {"executors"},
     {"memory", "ledger", "shards", "lock", "logs"},
     {
-        *("sources", "sinks", "text", "image", "audio", "video", "dedup", "sampling", "fields", "backends"),
+        *("sources", "sinks", "text", "image", "audio", "video", "web", "dedup", "sampling", "fields", "backends"),
         *("looking", "report"),
     },
     {"registry"},

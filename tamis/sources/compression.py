@@ -396,6 +396,19 @@ def entries(file: IO[bytes], codec: str, size: int, step: int, *, exact: bool) -
     return result
 
 
+def magic_numbers(file: IO[bytes], codec: str, begin: int, end: int) -> Iterator[int]:
+    """Where in [begin, end) the magic number of a frame is, which may be a coincidence."""
+    magic = _MAGIC[codec]
+    while begin < end:
+        file.seek(begin)
+        window = file.read(min(end - begin + len(magic) - 1, _WINDOW_BYTES))
+        at = window.find(magic)
+        while at >= 0:
+            yield begin + at
+            at = window.find(magic, at + 1)
+        begin += max(1, len(window) - len(magic) + 1)
+
+
 def _find_frame(file: IO[bytes], codec: str, begin: int, end: int) -> int | None:
     file.seek(begin)
     window = file.read(min(end - begin, _WINDOW_BYTES))

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from tamis.batch import LINE, Batch, Failure, Origin
 from tamis.errors import DamagedFile, ParameterError
-from tamis.formats import codec_of
+from tamis.formats import FORMATS, codec_of
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.parameters import parse_bytes
+from tamis.registry import find_operator
 from tamis.sources import partitions as division
 from tamis.sources.columnar import ArrowReader, ParquetReader
 from tamis.sources.delimited import CsvReader, check_types
@@ -348,12 +349,8 @@ def not_utf8(data: bytes) -> str | None:
     return None
 
 
-_READERS: dict[str, type[FileSource]] = {
-    reader.format: reader for reader in (JsonlReader, ParquetReader, CsvReader, ArrowReader, TextReader)
-}
-
-
 def reader_for(paths: Paths, **parameters: Any) -> FileSource:
     """The reader for the format of the files, inferred from their names."""
-    options = parameters.get("storage_options")
-    return _READERS[detect_format(paths, options)](paths, **parameters)
+    reader = find_operator(FORMATS[detect_format(paths, parameters.get("storage_options"))].reader)
+    assert issubclass(reader, FileSource)
+    return reader(paths, **parameters)

@@ -1,0 +1,494 @@
+"""Read the archives of crawlers: WARC, WET, WAT (ISO 28500) and the older ARC.
+
+    WARC/1.0                          one gzip member per record, as a rule, so that a file can be entered at any of them
+    WARC-Type: response
+    WARC-Target-URI: https://...      url
+    Content-Length: 5120
+                                      the block: for a response, the status, the headers and the body of an HTTP reply
+    HTTP/1.1 200 OK ...
+
+A piece of a file begins at a record and ends before the record at which the next piece begins. Damage costs the record in
+which it is found: reading continues at the next member, or at the next thing that looks like a record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from tamis.batch import Failure
+from tamis.context import Context
+from tamis.errors import DamagedFile, ParameterError
+from tamis.formats import codec_of
+from tamis.operators import Layout, Piece, Reading, operator
+from tamis.sources import partitions as division
+from tamis.sources.compression import magic_numbers
+from tamis.sources.files import File, is_local, open_file
+from tamis.sources.filesource import NEVER, DamagedFiles
+from tamis.sources.lines import Chunk, Chunks, Stop, Unread
+from tamis.sources.records import RecordSource, Row, bad_record
+from tamis.web.charset import check_installed, decode_page
+from tamis.web.http_message import BadBody, Reply, decoded_body, parse_headers, parse_reply
+
+RECORD_TYPES = ("response", "resource", "conversion", "metadata", "revisit", "request", "warcinfo", "continuation")
+HTML = ("text/html", "application/xhtml+xml", "application/vnd.wap.xhtml+xml")
+_TEXTS = (*HTML, "text/plain", "application/xml", "text/xml")
+_MAGIC = re.compile(rb"WARC/\d\.\d{1,3}\r*\n")
+_ARC = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:[^ \r\n]{0,8000}(?: [^ \r\n]{0,500}){4,12}\r?\n")
+_HEAD_END = re.compile(rb"\r*\n\r*\n")
+_NOT_TEXT = (
+    b"PK\x03\x04",
+    b"%PDF",
+    b"\x89PNG",
+    b"GIF8",
+    b"\xff\xd8\xff",
+    b"\x1f\x8b",
+    b"Rar!",
+    b"7z\xbc\xaf",
+    b"\x7fELF",
+)
+_MOST_HEAD = 65_536
+_READ_BYTES = 262_144
+_SCHEMA = {
+    "id": pa.string(),
+    "url": pa.string(),
+    "date": pa.string(),
+    "type": pa.string(),
+    "mime": pa.string(),
+    "status": pa.int32(),
+    "charset": pa.string(),
+    "truncated": pa.string(),
+    "refers_to": pa.string(),
+}
+_BODIES = frozenset({"html", "text", "metadata", "content", "charset", "status", "mime"})
+"""Columns that are made of the block of a record."""
+
+
+@operator()
+class WarcReader(RecordSource):
+    """Read records of WARC, WET, WAT and ARC files, one row per document.
+
+    Columns: `id` (WARC-Record-ID), `url`, `date`, `type`, `mime`, `status`, `charset`, `truncated` (WARC-Truncated),
+    `refers_to`, and the document: `html` for WARC and ARC, `text` for WET and for documents of type text/plain, `metadata`
+    (JSON) for WAT.
+    `raw=True` adds `content`, the body as bytes. Transfer and content encodings of bodies are decoded, and texts by the charset
+    of the byte order mark, the header, the meta element or by detection. A body that is no text (an image, or a ZIP file that
+    calls itself HTML) is null in `html` and `text`.
+
+    `records` selects types of records; by default all documents: responses, resources, conversions, and the JSON metadata
+    of WAT. A revisit has no body: with "revisit" among `records`, its row says in `refers_to` which record has it.
+
+    Compressed files are split at gzip members that begin with a record, plain files at records. A record that is cut off,
+    corrupt, of a wrong length, or larger than the memory allows fails, and reading continues at the next.
+
+    >>> WarcReader("crawl/*.warc.gz", records=["response"]).name
+    'warc_reader'
+    """
+
+    records: Sequence[Literal[*RECORD_TYPES]] | None = None  # type: ignore[valid-type]
+    raw: bool = False
+
+    format = "warc"
+    default_records: ClassVar[tuple[str, ...]] = ("response", "resource", "conversion", "metadata")
+
+    def check(self) -> None:
+        super().check()
+        if self.records is not None and not self.records:
+            raise ParameterError(f"`records` of `{self.name}` selects no type", hint='records=["response"]')
+
+    def open(self, context: Context) -> Any:
+        check_installed()
+        return self
+
+    # ------------------------------------------------------------------------------------------------------ the layout
+
+    def layout(self, blocksize: int) -> Layout:
+        size = self.block_bytes(blocksize)
+        files, damaged = self.list_files(), DamagedFiles()
+        kinds = damaged.examine(division.sampled(files), self._kinds)
+        damaged.raise_if_nothing_is_left(division.sampled(files))
+        schema = dict(_SCHEMA)
+        found = set().union(*kinds.values()) or {"html"}
+        schema |= {name: pa.string() for name in ("html", "text", "metadata") if name in found}
+        schema |= {"content": pa.binary()} if self.raw else {}
+        limit = NEVER if self.files_per_partition is not None else size
+        packed = [file for file in files if codec_of(file.path) is not None]
+        pieces, reasons = self.pieces(packed, limit, None, damaged)
+        by_path = damaged.examine(packed, lambda file: self._at_records(file, pieces))
+        by_path |= damaged.examine(
+            [file for file in files if file not in packed], lambda file: self._plain_pieces(file, limit)
+        )
+        ordered = [piece for file in files for piece in by_path.get(file.path, ())]
+        return self.divided(files, ordered, pa.schema(schema.items()), size, reasons, damaged)
+
+    def _kinds(self, file: File) -> set[str]:
+        """The columns of documents that the first records of a file have."""
+        kinds: set[str] = set()
+        good = False
+        wanted = replace(self, fields=None)
+        found = wanted.rows(Piece(file.path, 0, file.size), frozenset({"mime"}), None)
+        for count, row in enumerate(found):
+            if isinstance(row, Row):
+                good = True
+                kind = {"conversion": "text", "metadata": "metadata"}.get(str(row.values["type"]), "html")
+                kinds.add("text" if row.values.get("mime") == "text/plain" else kind)
+            elif count == 0 and row.damaged_file is not None and file.size and row.error.startswith("not a record"):
+                raise DamagedFile(
+                    f"{file.path} is not a WARC or ARC file, or is damaged: {row.error}", hint="exclude it"
+                )
+            if count >= 32 and good:
+                break
+        return kinds
+
+    def _at_records(self, file: File, pieces: Sequence[Piece]) -> list[Piece]:
+        """The pieces of a compressed file, joined where one does not begin with a record."""
+        result: list[Piece] = []
+        with open_file(file.path, self.storage_options) as opened:
+            for piece in pieces:
+                if piece.path != file.path:
+                    continue
+                if result and not self._begins_with_record(opened, piece):
+                    before = result.pop()
+                    piece = replace(before, stop=piece.stop, size=before.size + piece.size)
+                result.append(piece)
+        return result
+
+    def _begins_with_record(self, file: IO[bytes], piece: Piece) -> bool:
+        first = next(iter(self.chunks(file, piece, _READ_BYTES)), None)
+        return isinstance(first, Chunk) and _is_record(first.data.lstrip(b"\r\n"))
+
+    def _plain_pieces(self, file: File, blocksize: int) -> list[Piece]:
+        """Ranges of whole records; of a large file, all headers are read."""
+        starts = [0]
+        if file.size > blocksize and is_local(file.path):
+            whole = Piece(file.path, 0, file.size)
+            counted = replace(self, records=RECORD_TYPES)
+            for row in counted.rows(whole, frozenset(), None):
+                position = int(row.address.rpartition(":")[2]) if isinstance(row, Failure) else row.position
+                if position - starts[-1] >= blocksize and isinstance(row, Row):
+                    starts.append(position)
+        stops = [*starts[1:], file.size]
+        return [Piece(file.path, start, stop, stop - start) for start, stop in zip(starts, stops, strict=True)]
+
+    # ----------------------------------------------------------------------------------------------------------- reading
+
+    def rows(self, piece: Piece, wanted: frozenset[str] | None, reading: Reading | None) -> Iterator[Row | Failure]:
+        if piece.start == piece.stop:
+            return
+        with open_file(piece.path, self.storage_options) as file:
+            position: int | None = piece.start
+            while position is not None:
+                part = replace(piece, start=position)
+                stream = _Stream(self._opened(file, part, reading))
+                position, failed = None, ""
+                try:
+                    for each in self._records(stream, wanted, reading):
+                        failed = each.address.rpartition(":")[0] if isinstance(each, Failure) else ""
+                        yield each
+                except _Damage as damage:
+                    if damage.place != failed:  # the record of a member whose checksum is wrong has failed already
+                        yield bad_record(self.name, damage.place, damage.position, damage.error, damaged=piece.path)
+                    position = self._next_record(file, part, damage)
+
+    def _opened(self, file: IO[bytes], piece: Piece, reading: Reading | None) -> Chunks:
+        if codec_of(piece.path) is None:
+            return _plain_chunks(file, piece)
+        damaged = reading.damaged if reading is not None else frozenset()
+        on_damage = reading.on_damage if reading is not None else None
+        return self.chunks(file, piece, _READ_BYTES, damaged=damaged, on_damage=on_damage)
+
+    def _next_record(self, file: IO[bytes], piece: Piece, damage: _Damage) -> int | None:
+        """Where to continue after damage; None if nothing is left of the piece."""
+        codec = codec_of(piece.path)
+        if codec is None:
+            return _find_plain(file, damage.position + 1, piece.stop)
+        frame = damage.place.removeprefix(piece.path)
+        after = (int(frame[1:]) if frame else 0) + 1
+        starts = magic_numbers(file, codec, after, piece.stop)
+        return next((start for start in starts if self._begins_with_record(file, replace(piece, start=start))), None)
+
+    def _records(
+        self, stream: _Stream, wanted: frozenset[str] | None, reading: Reading | None
+    ) -> Iterator[Row | Failure]:
+        most, types = self.most_bytes(reading), frozenset(self.records or self.default_records)
+        needs_block = wanted is None or not _BODIES.isdisjoint(wanted)
+        while stream.at_record():
+            place, position = stream.here()
+            head = _read_head(stream, place, position)
+            if head is None:
+                raise _Damage(place, position, "not a record of a WARC or ARC file")
+            chosen = head.type in types and (self.records is not None or not head.is_remark)
+            try:
+                if not chosen or not needs_block or head.length > most:
+                    block = b""
+                    stream.skip(head.length)
+                else:
+                    block = stream.read(head.length)
+                damaged = stream.damaged  # before bytes of the next record are read
+                stream.finish(head)
+            except _Damage as damage:
+                raise _Damage(place, position, damage.error) from None
+            if not chosen:
+                continue
+            if damaged:
+                error = f"{place} does not match its checksum"
+                yield bad_record(self.name, place, position, error, damaged=place.rpartition("@")[0] or place)
+            elif head.length > most:
+                error = f"the record has {head.length:,} bytes, more than the limit of {most:,} that --memory allows"
+                yield bad_record(self.name, place, position, error)
+            else:
+                try:
+                    yield Row(place, position, self._values(head, block, wanted, most, place, position))
+                except BadBody as error:
+                    yield bad_record(self.name, place, position, str(error))
+
+    def _values(
+        self, head: _Head, block: bytes, wanted: frozenset[str] | None, most: int, place: str, position: int
+    ) -> dict[str, object]:
+        fields = head.fields
+        name = place.rpartition("/")[2]
+        values: dict[str, object] = {
+            "id": fields.get("warc-record-id") or f"{name}:{position}",
+            "url": (fields.get("warc-target-uri") or fields.get("uri") or "").strip("<>") or None,
+            "date": fields.get("warc-date"),
+            "type": head.type,
+            "truncated": fields.get("warc-truncated"),
+            "refers_to": fields.get("warc-refers-to") or fields.get("warc-refers-to-target-uri"),
+            "mime": fields.get("warc-identified-payload-type"),
+        }
+        content_type = fields.get("content-type")
+        reply = parse_reply(block) if head.type in ("response", "revisit") else None
+        if reply is not None:
+            content_type = reply.headers.get("content-type")
+            values["status"] = reply.status
+        values["mime"] = values["mime"] or _mime(content_type)
+        if head.type == "revisit" or not block or (wanted is not None and wanted <= {"mime", "status"}):
+            return values
+        body = decoded_body(reply or Reply(None, {}, block), most)
+        if self.raw:
+            values["content"] = body
+        if head.type == "conversion":
+            values |= {"text": body.decode("utf-8", "replace"), "charset": "utf-8"}
+        elif head.type in ("metadata", "warcinfo", "request"):
+            values["metadata"] = body.decode("utf-8", "replace").strip()
+        elif is_text(body, str(values["mime"] or "")):
+            text, charset = decode_page(body, content_type)
+            column = "text" if values["mime"] == "text/plain" else "html"
+            values |= {column: text, "charset": charset}
+        return values
+
+
+def is_text(body: bytes, mime: str) -> bool:
+    """Whether a body may be a page or another text: neither its type nor its first bytes say that it is something else."""
+    if mime and mime not in _TEXTS and not mime.startswith("text/"):
+        return False
+    start = body[:1024].lstrip()
+    if start.startswith(_NOT_TEXT):
+        return False
+    return b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+
+
+def _mime(content_type: str | None) -> str | None:
+    return (content_type or "").partition(";")[0].strip().lower() or None
+
+
+# ------------------------------------------------------------------------------------------------------ heads of records
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    type: str
+    length: int
+    fields: dict[str, str]
+    is_arc: bool = False
+
+    @property
+    def is_remark(self) -> bool:
+        """Whether a metadata record says something about a fetch; that of a WAT file is JSON."""
+        return self.type == "metadata" and "json" not in self.fields.get("content-type", "")
+
+
+def _is_record(data: bytes) -> bool:
+    return _MAGIC.match(data) is not None or _ARC.match(data) is not None
+
+
+def _read_head(stream: _Stream, place: str, position: int) -> _Head | None:
+    """The head of the record at the position of the stream; None if there is no record."""
+    data = stream.peek(16)
+    if _MAGIC.match(data):
+        end = stream.find(_HEAD_END, _MOST_HEAD)
+        if end is None:
+            raise _Damage(place, position, "a record whose header does not end")
+        fields = parse_headers(stream.read(end).split(b"\n")[1:])
+        length = fields.get("content-length", "")
+        if not length.isdecimal() or len(length) > 18:
+            raise _Damage(place, position, f"a record with the Content-Length {length!r:.50}")
+        return _Head(fields.get("warc-type", "").lower(), int(length), fields)
+    end = stream.find(_ARC, _MOST_HEAD, at_start=True)
+    if end is None:
+        return None
+    url, *rest = stream.read(end).decode("utf-8", "replace").split()
+    if len(rest) < 4 or not rest[-1].isdecimal():
+        raise _Damage(place, position, "an ARC record without a length")
+    day = rest[1]
+    date = (
+        f"{day[:4]}-{day[4:6]}-{day[6:8]}T{day[8:10]}:{day[10:12]}:{day[12:14]}Z"
+        if re.fullmatch(r"\d{14}", day)
+        else None
+    )
+    fields = {"warc-target-uri": url, "content-type": rest[2]} | ({"warc-date": date} if date else {})
+    kind = "warcinfo" if url.startswith("filedesc:") else "response" if url.startswith("http") else "resource"
+    return _Head(kind, int(rest[-1]), fields, is_arc=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- the stream
+
+
+class _Damage(Exception):
+    """A record that cannot be read, and so nothing after it in the stream."""
+
+    def __init__(self, place: str, position: int, error: str) -> None:
+        super().__init__(error)
+        self.place, self.position, self.error = place, position, error
+
+
+class _Stream:
+    """Decoded bytes, and the place in the file that each comes from."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = iter(chunks)
+        self._data, self._at = b"", 0
+        self._marks: list[tuple[int, Chunk]] = []  # chunks by the index of their first byte in `_data`
+        self._passed = 0  # bytes before `_data`
+        self._stop: int | None = None
+        self._pending: _Damage | None = None
+        self.damaged = False
+        """Whether any byte of the record comes from a member that does not match its checksum."""
+
+    def at_record(self) -> bool:
+        """Go to the next record; False if the piece ends before it."""
+        while True:
+            left = self.peek(4)
+            if not left:
+                return False
+            skipped = len(left) - len(left.lstrip(b"\r\n"))
+            if not skipped:
+                break
+            self.skip(skipped)
+        self.damaged = self._chunk().is_damaged
+        return self._stop is None or self._passed + self._at < self._stop
+
+    def here(self) -> tuple[str, int]:
+        index, chunk = self._mark()
+        return chunk.place, chunk.offset + self._at - index
+
+    def peek(self, size: int) -> bytes:
+        while len(self._data) - self._at < size and self._pull():
+            pass
+        return self._data[self._at : self._at + size]
+
+    def find(self, pattern: re.Pattern[bytes], most: int, *, at_start: bool = False) -> int | None:
+        """How many bytes there are up to the end of the first match, within `most` bytes; None if there is none."""
+        searched = pattern.match if at_start else pattern.search
+        while True:
+            found = searched(self._data, self._at, self._at + most)
+            if found:
+                return found.end() - self._at
+            if len(self._data) - self._at >= most or not self._pull():
+                return None
+
+    def read(self, size: int) -> bytes:
+        if len(self._data) - self._at < size:
+            parts, left = [], size
+            while left:
+                if self._at >= len(self._data) and not self._pull():
+                    self._cut_off()
+                part = self._data[self._at : self._at + left]
+                parts.append(part)
+                self._at += len(part)
+                left -= len(part)
+            return b"".join(parts)
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def skip(self, size: int) -> None:
+        while size:
+            if self._at >= len(self._data) and not self._pull():
+                self._cut_off()
+            step = min(size, len(self._data) - self._at)
+            self._at += step
+            size -= step
+
+    def finish(self, head: _Head) -> None:
+        """Check that a record ends where its length says, and that it is followed by another or by nothing."""
+        try:
+            follows = self.peek(16)
+        except _Damage as damage:  # of what follows
+            self._pending = damage
+            return
+        rest = follows.lstrip(b"\r\n")
+        if not rest or rest.startswith((b"WARC/", b"WARC"[: len(rest)])):
+            return
+        if not head.is_arc or not re.match(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:", rest):
+            place, position = self.here()
+            raise _Damage(place, position, f"the record is not {head.length:,} bytes long, as its Content-Length says")
+
+    def _mark(self) -> tuple[int, Chunk]:
+        return next((index, chunk) for index, chunk in reversed(self._marks) if index <= self._at)
+
+    def _chunk(self) -> Chunk:
+        return self._mark()[1]
+
+    def _cut_off(self) -> None:
+        raise _Damage("", 0, "truncated: the file ends within the record")
+
+    def _pull(self) -> bool:
+        """Add the next chunk; False at the end."""
+        if self._pending is not None:
+            raise self._pending
+        for chunk in self._chunks:
+            if isinstance(chunk, Stop):
+                self._stop = self._passed + len(self._data)
+                if self._at >= len(self._data):
+                    return False
+                continue
+            if isinstance(chunk, Unread):
+                raise _Damage(chunk.place, chunk.position, chunk.error)
+            marks = [(index - self._at, mark) for index, mark in self._marks if index + mark.size > self._at]
+            self._passed += self._at
+            self._data, self._at = self._data[self._at :] + chunk.data[: chunk.size], 0
+            self._marks = [*marks, (len(self._data) - chunk.size, chunk)]
+            self.damaged |= chunk.is_damaged
+            return True
+        return False
+
+
+def _plain_chunks(file: IO[bytes], piece: Piece) -> Chunks:
+    """The bytes of a plain file from `piece.start` on, with a Stop at `piece.stop`."""
+    file.seek(piece.start)
+    position = piece.start
+    while data := file.read(min(_READ_BYTES, piece.stop - position) if position < piece.stop else _READ_BYTES):
+        yield Chunk(piece.path, position, data, len(data))
+        position += len(data)
+        if position == piece.stop:
+            yield Stop()
+
+
+def _find_plain(file: IO[bytes], begin: int, end: int) -> int | None:
+    """The next place in a plain file, before `end`, at which a record seems to begin."""
+    position, kept = begin, b""
+    pattern = re.compile(rb"(?<=\n)WARC/1\.\d\r?\n(?=[A-Za-z])")
+    file.seek(begin)
+    while position < end and (data := file.read(_READ_BYTES)):
+        window = kept + data
+        found = pattern.search(window)
+        if found:
+            place = position - len(kept) + found.start()
+            return place if place < end else None
+        kept = window[-64:]
+        position += len(data)
+    return None
