@@ -55,6 +55,7 @@ EXAMPLES = {
     "outliers": {"share": 0.1},
     "substring": {"substring": "A"},
     "histogram": {"path": str(DATA / "histogram.txt")},
+    "regex": {"pattern": "[0-9]+"},
     "token_count": {"tokenizer": str(DATA / "tokenizer.json")},
     "token_ids": {"tokenizer": str(DATA / "tokenizer.json")},
     "tokenizer_fertility": {"tokenizer": str(DATA / "tokenizer.json")},

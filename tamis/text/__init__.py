@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tamis.text.generate import Generate, NeuralPerplexity
     from tamis.text.language import Language
     from tamis.text.lines import AllDressedLines, C4Lines, RemovalBudget
-    from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
+    from tamis.text.lists import BadWords, BoilerPlate, Histogram, Regex, Substring
     from tamis.text.neural import Classifier, Tokenize
     from tamis.text.pii import PersonalDataMask
     from tamis.text.quality import (
@@ -110,7 +110,7 @@ _MODULES = {
     "embedding_classifier": ("EmbeddingClassifier",),
     "language": ("Language",),
     "lines": ("AllDressedLines", "C4Lines", "RemovalBudget"),
-    "lists": ("BadWords", "BoilerPlate", "Histogram", "Substring"),
+    "lists": ("BadWords", "BoilerPlate", "Histogram", "Regex", "Substring"),
     "neural": ("Classifier", "Tokenize"),
     "pii": ("PersonalDataMask",),
     "quality": (
@@ -194,6 +194,7 @@ __all__ = [
     "PythonCommentToCode",
     "QualityClassifier",
     "QuotationRemoval",
+    "Regex",
     "RemovalBudget",
     "RepeatedLines",
     "RepeatedLinesByChars",

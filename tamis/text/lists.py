@@ -19,7 +19,7 @@ from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.kernels.phrases import build_automaton, character_set, count_members, count_phrases
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.operators import Filter, Rule, Scores, at_least, at_most, operator
+from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.clean import PLACEHOLDER, POLICY_PHRASES
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
@@ -174,6 +174,42 @@ class Substring(Filter):
 
     def rules(self) -> list[Rule]:
         return [at_least("substring", 1)]
+
+
+@operator(reads="text", writes="regex_matches")
+class Regex(Filter):
+    """Drop documents in which a regular expression matches; with `min_matches`, keep those in which it matches.
+
+    Matches are counted without overlaps. The syntax is that of RE2: time grows with the length of the text, whatever the
+    expression, so there are no backreferences and no look-around. A null text has no match.
+
+    >>> Regex("[0-9]+").score(Batch.from_rows([{"text": "3 of 14"}, {"text": "none"}]))["regex_matches"].tolist()
+    [2, 0]
+    """
+
+    pattern: str
+    ignore_case: bool = False
+    min_matches: int | None = None
+    max_matches: int | None = None
+    column: str = "text"
+
+    def check(self) -> None:
+        try:
+            pc.count_substring_regex(pa.array([""]), self.pattern)
+        except pa.ArrowInvalid as error:
+            raise ParameterError(
+                f"`pattern` of `{self.name}` is not a regular expression: {error}",
+                hint="RE2 has no backreferences and no look-around",
+            ) from error
+
+    def score(self, batch: Batch) -> Scores:
+        texts = batch["text"].cast(pa.large_string())
+        found = pc.count_substring_regex(texts, self.pattern, ignore_case=self.ignore_case)
+        return {"regex_matches": pc.fill_null(found, 0).to_numpy(zero_copy_only=False).astype(np.int64)}
+
+    def rules(self) -> list[Rule]:
+        given = self.min_matches is not None or self.max_matches is not None
+        return [between("regex_matches", self.min_matches, self.max_matches if given else 0)]
 
 
 def _read_histogram(path: str, end: str) -> np.ndarray:

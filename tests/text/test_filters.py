@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tamis import Pipeline, Rows
 from tamis.batch import Batch, as_array
 from tamis.context import Context
 from tamis.errors import ParameterError
@@ -20,7 +21,7 @@ from tamis.text.code import (
     PythonCommentToCode,
     XmlHeader,
 )
-from tamis.text.lists import BadWords, BoilerPlate, Histogram, Substring
+from tamis.text.lists import BadWords, BoilerPlate, Histogram, Regex, Substring
 from tamis.text.quality import (
     BulletPoints,
     CommonEnglishWords,
@@ -234,3 +235,12 @@ def test_per_extension_bounds_come_from_a_table(tmp_path: Path) -> None:
     assert reasons(step, "(- + -)") == [["alphanumeric < 0.5", "alphabetic < 0.4"]]
     assert reasons(PerExtension("C#", "cs", str(path)), "x") == [["included < 1"]]
     assert reasons(PerExtension("Perl", "pl", str(path)), "x") == [["included < 1"]]
+
+
+def test_regex_drops_matches_or_keeps_them():
+    rows = [{"text": "Call 555-0100 NOW"}, {"text": "nothing here"}, {"text": None}]
+    assert Pipeline(Rows(rows), Regex(r"[0-9]{3}-[0-9]{4}")).run().dropped == {"regex_matches > 0": 1}
+    report = Pipeline(Rows(rows), Regex("now", ignore_case=True, min_matches=1)).run()
+    assert report.dropped == {"regex_matches < 1": 2}
+    with pytest.raises(ParameterError, match="not a regular expression"):
+        Regex("(a").check()
