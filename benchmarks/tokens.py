@@ -3,7 +3,8 @@
     python benchmarks/tokens.py --datatrove PYTHON [--documents 40000] [--packed 4096]
 
 Both read JSON Lines, tokenize with the same `tokenizer.json` (8,000 tokens, trained on the corpus), append an end token and
-write datatrove's .ds files, which are compared byte by byte. The corpus is English: sentences of Python's own documentation in random
+write datatrove's .ds files, which are compared byte by byte. The corpus is English: sentences of Python's own documentation, in
+random
 order. PYTHON is that of an environment with `pip install "datatrove[processing,io]" tokenizers`.
 """
 
