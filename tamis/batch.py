@@ -204,8 +204,8 @@ class Batch:
     def hand_on(self, column: str, compute: Callable[..., Any], facts: dict[str, Any]) -> None:
         """Let later steps have `facts` about a column that this step is about to write, instead of computing them.
 
-        For results on a GPU: the next step calls `facts(column, compute)` and gets the arrays that this step left there.
-        `column` is its name in the data.
+        For results on a GPU: the next step calls `facts(column, compute)` and gets the arrays that this step left there. An
+        Expand leaves facts about its new rows, such as what it measured in parts of a video. `column` is its name in the data.
         """
         self.handed_on[column, self._key(column, compute)[1]] = facts
 

@@ -197,7 +197,8 @@ def _grown(
     counts = np.bincount(parents, minlength=len(batch))
     childless = counts == 0
     origin = batch.origin.expanded(parents, number)
-    grown = Batch(batch.table.take(pa.array(parents)), origin, access=batch.access).with_columns(columns)
+    taken = batch.table.take(pa.array(parents))
+    grown = Batch(taken, origin, handed_on=batch.handed_on, access=batch.access).with_columns(columns)
     verdicts = [(f"{op.name}: nothing left", childless)] if childless.any() else []
     return Applied(grown, batch, verdicts, created=int((counts[~childless] - 1).sum()))
 

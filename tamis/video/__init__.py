@@ -1,0 +1,44 @@
+"""Operators on videos. Names are imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from tamis.curator_names import unknown_name
+
+if TYPE_CHECKING:
+    from tamis.video.appearance import VideoBars, VideoBlack, VideoFlashing, VideoFrozen, VideoMotion, VideoShake
+    from tamis.video.filters import (
+        VideoBitRate,
+        VideoCodec,
+        VideoDecodable,
+        VideoDuration,
+        VideoProbe,
+        VideoRate,
+        VideoSize,
+        VideoSound,
+    )
+    from tamis.video.split import FixedClips, Shots, TimedClips
+
+_MODULES = {
+    "appearance": ("VideoBars", "VideoBlack", "VideoFlashing", "VideoFrozen", "VideoMotion", "VideoShake"),
+    "filters": (
+        "VideoBitRate", "VideoCodec", "VideoDecodable", "VideoDuration", "VideoProbe", "VideoRate", "VideoSize", "VideoSound",
+    ),
+    "split": ("FixedClips", "Shots", "TimedClips"),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_HOMES)
+
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise unknown_name("tamis.video", name)
+        return getattr(import_module(f"tamis.video.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

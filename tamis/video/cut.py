@@ -1,0 +1,270 @@
+"""Cuts clips out of videos: the bytes of an MP4 file for a part in time.
+
+    copy      packets are copied, from the last key frame before the begin: fast and without loss, but not exact
+    encode    frames are decoded and encoded again: exact to the frame
+
+`auto` copies where that is exact, because the clip begins and ends at key frames, and encodes otherwise. Sound is copied, or encoded
+as AAC if its codec does not go into MP4. Encoders use one thread, so that the same clip gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import posixpath
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.batch import Batch, Column
+from tamis.errors import ParameterError, VideoError
+from tamis.media import MediaItem, media_items
+from tamis.operators import Map, operator
+from tamis.segments import Segment, cut_name
+from tamis.video.decode import ROW_BYTES, VideoStep
+from tamis.video.files import TOLERANCE_S, Decodes, av_module, explained, frames, opened_item, read_header
+
+Mode = Literal["auto", "copy", "encode"]
+Codec = Literal["h264", "h265", "vp9", "av1"]
+
+ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
+    "h264": ("libx264", {"preset": "veryfast", "threads": "1"}),
+    "h265": ("libx265", {"preset": "fast", "x265-params": "pools=none:frame-threads=1:log-level=none"}),
+    "vp9": ("libvpx-vp9", {"b": "0", "deadline": "good", "cpu-used": "5", "threads": "1", "row-mt": "0"}),
+    "av1": ("libsvtav1", {"preset": "9", "svtav1-params": "lp=1"}),
+}
+QUALITIES = {"h264": 20, "h265": 23, "vp9": 30, "av1": 32}
+"""Constant rate factors at which a clip is hard to tell from its source; they are the scales of the encoders."""
+
+IN_MP4 = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "flac", "ac3", "eac3", "alac"})
+COPIED = frozenset({"h264", "hevc", "vp9", "libvpx-vp9", "av1", "libdav1d", "mpeg4", "mpeg2video"})
+
+
+def cut(item: MediaItem) -> bytes:
+    """The clip that a row refers to, as the bytes of an MP4 file; what sinks and `ReadMedia` write."""
+    assert item.segment is not None
+    return cut_bytes(item, item.segment)
+
+
+def cut_part(item: MediaItem, begin: float, end: float) -> dict[str, Any]:
+    """A media value with a part of a video that a row holds as bytes."""
+    name = cut_name(posixpath.basename(item.name or "video.mp4"), Segment(begin, end))
+    return {"bytes": cut_bytes(item, Segment(begin, end)), "path": posixpath.splitext(name)[0] + ".mp4"}
+
+
+def cut_bytes(
+    item: MediaItem, segment: Segment, mode: Mode = "auto", codec: Codec = "h264", quality: int | None = None, sound: bool = True
+) -> bytes:
+    """The bytes of an MP4 file with a part of a video."""
+    target = io.BytesIO()
+    with opened_item(item) as container, explained():
+        stream = next((each for each in container.streams.video if not each.disposition & 0x400), None)
+        if stream is None:
+            raise VideoError("without picture", "it has only sound")
+        Decodes.files += 1
+        copied = mode == "copy" or (mode == "auto" and _ends_at_keys(container, stream, segment))
+        if copied and stream.codec_context.name not in COPIED:
+            copied = False
+        with av_module().open(target, "w", format="mp4") as output:
+            if copied:
+                _copy(container, stream, output, segment, sound)
+            else:
+                _encode(container, stream, output, segment, codec, quality, sound)
+    return target.getvalue()
+
+
+def _ends_at_keys(container: Any, stream: Any, segment: Segment) -> bool:
+    """Whether a part begins and ends with key frames, so that copying its packets is exact."""
+    base, origin = stream.time_base, _origin(stream)
+    wanted = {round(segment.begin, 6)} | ({round(segment.end, 6)} if segment.end is not None else set())
+    if segment.end is not None and container.duration and segment.end >= container.duration / 1e6 - 1e-3:
+        wanted.discard(round(segment.end, 6))
+    container.seek(int((segment.begin + origin) / base), stream=stream, backward=True)
+    for packet in container.demux(stream):
+        if packet.pts is None:
+            continue
+        time = float(packet.pts * base) - origin
+        if packet.is_keyframe:
+            wanted -= {each for each in wanted if abs(each - time) <= TOLERANCE_S}
+        if not wanted:
+            return True
+        if time > (segment.end or segment.begin) + 1:
+            break
+    return not wanted
+
+
+def _origin(stream: Any) -> float:
+    return float((stream.start_time or 0) * stream.time_base)
+
+
+def _copy(container: Any, stream: Any, output: Any, segment: Segment, sound: bool) -> None:
+    base, origin = stream.time_base, _origin(stream)
+    made = output.add_stream_from_template(stream)
+    audio = _SoundCopy.of(container, output) if sound else None
+    end = math.inf if segment.end is None else segment.end
+    container.seek(int((segment.begin + origin) / base), stream=stream, backward=True)
+    first: int | None = None
+    begin = segment.begin
+    late = 0
+    for packet in container.demux([each for each in (stream, audio and audio.source) if each]):
+        if packet.dts is None or packet.pts is None:
+            continue
+        if packet.stream is not stream:
+            if audio is not None:
+                audio.take(packet, begin, end, origin)
+            continue
+        time = float(packet.pts * base) - origin
+        if first is None:
+            if not packet.is_keyframe:
+                continue
+            first, begin = packet.pts, time
+        if time >= end - TOLERANCE_S:
+            late += 1
+            if late > 16 or packet.is_keyframe:  # frames that are shown earlier may follow in the file
+                break
+            continue
+        packet.pts, packet.dts = packet.pts - first, packet.dts - first
+        packet.stream = made
+        output.mux(packet)
+    if first is None:
+        raise VideoError("without frames", "the clip has none")
+    if audio is not None:
+        audio.finish(container, begin, end, origin)
+
+
+def _encode(
+    container: Any, stream: Any, output: Any, segment: Segment, codec: Codec, quality: int | None, sound: bool
+) -> None:
+    header = read_header(container)
+    name, options = ENCODERS[codec]
+    settings = {**options, "crf": str(QUALITIES[codec] if quality is None else quality)}
+    rate = Fraction(header.rate).limit_denominator(1001) if header.rate > 0 else Fraction(25)
+    made = output.add_stream(name, rate=rate, options=settings)
+    context = stream.codec_context
+    made.width, made.height = context.width // 2 * 2 or 2, context.height // 2 * 2 or 2  # 4:2:0 has even sizes
+    made.pix_fmt = "yuv420p10le" if codec in ("h265", "av1", "vp9") and _deep(context) else "yuv420p"
+    made.codec_context.time_base = stream.time_base
+    if header.rotation:
+        made.set_display_rotation(header.rotation)
+    audio = _SoundCopy.of(container, output) if sound else None
+    origin, count = _origin(stream), 0
+    last = -1
+    for frame in frames(container, segment):
+        picture = frame.decoded
+        if picture.width != made.width or picture.height != made.height or picture.format.name != made.pix_fmt:
+            picture = picture.reformat(made.width, made.height, made.pix_fmt)
+        last = max(last + 1, round((frame.time - segment.begin) / float(stream.time_base)))
+        picture.pts, picture.time_base, picture.pict_type = last, stream.time_base, 0
+        output.mux(made.encode(picture))
+        count += 1
+    if not count:
+        raise VideoError("without frames", "the clip has none")
+    output.mux(made.encode(None))
+    if audio is not None:
+        audio.finish(container, segment.begin, math.inf if segment.end is None else segment.end, origin)
+
+
+def _deep(context: Any) -> bool:
+    return context.format is not None and context.format.components[0].bits > 8
+
+
+class _SoundCopy:
+    """Copies the sound of a clip, or encodes it again if MP4 cannot hold its codec."""
+
+    def __init__(self, source: Any, made: Any, output: Any, copied: bool) -> None:
+        self.source, self.made, self.output, self.copied = source, made, output, copied
+        self.last = -math.inf
+
+    @staticmethod
+    def of(container: Any, output: Any) -> _SoundCopy | None:
+        source = next(iter(container.streams.audio), None)
+        if source is None or source.codec_context is None or not source.codec_context.sample_rate:
+            return None
+        copied = source.codec_context.name in IN_MP4
+        made = output.add_stream_from_template(source) if copied else output.add_stream("aac", rate=48_000)
+        return _SoundCopy(source, made, output, copied)
+
+    def take(self, packet: Any, begin: float, end: float, origin: float) -> None:
+        """Sound is read afterwards, in a pass of its own: its packets may lie far from those of the frames."""
+
+    def finish(self, container: Any, begin: float, end: float, origin: float) -> None:
+        base = self.source.time_base
+        container.seek(int(max(0.0, begin + origin) / base), stream=self.source, backward=True)
+        for packet in self._made(container, begin, end, origin, base):
+            self.output.mux(packet)
+
+    def _made(self, container: Any, begin: float, end: float, origin: float, base: Any) -> Iterator[Any]:
+        av = av_module()
+        resampler = None if self.copied else av.AudioResampler("fltp", "stereo", 48_000)
+        start: int | None = None
+        for packet in container.demux(self.source):
+            if packet.pts is None:
+                continue
+            time = float(packet.pts * base) - origin
+            if time >= end - TOLERANCE_S:
+                break
+            if time < begin - TOLERANCE_S:
+                continue
+            if self.copied:
+                start = packet.pts if start is None else start
+                shift = round((begin + origin) / base)
+                packet.pts = packet.dts = max(0, packet.pts - shift)
+                packet.stream = self.made
+                yield packet
+                continue
+            try:
+                decoded = packet.decode()
+            except av.error.InvalidDataError:
+                continue  # a damaged piece of sound
+            assert resampler is not None
+            for frame in decoded:
+                for piece in resampler.resample(frame):
+                    piece.pts = None
+                    yield from self.made.encode(piece)
+        if resampler is not None:
+            yield from self.made.encode(None)
+
+
+@operator(reads="video")
+class VideoCut(VideoStep, Map):
+    """Replace each clip by a file of its own: column `video` then holds the bytes of an MP4 file.
+
+    Without this step, sinks cut clips themselves, with `mode="auto"`. `mode="copy"` copies packets from the key frame before the
+    begin of the clip on, which is fast and without loss, and gives a clip that may begin earlier than its times say; `encode`
+    encodes again, exact to the frame; `auto` copies where that is exact. The codecs are those of FFmpeg's libx264, libx265,
+    libvpx and SVT-AV1; `quality` is their constant rate factor (defaults: 20, 23, 30 and 32). A row that is no clip stays as it
+    is, unless `mode` is "encode".
+    """
+
+    cost = 2000.0
+
+    mode: Mode = "auto"
+    codec: Codec = "h264"
+    quality: int | None = None
+    sound: bool = True
+    column: str = "video"
+
+    def check(self) -> None:
+        if self.quality is not None and not 0 <= self.quality <= 63:
+            raise ParameterError("`quality` is 0 to 63")
+
+    @property
+    def row_bytes(self) -> int:
+        return ROW_BYTES
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        values = batch["video"].to_pylist()
+        for row, item in enumerate(media_items(batch, "video")):
+            if item is None or (item.segment is None and self.mode != "encode"):
+                continue
+            segment = item.segment or Segment(0.0, None)
+            name = cut_name(item.name, segment) if item.segment is not None else f"{posixpath.splitext(item.name)[0]}.mp4"
+            made = cut_bytes(item, segment, self.mode, self.codec, self.quality, self.sound)
+            values[row] = {"bytes": made, "path": name}
+        return {self.column: pa.array(values, batch["video"].type)}

@@ -1,0 +1,363 @@
+"""Video files: their headers and their frames. The only module that opens containers with PyAV (FFmpeg) to read them.
+
+    file  -> Header     duration, frames, rate, size, codec, sound: from the container, nothing is decoded
+          -> Frame ...  one at a time, in order; each is reduced before the next one is decoded
+
+A file is opened by the demuxer of a known container format. Playlists and lists of files, which lead to other files, reach
+no demuxer. Nothing is allocated by what a header claims: a file that claims a billion frames costs what its data cost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import IO, Any
+
+import numpy as np
+
+from tamis.errors import VideoError, is_shortage, require
+from tamis.kernels.frames import shrink_plane, small_frame, to_rgb
+from tamis.media import MediaItem
+from tamis.segments import Segment
+
+FORMATS = (
+    "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "mpegts", "mpeg", "mpegvideo", "m4v", "flv", "ogg",
+    "asf", "rm", "dv", "gif", "nut", "ivf", "h264", "hevc", "obu", "mxf", "wtv", "yuv4mpegpipe", "swf", "nsv", "vivo", "bink",
+    "smk", "roq", "cdxl", "film_cpk", "4xm",
+)  # fmt: skip
+"""Containers that are read. Formats that name other files (HLS, DASH, concat, image sequences) are not among them."""
+
+MAX_PIXELS = 178_956_970
+"""Larger frames are not decoded; the limit is that of images. 8K has 33 million."""
+
+TOLERANCE_S = 2e-6
+"""Times in references are rounded to microseconds."""
+
+MAX_ERRORS = 1000
+"""After this many broken packets in a row, the rest of a video is given up."""
+
+_PLANAR = re.compile(r"yuvj?(420|422|444|440|411|410)p(9|10|12|14|16)?(le)?")
+_ROTATION = re.compile(r"Side data:\s+(?:[^\n]*\n\s+)*?(?:Display Matrix|displaymatrix): rotation of (-?\d+(?:\.\d+)?) degrees")
+_HDR = {16: "pq", 18: "hlg"}  # colour transfer functions (ITU-T H.273, table 3)
+_MATRICES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+_BT601 = (0.299, 0.114)
+"""Shares of red and blue in the brightness, by the colour space of a frame (ITU-T H.273, table 4)."""
+
+
+class Decodes:
+    """What was decoded in this process, for tests and benchmarks."""
+
+    files = 0
+    """Passes over a file or a clip that decoded frames."""
+    frames = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a container says about a video, before anything is decoded."""
+
+    container: str
+    codec: str
+    pixel_format: str
+    width: int
+    """In pixels, upright: after the rotation is applied."""
+    height: int
+    rotation: int
+    """In degrees counterclockwise: 0, 90, 180 or 270."""
+    rate: float
+    """Frames per second, on average; NaN if unknown."""
+    duration: float
+    """In seconds; NaN if unknown. It is a claim: files may be shorter or longer."""
+    num_frames: int
+    """As the header says, or from rate and duration; 0 if unknown."""
+    bit_rate: float
+    """Bits per second of the video stream; of the file if the stream does not say; NaN if unknown."""
+    audio_codec: str | None
+    audio_rate: int
+    channels: int
+    hdr: str | None
+    """"pq" or "hlg" for a high dynamic range."""
+    has_picture: bool
+    """False for a file that has only sound."""
+
+    @property
+    def short_side(self) -> int:
+        return min(self.width, self.height)
+
+
+@cache
+def av_module() -> Any:
+    found = require("av", extra="video", purpose="reading videos")
+    found.logging.set_level(None)  # errors are raised; FFmpeg would also print them
+    return found
+
+
+@contextmanager
+def opened(file: IO[bytes]) -> Iterator[Any]:
+    """A file as a container of PyAV; errors of FFmpeg become VideoErrors."""
+    av = av_module()
+    with explained():
+        start = file.read(1)
+        if not start:
+            raise VideoError("empty", "the file has no bytes")
+        file.seek(0)
+        options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
+        container = av.open(file, metadata_errors="replace", options=options)
+    try:
+        yield container
+    finally:
+        container.close()
+
+
+@contextmanager
+def opened_item(item: MediaItem) -> Iterator[Any]:
+    """The container that a row refers to or holds. Errors of decoding pass as they are; they are not errors of reading."""
+    manager = item.open()
+    file = manager.__enter__()
+    try:
+        with opened(file) as container:
+            yield container
+    finally:
+        manager.__exit__(None, None, None)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn errors of FFmpeg into a VideoError, except those caused by a lack of memory."""
+    av = av_module()
+    try:
+        yield
+    except av.error.FFmpegError as error:
+        if is_shortage(error) or isinstance(error, MemoryError):
+            raise MemoryError(str(error)) from error
+        raise VideoError(*_described(error)) from error
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    av = av_module()
+    text = str(error.strerror if isinstance(error, OSError) else error)
+    text = re.sub(r"\[Errno -?\d+\] |: '<none>'|; last error log: ", "", text)
+    if isinstance(error, av.error.EOFError):
+        return "truncated", text
+    if isinstance(error, (av.error.DecoderNotFoundError, av.error.PatchWelcomeError)):
+        return "unsupported", text
+    return "not readable", f"{text}; it is damaged, its end with the index is missing, or it is not a video"
+
+
+def read_header(container: Any) -> Header:
+    """The header of an open container. A file without frames to show has no picture, and a width of 0."""
+    videos = [each for each in container.streams.video if not each.disposition & 0x400]  # cover pictures are not videos
+    sound = next(iter(container.streams.audio), None)
+    common = {
+        "container": container.format.name.partition(",")[0],
+        "audio_codec": None if sound is None or sound.codec_context is None else sound.codec_context.name,
+        "audio_rate": 0 if sound is None or sound.codec_context is None else int(sound.codec_context.sample_rate or 0),
+        "channels": 0 if sound is None or sound.codec_context is None else int(sound.codec_context.channels or 0),
+    }
+    if not videos:
+        return Header(
+            codec="", pixel_format="", width=0, height=0, rotation=0, rate=math.nan, duration=_duration(container, sound),
+            num_frames=0, bit_rate=math.nan, hdr=None, has_picture=False, **common,
+        )  # fmt: skip
+    stream = videos[0]
+    context = stream.codec_context
+    if context is None:
+        raise VideoError("unsupported", "its codec is unknown")
+    rate = float(stream.average_rate or stream.guessed_rate or math.nan)
+    duration = _duration(container, stream)
+    known = not (math.isnan(rate) or math.isnan(duration))
+    rotation = _rotation(container)
+    width, height = context.width, context.height
+    if rotation % 180:
+        width, height = height, width
+    return Header(
+        codec=context.name,
+        pixel_format=context.pix_fmt or "",
+        width=width,
+        height=height,
+        rotation=rotation,
+        rate=rate,
+        duration=duration,
+        num_frames=int(stream.frames) or (round(min(rate * duration, 1e15)) if known else 0),
+        bit_rate=_bit_rate(container, context, duration),
+        hdr=_HDR.get(int(context.color_trc or 0)),
+        has_picture=True,
+        **common,
+    )
+
+
+def _duration(container: Any, stream: Any) -> float:
+    if stream is not None and stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return container.duration / 1e6 if container.duration and container.duration > 0 else math.nan
+
+
+def _bit_rate(container: Any, context: Any, duration: float) -> float:
+    if context.bit_rate:
+        return float(context.bit_rate)
+    size = container.size
+    return 8.0 * size / duration if size and size > 0 and duration > 0 else math.nan
+
+
+def _rotation(container: Any) -> int:
+    """The rotation of the picture in the container. PyAV shows it with decoded frames only, and in this description."""
+    logging = av_module().logging
+    logging.set_level(logging.INFO)  # the description is what FFmpeg would log
+    try:
+        found = _ROTATION.search(container.dumps_format())
+    except UnicodeDecodeError:  # metadata that are not UTF-8
+        found = None
+    finally:
+        logging.set_level(None)
+    return round(float(found[1]) / 90) * 90 % 360 if found else 0
+
+
+# -------------------------------------------------------------------------------------------------------------- frames
+
+
+@dataclass
+class Frame:
+    """A decoded frame, valid until the next one is decoded."""
+
+    time: float
+    """In seconds from the begin of the video, also within a clip."""
+    key: bool
+    rotation: int
+    decoded: Any
+
+    def small(self, out: np.ndarray) -> None:
+        """out uint8[SIDE, SIDE] = the brightness of the frame, not turned: measures do not depend on the rotation."""
+        frame = self.decoded
+        name = frame.format.name
+        if not (_PLANAR.fullmatch(name) or name in ("nv12", "gray", "p010le")):
+            frame, name = frame.reformat(format="yuv444p"), "yuv444p"
+        plane, shift = _plane(frame, 0, name)
+        small_frame(plane, frame.width, shift, _full_range(frame, name), out)
+
+    def rgb(self, width: int, height: int) -> np.ndarray:
+        """uint8[height, width, 3], upright, by area averages; not larger than the frame."""
+        frame = self.decoded
+        name = frame.format.name
+        if not _PLANAR.fullmatch(name):
+            frame, name = frame.reformat(format="yuv444p"), "yuv444p"
+        if self.rotation % 180:
+            width, height = height, width
+        planes = []
+        for index in range(3):
+            plane, shift = _plane(frame, index, name)
+            wide = frame.planes[index].width
+            low = np.empty((min(height, plane.shape[0]), min(width, wide)), np.uint8)
+            shrink_plane(plane, wide, shift, low)
+            planes.append(low if low.shape == (height, width) else _stretched(low, height, width))
+        result = np.empty((height, width, 3), np.uint8)
+        shares = _MATRICES.get(int(frame.colorspace or 0)) or (_MATRICES[1] if frame.height > 576 else _BT601)
+        weights = np.array([round(65536 * share) for share in shares], np.int64)
+        to_rgb(planes[0], planes[1], planes[2], weights, _full_range(frame, name), result)
+        return np.ascontiguousarray(np.rot90(result, self.rotation // 90))
+
+    def size_for(self, side: int | None, longest: int = 8) -> tuple[int, int]:
+        """(width, height), upright, of the frame with a short side of at most `side`; None for all pixels."""
+        width, height = self.decoded.width, self.decoded.height
+        if self.rotation % 180:
+            width, height = height, width
+        ratio = 1.0 if side is None else min(1.0, side / min(width, height), longest * side / max(width, height))
+        return max(1, round(width * ratio)), max(1, round(height * ratio))
+
+
+def _plane(frame: Any, index: int, name: str) -> tuple[np.ndarray, int]:
+    """A plane as an array that shares the memory of the frame, and by how many bits its values exceed 8 bits."""
+    plane = frame.planes[index]
+    bits = frame.format.components[0].bits
+    wide = 2 if bits > 8 else 1
+    values = np.frombuffer(plane, np.uint16 if wide == 2 else np.uint8)
+    stride = plane.line_size // wide
+    shift = 8 if name == "p010le" else bits - 8
+    return values[: plane.height * stride].reshape(plane.height, stride), shift
+
+
+def _full_range(frame: Any, name: str) -> bool:
+    return int(frame.color_range or 0) == 2 or name.startswith("yuvj") or (name == "gray" and not frame.color_range)
+
+
+def _stretched(plane: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Colours have fewer pixels than brightness: each is repeated."""
+    rows = np.arange(height) * plane.shape[0] // height
+    columns = np.arange(width) * plane.shape[1] // width
+    return np.ascontiguousarray(plane[rows][:, columns])
+
+
+def frames(container: Any, segment: Segment | None = None, *, keys_only: bool = False) -> Iterator[Frame]:
+    """The frames of the first video stream, in order of time, or of a part of it; broken packets are skipped.
+
+    A stream without any frame that can be decoded raises a VideoError. With `keys_only`, other frames are not decoded.
+    """
+    av = av_module()
+    header = read_header(container)
+    if not header.has_picture:
+        raise VideoError("without picture", "it has only sound")
+    if header.width * header.height > MAX_PIXELS:
+        raise VideoError("too large", f"{header.width:,} x {header.height:,} pixels; at most {MAX_PIXELS:,} are decoded")
+    stream = next(each for each in container.streams.video if not each.disposition & 0x400)
+    context = stream.codec_context
+    if not context.is_open:
+        context.thread_count = 1  # each core has a worker, and every further thread holds frames of its own
+    if keys_only:
+        context.skip_frame = "NONKEY"
+    origin = _start(stream, container)
+    begin = 0.0 if segment is None else segment.begin
+    end = math.inf if segment is None or segment.end is None else segment.end
+    if begin > 0:
+        with explained():
+            container.seek(int((begin + origin) / stream.time_base), stream=stream, backward=True)
+    seen, errors, last, time = 0, 0, "", -math.inf
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets, None)
+            if packet is None:
+                break
+            decoded = packet.decode()
+        except av.error.EOFError:
+            break
+        except av.error.FFmpegError as error:
+            if is_shortage(error) or isinstance(error, MemoryError):
+                raise MemoryError(str(error)) from error
+            errors, last = errors + 1, str(error)
+            if errors > MAX_ERRORS:
+                break
+            continue
+        errors = 0
+        for frame in decoded:
+            Decodes.frames += 1
+            # A frame without a time follows the one before it: streams without a container have none.
+            step = 1 / header.rate if header.rate > 0 else 0.04
+            known = frame.pts is not None and frame.time_base
+            time = float(frame.pts * frame.time_base) - origin if known else max(0.0, time + step)
+            seen += 1
+            if time < begin - TOLERANCE_S or frame.width * frame.height > MAX_PIXELS:
+                continue
+            if time >= end - TOLERANCE_S:
+                return
+            yield Frame(max(0.0, time), bool(frame.key_frame), header.rotation, frame)
+    if not seen and begin <= 0:
+        raise VideoError("without frames", f"no frame could be decoded{f' ({last})' if last else ''}")
+
+
+def _start(stream: Any, container: Any) -> float:
+    """When the first frame of a stream is shown; times count from there."""
+    if stream.start_time is not None and stream.time_base:
+        return float(stream.start_time * stream.time_base)
+    return (container.start_time or 0) / 1e6
+
+
+def key_times(container: Any) -> np.ndarray:
+    """When frames that are decoded without others are shown, if the container has an index; approximately."""
+    stream = next(each for each in container.streams.video if not each.disposition & 0x400)
+    base, origin = stream.time_base, _start(stream, container)
+    entries = stream.index_entries
+    ticks = [entry.timestamp for entry in entries if entry.is_keyframe] if entries is not None else []
+    return np.sort(np.array(ticks, np.float64) * float(base or 0) - origin)
