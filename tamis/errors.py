@@ -8,7 +8,8 @@ TamisError                 carries a hint on how to fix the problem
 │   └── DamagedFile        one file cannot be read; others can
 ├── MediaError             the image, sound or video that a row refers to cannot be read
 │   ├── ImageError         the file is not an image, or cannot be decoded
-│   └── AudioError         the file is not a sound, or cannot be decoded
+│   ├── AudioError         the file is not a sound, or cannot be decoded
+│   └── VideoError         the file is not a video, or cannot be decoded
 ├── SinkError              the output cannot be written, or holds other data
 │   └── DiskFull           no disk space left
 ├── LedgerError            the record of committed work is damaged or in use
@@ -102,6 +103,17 @@ class AudioError(MediaError):
 
 def _rebuild_audio(problem: str, message: str, hint: str | None) -> AudioError:
     return AudioError(problem, message, hint=hint)
+
+
+class VideoError(MediaError):
+    """A video cannot be decoded. `problem` is a word or two that can be counted: "truncated", "corrupt"."""
+
+    def __init__(self, problem: str, message: str) -> None:
+        super().__init__(f"the video is {problem}: {message}")
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (VideoError, (self.problem, self.message.partition(": ")[2]))
 
 
 class SinkError(TamisError):

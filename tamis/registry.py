@@ -84,6 +84,10 @@ OPERATOR_MODULES = (
     "tamis.image.brisque",
     "tamis.image.edit",
     "tamis.image.metadata",
+    "tamis.video.filters",
+    "tamis.video.appearance",
+    "tamis.video.split",
+    "tamis.video.cut",
 )
 
 

@@ -28,6 +28,7 @@ from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source, snake_c
 from tamis.registry import build_operator, registered
 from tamis.text import classifiers
 from tests.language_server import shared_server
+from tests.video.make_videos import plain, scene, video
 
 TEXTS = [
     "A short text.",
@@ -90,6 +91,7 @@ EXAMPLES = {
     "image_text_similarity": {"model": "small/clip", "min_similarity": 0.1},
     "aesthetics": {"model": "small/clip", "head": "aesthetics.safetensors"},
     "faces": {"max_faces": 0},
+    "video_codec": {"keep": ["h264"]},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }
 
@@ -148,6 +150,12 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
             columns[real] = pa.array(lists, pa.list_(pa.float32(), 3))
         elif real == "image":
             columns[real] = images()[: len(texts)]
+        elif real == "video":
+            columns[real] = videos()[: len(texts)]
+        elif real == "segments":
+            parts = [[{"begin": 0.2, "end": 0.5, "text": text}] for text in texts]
+            kind = pa.struct([("begin", pa.float64()), ("end", pa.float64()), ("text", pa.string())])
+            columns[real] = pa.array(parts, pa.list_(kind))
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
@@ -186,6 +194,19 @@ def images() -> pa.Array:
     ]
     assert len(rows) == len(TEXTS)
     return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+@functools.cache
+def videos() -> pa.Array:
+    """As many small videos as there are texts, and rows without any."""
+    files = [
+        {"bytes": video([(scene(1, (64, 48)), 5), (scene(2, (64, 48)), 4)], sound="aac"), "path": "a.mp4"},
+        None,
+        {"bytes": video([(plain(0, (48, 64)), 6)], codec="mpeg4", container="avi"), "path": "b.avi"},
+        {"bytes": None, "path": None},
+        {"bytes": video([(scene(3, (64, 48)), 4)], container="matroska"), "path": "c.mkv"},
+    ]
+    return pa.array((files * 3)[: len(TEXTS)], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
 
 def applied(step: Operator, batch: Batch) -> Applied:
@@ -337,7 +358,7 @@ def test_it_says_what_it_does(name):
     assert not doc.startswith(f"{OURS[name].__name__}("), "the docstring is the one dataclass makes"
 
 
-@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup", "tamis.image"])
+@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup", "tamis.image", "tamis.video"])
 def test_a_package_names_its_operators_for_type_checkers_and_at_run_time(package):
     module = importlib.import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text())

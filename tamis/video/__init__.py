@@ -9,6 +9,7 @@ from tamis.curator_names import unknown_name
 
 if TYPE_CHECKING:
     from tamis.video.appearance import VideoBars, VideoBlack, VideoFlashing, VideoFrozen, VideoMotion, VideoShake
+    from tamis.video.cut import VideoCut
     from tamis.video.filters import (
         VideoBitRate,
         VideoCodec,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "appearance": ("VideoBars", "VideoBlack", "VideoFlashing", "VideoFrozen", "VideoMotion", "VideoShake"),
+    "cut": ("VideoCut",),
     "filters": (
         "VideoBitRate", "VideoCodec", "VideoDecodable", "VideoDuration", "VideoProbe", "VideoRate", "VideoSize", "VideoSound",
     ),
@@ -30,7 +32,26 @@ _MODULES = {
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "FixedClips",
+    "Shots",
+    "TimedClips",
+    "VideoBars",
+    "VideoBitRate",
+    "VideoBlack",
+    "VideoCodec",
+    "VideoCut",
+    "VideoDecodable",
+    "VideoDuration",
+    "VideoFlashing",
+    "VideoFrozen",
+    "VideoMotion",
+    "VideoProbe",
+    "VideoRate",
+    "VideoShake",
+    "VideoSize",
+    "VideoSound",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 

@@ -20,7 +20,7 @@ BLACK_PICTURE = 0.98
 """A frame is black if this share of its pixels is dark: the default of FFmpeg's filter blackdetect."""
 
 FROZEN_CHANGE = 0.255
-"""A frame repeats the one before it if pixels change by less than this on average: 0.1 %, as in FFmpeg's filter freezedetect."""
+"""A frame repeats the one before it if pixels change by less on average: 0.1 %, as in FFmpeg's filter freezedetect."""
 
 FLASH = 25.5
 """A flash is a pair of opposite changes of brightness by 10 % or more (WCAG 2.2, success criterion 2.3.1)."""

@@ -3,7 +3,8 @@
     copy      packets are copied, from the last key frame before the begin: fast and without loss, but not exact
     encode    frames are decoded and encoded again: exact to the frame
 
-`auto` copies where that is exact, because the clip begins and ends at key frames, and encodes otherwise. Sound is copied, or encoded
+`auto` copies where that is exact, because the clip begins and ends at key frames, and encodes otherwise. Sound is
+copied, or encoded
 as AAC if its codec does not go into MP4. Encoders use one thread, so that the same clip gives the same bytes.
 """
 
@@ -56,7 +57,12 @@ def cut_part(item: MediaItem, begin: float, end: float) -> dict[str, Any]:
 
 
 def cut_bytes(
-    item: MediaItem, segment: Segment, mode: Mode = "auto", codec: Codec = "h264", quality: int | None = None, sound: bool = True
+    item: MediaItem,
+    segment: Segment,
+    mode: Mode = "auto",
+    codec: Codec = "h264",
+    quality: int | None = None,
+    sound: bool = True,
 ) -> bytes:
     """The bytes of an MP4 file with a part of a video."""
     target = io.BytesIO()
@@ -232,10 +238,12 @@ class _SoundCopy:
 class VideoCut(VideoStep, Map):
     """Replace each clip by a file of its own: column `video` then holds the bytes of an MP4 file.
 
-    Without this step, sinks cut clips themselves, with `mode="auto"`. `mode="copy"` copies packets from the key frame before the
+    Without this step, sinks cut clips themselves, with `mode="auto"`. `mode="copy"` copies packets from the key frame
+    before the
     begin of the clip on, which is fast and without loss, and gives a clip that may begin earlier than its times say; `encode`
     encodes again, exact to the frame; `auto` copies where that is exact. The codecs are those of FFmpeg's libx264, libx265,
-    libvpx and SVT-AV1; `quality` is their constant rate factor (defaults: 20, 23, 30 and 32). A row that is no clip stays as it
+    libvpx and SVT-AV1; `quality` is their constant rate factor (defaults: 20, 23, 30 and 32). A row that is no clip
+    stays as it
     is, unless `mode` is "encode".
     """
 
@@ -264,7 +272,9 @@ class VideoCut(VideoStep, Map):
             if item is None or (item.segment is None and self.mode != "encode"):
                 continue
             segment = item.segment or Segment(0.0, None)
-            name = cut_name(item.name, segment) if item.segment is not None else f"{posixpath.splitext(item.name)[0]}.mp4"
+            name = (
+                cut_name(item.name, segment) if item.segment is not None else f"{posixpath.splitext(item.name)[0]}.mp4"
+            )
             made = cut_bytes(item, segment, self.mode, self.codec, self.quality, self.sound)
             values[row] = {"bytes": made, "path": name}
         return {self.column: pa.array(values, batch["video"].type)}

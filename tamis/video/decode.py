@@ -5,8 +5,10 @@
                   -> stills    a few frames in colour, with a short side of 256, 512 or 1024 pixels
 
 A track takes about 90 bytes per frame: 20 MB for two hours. All measures of the whole picture over time come from it: shots,
-black, frozen and flashing parts, motion, shake, bars and sequences of hashes. It does not depend on the operators that use it,
-so results do not either, and several operators cost one decode. When a video is split, the clips get their parts of the track.
+black, frozen and flashing parts, motion, shake, bars and sequences of hashes. It does not depend on the operators that
+use it,
+so results do not either, and several operators cost one decode. When a video is split, the clips get their parts of the
+track.
 
 Stills are for operators on images. They depend on a policy, which says at which times frames are taken. Stills of the same
 policy are decoded once; decoding starts at the key frame before each of them, and frames in between are not converted.
@@ -132,6 +134,7 @@ class _Recorder:
         self._basis = cosines()
         self._small, self._before = np.zeros((2, SIDE, SIDE), np.uint8)
         self.count = 0
+        self.arrays: dict[str, np.ndarray] = {}
         self._resize(1024)
 
     def _resize(self, size: int) -> None:

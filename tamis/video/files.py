@@ -41,7 +41,9 @@ MAX_ERRORS = 1000
 """After this many broken packets in a row, the rest of a video is given up."""
 
 _PLANAR = re.compile(r"yuvj?(420|422|444|440|411|410)p(9|10|12|14|16)?(le)?")
-_ROTATION = re.compile(r"Side data:\s+(?:[^\n]*\n\s+)*?(?:Display Matrix|displaymatrix): rotation of (-?\d+(?:\.\d+)?) degrees")
+_ROTATION = re.compile(
+    r"Side data:\s+(?:[^\n]*\n\s+)*?(?:Display Matrix|displaymatrix): rotation of (-?\d+(?:\.\d+)?) degrees"
+)
 _HDR = {16: "pq", 18: "hlg"}  # colour transfer functions (ITU-T H.273, table 3)
 _MATRICES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 _BT601 = (0.299, 0.114)
@@ -300,7 +302,9 @@ def frames(container: Any, segment: Segment | None = None, *, keys_only: bool = 
     if not header.has_picture:
         raise VideoError("without picture", "it has only sound")
     if header.width * header.height > MAX_PIXELS:
-        raise VideoError("too large", f"{header.width:,} x {header.height:,} pixels; at most {MAX_PIXELS:,} are decoded")
+        raise VideoError(
+            "too large", f"{header.width:,} x {header.height:,} pixels; at most {MAX_PIXELS:,} are decoded"
+        )
     stream = next(each for each in container.streams.video if not each.disposition & 0x400)
     context = stream.codec_context
     if not context.is_open:

@@ -1,6 +1,7 @@
 """Filters on what a video file says about itself, and a step that adds it as columns.
 
-All but `VideoDecodable` read containers only; nothing is decoded. A row without video is dropped, because it has no size or codec.
+All but `VideoDecodable` read containers only; nothing is decoded. A row without video is dropped, because it has no size
+or codec.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ _PROBED: dict[str, tuple[pa.DataType, Callable[[Header], object]]] = {
 class VideoProbe(VideoStep, Map):
     """Add what the container of each video says about it: duration, size, codec, sound; nothing is decoded.
 
-    Columns are `video_duration` and so on, in seconds, pixels, degrees and bits per second. Width and height are upright. Unknown
-    numbers are null, `frames` is 0 if unknown, and `audio_codec` is null without sound. For a clip, duration and frames are its own.
+    Columns are `video_duration` and so on, in seconds, pixels, degrees and bits per second. Width and height are
+    upright. Unknown
+    numbers are null, `frames` is 0 if unknown, and `audio_codec` is null without sound. For a clip, duration and frames
+    are its own.
     """
 
     prefix: str = "video_"
@@ -51,7 +54,9 @@ class VideoProbe(VideoStep, Map):
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         found = headers(batch, "video")
         return {
-            self.prefix + name: pa.array([None if each is None else value(each) for each in found], kind, from_pandas=True)
+            self.prefix + name: pa.array(
+                [None if each is None else value(each) for each in found], kind, from_pandas=True
+            )
             for name, (kind, value) in _PROBED.items()
         }
 
@@ -163,7 +168,7 @@ class VideoBitRate(VideoFilter):
 class VideoSound(VideoFilter):
     """Keep videos that have a sound track. With `max_channels=0`, keep those that have none.
 
-    For what is in the sound, use the operators on audio: `track(path, "audio")` of `tamis.video` refers to the sound of a video.
+    For what is in the sound, use operators on audio: a reference that ends in `#t=0&track=audio` is the sound of a video.
     """
 
     min_channels: int | None = 1
@@ -182,7 +187,8 @@ class VideoDecodable(TrackStep, Filter):
     """Drop videos that cannot be decoded, with the problem as the reason, and those with less than 90 % of their frames.
 
     The share is that of the seconds decoded in the seconds that the container claims, at most 1; it is 1 if the duration is
-    unknown. A video whose packets are broken in the middle, or whose end is missing, has less. Put this step first: other steps
+    unknown. A video whose packets are broken in the middle, or whose end is missing, has less. Put this step first:
+    other steps
     fail such rows. Problems are "not readable", "without picture" (only sound), "without frames", "too large", "unsupported",
     "empty", and "missing" for a row without video.
     """

@@ -1,15 +1,18 @@
-"""Splits videos into clips. A clip is a row that refers to a part of its video in time: nothing is cut until bytes are needed.
+"""Splits videos into clips. A clip is a row that refers to a part of its video in time: nothing is cut until bytes are
+needed.
 
     a.mp4                row a.mp4:0
       -> a.mp4#t=0,4.2       a.mp4:0/0     clip_begin 0, clip_end 4.2
       -> a.mp4#t=4.2,11      a.mp4:0/1
 
-Times are seconds from the begin of the video, and those of a clip of a clip too. Where a step decodes the whole video to split it,
+Times are seconds from the begin of the video, and those of a clip of a clip too. Where a step decodes the whole video to
+split it,
 each clip gets its part of the track, so that filters on clips need not decode anything again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import field
@@ -71,11 +74,17 @@ class Splitter(VideoStep, Expand):
                     values.append({"bytes": None, "path": segment_path(whole, begin, end)})
                 track = None if known is None else known[row]
                 parts.append(None if track is None or item.data is not None else track.part(begin, end))
-        if known is not None and all(part is not None or each is None for part, each in zip(parts, values, strict=True)):
+        if known is not None and all(
+            part is not None or each is None for part, each in zip(parts, values, strict=True)
+        ):
             made = np.empty(len(parts), dtype=object)
             made[:] = parts
             batch.hand_on(self.column, track_facts, {"track": made})
-        kind = before.type if pa.types.is_struct(before.type) else pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        kind = (
+            before.type
+            if pa.types.is_struct(before.type)
+            else pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        )
         table = pa.table(
             {
                 self.column: pa.array(values, kind),
@@ -90,7 +99,8 @@ class Splitter(VideoStep, Expand):
 class FixedClips(Splitter):
     """Split videos into clips of 10 seconds, one after another; a remainder of less than 2 seconds is left out.
 
-    `stride_s` is the time from the begin of a clip to that of the next one: less than `length_s` for clips that overlap. Nothing is
+    `stride_s` is the time from the begin of a clip to that of the next one: less than `length_s` for clips that overlap.
+    Nothing is
     decoded; the duration is that of the container. A video of unknown duration is decoded once to measure it. Rows without
     video stay as they are.
     """
@@ -158,7 +168,7 @@ class ShotSplitter(TrackStep, Splitter):
         times = track.time[cuts]
         edges = [track.begin, *(float(time) for time in times), track.end]
         found: list[Span] = []
-        for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (begin, end) in enumerate(itertools.pairwise(edges)):
             # Around a cut, frames may be blends of both shots; the ends of the video need no crop.
             first = begin + (self.crop_s if number else 0.0)
             last = end - (self.crop_s if number < len(edges) - 2 else 0.0)
@@ -174,7 +184,8 @@ class ShotSplitter(TrackStep, Splitter):
             return [(begin, begin + self.max_length_s)]
         number = math.ceil((end - begin) / self.max_length_s - 1e-9)
         return [
-            (begin + index * self.max_length_s, min(end, begin + (index + 1) * self.max_length_s)) for index in range(number)
+            (begin + index * self.max_length_s, min(end, begin + (index + 1) * self.max_length_s))
+            for index in range(number)
         ]
 
 
@@ -182,8 +193,10 @@ class ShotSplitter(TrackStep, Splitter):
 class Shots(ShotSplitter):
     """Split videos into their shots, found by changes of the histogram of brightness between frames.
 
-    A cut is where the histogram (64 bins, at 64 x 64 pixels) changes by `threshold` or more, as a share of all pixels, and where
-    pixels change by at least 8 levels on average; the change has to be twice as large as those of the four frames around it, so
+    A cut is where the histogram (64 bins, at 64 x 64 pixels) changes by `threshold` or more, as a share of all pixels,
+    and where
+    pixels change by at least 8 levels on average; the change has to be twice as large as those of the four frames around
+    it, so
     that a flash or a fast motion is no cut. Dissolves over many frames are not found; `TransNetShots` finds them.
 
     Clips are 2 to 10 seconds long, as in NeMo Curator: shots are cropped by `crop_s` at each cut, longer ones are divided
@@ -217,9 +230,11 @@ def histogram_cuts(track: Track, threshold: float = 0.2) -> np.ndarray:
 
 @operator(reads=("video", "segments"))
 class TimedClips(Splitter):
-    """Split videos at given times: column `segments` lists the clips of each row, as structs with `begin` and `end` in seconds.
+    """Split videos at given times: column `segments` lists the clips of each row, as structs with `begin` and `end` in
+    seconds.
 
-    A transcript is such a list; with `fields=["text"]`, its texts become a column of the clips. Rows without segments are dropped,
+    A transcript is such a list; with `fields=["text"]`, its texts become a column of the clips. Rows without segments
+    are dropped,
     and so are clips shorter than `min_length_s`. Times count from the begin of the file, also for a row that is a clip.
     """
 
@@ -238,7 +253,9 @@ class TimedClips(Splitter):
             kept = []
             for each in segments if isinstance(segments, list) else []:
                 if not isinstance(each, dict) or not {"begin", "end"} <= each.keys():
-                    raise ColumnError("column `segments` holds lists of structs with the fields `begin` and `end`, in seconds")
+                    raise ColumnError(
+                        "column `segments` holds lists of structs with the fields `begin` and `end`, in seconds"
+                    )
                 if each["begin"] is None or each["end"] is None or not 0 <= each["begin"] < each["end"]:
                     raise ValueError(f"a segment begins at {each['begin']} and ends at {each['end']}")
                 if item is not None and each["end"] - each["begin"] >= self.min_length_s - 1e-6:

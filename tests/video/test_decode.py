@@ -123,7 +123,9 @@ def test_a_still_far_into_a_video_is_found_by_its_key_frame(folder):
 
 
 def test_rotated_videos_are_upright():
-    data = video([(lambda _: np.dstack([np.tile(np.linspace(0, 255, 160).astype(np.uint8), (120, 1))] * 3), 3)], rotation=90)
+    data = video(
+        [(lambda _: np.dstack([np.tile(np.linspace(0, 255, 160).astype(np.uint8), (120, 1))] * 3), 3)], rotation=90
+    )
     row = MediaItem("a.mp4", "a", MediaAccess(), memoryview(data))
     header = header_of(row)
     assert (header.width, header.height, header.rotation) == (120, 160, 90)
@@ -146,7 +148,9 @@ def test_rotated_videos_are_upright():
 )
 def test_codecs_and_pixel_formats_give_the_same_measures(codec, container, pixel_format):
     quiet = {"x265-params": "log-level=none:pools=none"} if codec == "libx265" else {}
-    data = video([(scene(1), 6), (plain(200), 4)], codec=codec, container=container, pixel_format=pixel_format, options=quiet)
+    data = video(
+        [(scene(1), 6), (plain(200), 4)], codec=codec, container=container, pixel_format=pixel_format, options=quiet
+    )
     track = decode_track(MediaItem("a", "a", MediaAccess(), memoryview(data)))
     assert len(track) == 10
     assert track["brightness"][-1] == pytest.approx(200, abs=3)
