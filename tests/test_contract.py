@@ -56,6 +56,7 @@ EXAMPLES = {
     "outliers": {"share": 0.1},
     "substring": {"substring": "A"},
     "histogram": {"path": str(DATA / "histogram.txt")},
+    "sample_by_group": {"by": "text", "rows": 3},
     "regex": {"pattern": "[0-9]+"},
     "token_count": {"tokenizer": str(DATA / "tokenizer.json")},
     "token_ids": {"tokenizer": str(DATA / "tokenizer.json")},
