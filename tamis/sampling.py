@@ -100,8 +100,9 @@ class SampleByGroup(Gather):
 
     A group of n rows gets a share of the sample proportional to n ** (1 / temperature): with 1, the shares of the input; with
     5, as Arivazhagan et al. 2019 use it for languages, small groups get more; with a very large one, all groups get the
-    same. A group that has fewer rows than its share is kept as a whole, and the others get the rest. Rows of a group are kept with equal
-    probability, by their addresses and `seed`, so the number kept varies slightly. A null is a group of its own.
+    same. A group that has fewer rows than its share is kept as a whole, and the others get the rest. Rows of a group are
+    kept with equal probability, by their addresses and `seed`, so the number kept varies slightly. A null is a group of its
+    own.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"language": "en" if n % 10 else "is"} for n in range(10_000)]
