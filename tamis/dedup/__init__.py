@@ -1,4 +1,4 @@
-"""Exact, fuzzy, semantic and perceptual deduplication as steps of a pipeline."""
+"""Exact, fuzzy, semantic and perceptual deduplication, of texts, images, sounds and videos, as steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from tamis.dedup.index import Index
     from tamis.dedup.selection import Diverse, Outliers
     from tamis.dedup.semantic import SemanticDedup
+    from tamis.dedup.sounds import AudioDedup
+    from tamis.dedup.videos import VideoDedup
 
 _MODULES = {
+    "AudioDedup": "sounds",
     "Diverse": "selection",
     "ExactDedup": "exact",
     "FuzzyDedup": "fuzzy",
@@ -25,9 +28,21 @@ _MODULES = {
     "Index": "index",
     "Outliers": "selection",
     "SemanticDedup": "semantic",
+    "VideoDedup": "videos",
 }
 
-__all__ = ["Diverse", "ExactDedup", "FuzzyDedup", "Groups", "ImageDedup", "Index", "Outliers", "SemanticDedup"]
+__all__ = [
+    "AudioDedup",
+    "Diverse",
+    "ExactDedup",
+    "FuzzyDedup",
+    "Groups",
+    "ImageDedup",
+    "Index",
+    "Outliers",
+    "SemanticDedup",
+    "VideoDedup",
+]
 
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

@@ -58,6 +58,8 @@ PAIRS = pa.schema(
         "bands": pa.int16(),
         "distance": pa.float32(),  # from the centre of its cluster, if rows are compared by embedding
         "bits": pa.int16(),  # in which the hashes of images differ
+        "error": pa.float32(),  # share of the bits that differ, if sounds or videos are compared over time
+        "offset": pa.float64(),  # where the row begins in the survivor, in seconds; negative if it begins earlier
         "short": pa.bool_(),
         "dropped": pa.bool_(),
     }
@@ -79,6 +81,8 @@ GROUP_SCHEMA = pa.schema(
         "bands": pa.int16(),
         "distance": pa.float32(),
         "bits": pa.int16(),
+        "error": pa.float32(),
+        "offset": pa.float64(),
         "short": pa.bool_(),
         "unit": pa.int32(),
         "kept_unit": pa.int32(),
@@ -343,7 +347,8 @@ class GroupWriter:
         columns: dict[str, Any] = {
             **{
                 column: pairs.column(column)
-                for column in ("unit", "kept_unit", "similarity", "bands", "distance", "bits", "short", "dropped")
+                for column in PAIRS.names
+                if column not in ("row", "survivor")
             },
             "id": name,
             "kept_id": names.column("id"),

@@ -27,6 +27,8 @@ _PAIR = (
     "bands",
     "distance",
     "bits",
+    "error",
+    "offset",
     "short",
     "index",
     "unit",

@@ -69,7 +69,7 @@ EDGES = pa.schema(
 NEAR_MISSES = pa.schema(
     {"row": pa.int64(), "survivor": pa.int64(), "similarity": pa.float32(), "distance": pa.float32()}
 )
-_MEASURES = ("similarity", "distance", "bits")
+_MEASURES = ("similarity", "distance", "bits", "error", "offset")
 """How similar two rows are; edges have some of these columns."""
 _FATES = pa.schema({"row": pa.int64(), "state": pa.uint8()})
 _SURVIVORS = pa.schema({"row": pa.int64()})
