@@ -58,11 +58,13 @@ if TYPE_CHECKING:
     from tamis.sources.webdataset import WebDatasetReader
     from tamis.verification import Verification, verify
     from tamis.workflows import (
+        AudioDeduplicationWorkflow,
         ExactDeduplicationWorkflow,
         FuzzyDeduplicationWorkflow,
         ImageDeduplicationWorkflow,
         SemanticDeduplicationWorkflow,
         TextSemanticDeduplicationWorkflow,
+        VideoDeduplicationWorkflow,
     )
 
 _HOMES = {
@@ -95,11 +97,13 @@ _HOMES = {
     **dict.fromkeys(["Verification", "verify"], "verification"),
     **dict.fromkeys(
         [
+            "AudioDeduplicationWorkflow",
             "ExactDeduplicationWorkflow",
             "FuzzyDeduplicationWorkflow",
             "ImageDeduplicationWorkflow",
             "SemanticDeduplicationWorkflow",
             "TextSemanticDeduplicationWorkflow",
+            "VideoDeduplicationWorkflow",
         ],
         "workflows",
     ),
@@ -109,6 +113,7 @@ _HOMES = {
 __all__ = [
     "ArrowReader",
     "ArrowWriter",
+    "AudioDeduplicationWorkflow",
     "AudioReader",
     "Batch",
     "Column",
@@ -154,6 +159,7 @@ __all__ = [
     "TextSemanticDeduplicationWorkflow",
     "ToBackend",
     "Verification",
+    "VideoDeduplicationWorkflow",
     "VideoReader",
     "WarcReader",
     "WebDatasetReader",

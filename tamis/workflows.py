@@ -20,6 +20,9 @@ from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.images import ImageDedup, ImageKeep
 from tamis.dedup.keep import Keep
 from tamis.dedup.semantic import SemanticDedup, SemanticKeep
+from tamis.dedup.sequences import SequenceKeep
+from tamis.dedup.sounds import AudioDedup
+from tamis.dedup.videos import VideoDedup
 from tamis.errors import ParameterError, TamisError, did_you_mean
 from tamis.formats import FORMATS
 from tamis.image.hashing import HashKind
@@ -74,11 +77,11 @@ class _Deduplication:
 
     input_path: Paths
     output_path: str | Path
-    input_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image"] | None = None
+    input_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image", "audio", "video"] | None = None
     input_blocksize: int | str | None = None
     text_field: str = "text"
     perform_removal: bool = True
-    output_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image"] | None = None
+    output_filetype: Literal["jsonl", "parquet", "csv", "arrow", "tar", "image", "audio", "video"] | None = None
     keep: Keep = "first"
     by: str | None = None
     prefer: Sequence[str] | None = None
@@ -234,6 +237,53 @@ class ImageDeduplicationWorkflow(_Deduplication):
             against=self.against,
             update=self.update,
         )
+
+
+@dataclass
+class _SequenceDeduplication(_Deduplication):
+    """The parameters that deduplication of sounds and of videos share."""
+
+    threshold: float = 0.8
+    max_error: float | None = None
+    min_seconds: float = 1.0
+    which_to_keep: SequenceKeep = "longest"
+
+    def parameters(self) -> dict[str, Any]:
+        if self.keep != "first":
+            raise ParameterError(
+                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the rows that are kept'
+            )
+        names = ("threshold", "min_seconds", "by", "prefer", "prefer_column", "across_sources", "against", "update")
+        errors = {} if self.max_error is None else {"max_error": self.max_error}
+        return {name: getattr(self, name) for name in names} | {"keep": self.which_to_keep} | errors
+
+
+@dataclass
+class AudioDeduplicationWorkflow(_SequenceDeduplication):
+    """Remove sounds that repeat others from a folder of sounds, of WebDataset archives, or of tables with a column of sounds.
+
+    >>> AudioDeduplicationWorkflow(input_path="in/", output_path="out/", threshold=0.9).step().threshold
+    0.9
+    """
+
+    audio_field: str = "audio"
+
+    def step(self) -> AudioDedup:
+        return AudioDedup(column=self.audio_field, **self.parameters())
+
+
+@dataclass
+class VideoDeduplicationWorkflow(_SequenceDeduplication):
+    """Remove videos that repeat others from a folder of videos, of WebDataset archives, or of tables with a column of videos.
+
+    >>> VideoDeduplicationWorkflow(input_path="in/", output_path="out/").step().keep
+    'longest'
+    """
+
+    video_field: str = "video"
+
+    def step(self) -> VideoDedup:
+        return VideoDedup(column=self.video_field, **self.parameters())
 
 
 @explain_keywords

@@ -1,4 +1,4 @@
-"""`tamis dedup exact IN OUT`, `fuzzy`, `semantic` and `images` alike, and `tamis dedup explain OUT ID`."""
+"""`tamis dedup exact IN OUT`, `fuzzy`, `semantic`, `images`, `audio` and `video` alike, and `tamis dedup explain OUT ID`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from tamis.executors.forkserver import launched
 
 if TYPE_CHECKING:
     from tamis.workflows import (
+        AudioDeduplicationWorkflow,
         ExactDeduplicationWorkflow,
         FuzzyDeduplicationWorkflow,
         ImageDeduplicationWorkflow,
         SemanticDeduplicationWorkflow,
+        VideoDeduplicationWorkflow,
     )
 
 app: typer.Typer = typer.Typer(
     name="dedup",
-    help="Remove exact, near or semantic duplicates, or images that look alike, and explain why each row was dropped.",
+    help="Remove exact, near or semantic duplicates, images that look alike, or sounds and videos that repeat others, and "
+    "explain why each row was dropped.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -95,6 +98,13 @@ class ImageKeep(StrEnum):
     best = "best"
 
 
+class SequenceKeep(StrEnum):
+    longest = "longest"
+    first = "first"
+    newest = "newest"
+    best = "best"
+
+
 class ImageHash(StrEnum):
     phash = "phash"
     dhash = "dhash"
@@ -116,6 +126,8 @@ class Format(StrEnum):
     arrow = "arrow"
     tar = "tar"
     image = "image"
+    audio = "audio"
+    video = "video"
 
 
 Input: TypeAlias = Annotated[str, typer.Argument(metavar="IN", help="A file, a folder or a pattern.")]
@@ -183,10 +195,12 @@ class Shared:
 
     def run(
         self,
-        workflow: ExactDeduplicationWorkflow
+        workflow: AudioDeduplicationWorkflow
+        | ExactDeduplicationWorkflow
         | FuzzyDeduplicationWorkflow
         | ImageDeduplicationWorkflow
-        | SemanticDeduplicationWorkflow,
+        | SemanticDeduplicationWorkflow
+        | VideoDeduplicationWorkflow,
     ) -> None:
         """Run a workflow with these options."""
         from tamis.console import failures_text, summary_text
@@ -429,6 +443,79 @@ def images(
         shared.run(workflow)
 
 
+ShareOption: TypeAlias = Annotated[
+    float, typer.Option("--threshold", help="Drop rows if at least this share of the shorter one agrees with one kept.")
+]
+SecondsOption: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="Compare only rows with this many seconds that are not silent or blank.")
+]
+SequenceKeepOption: TypeAlias = Annotated[SequenceKeep, typer.Option("--keep", help="Which one to keep.")]
+ErrorOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="Share of the bits of hashes that may differ where two rows agree. [default: audio 0.3, video 0.2]"),
+]
+
+
+@app.command()
+@explains_errors
+@with_shared
+def audio(
+    input_path: Input,
+    output_path: Output,
+    column: Annotated[str, typer.Option("--column", help="The column with the sounds.")] = "audio",
+    threshold: ShareOption = 0.8,
+    max_error: ErrorOption = None,
+    min_seconds: SecondsOption = 1.0,
+    keep: SequenceKeepOption = SequenceKeep.longest,
+    *,
+    shared: Shared,
+) -> None:
+    """Remove sounds that repeat one already kept, also excerpts, in other formats or at another loudness."""
+    with launched(shared.executor == "local"):
+        from tamis.workflows import AudioDeduplicationWorkflow
+
+        workflow = AudioDeduplicationWorkflow(
+            input_path,
+            output_path,
+            audio_field=column,
+            threshold=threshold,
+            max_error=max_error,
+            min_seconds=min_seconds,
+            which_to_keep=keep.value,
+        )
+        shared.run(workflow)
+
+
+@app.command()
+@explains_errors
+@with_shared
+def video(
+    input_path: Input,
+    output_path: Output,
+    column: Annotated[str, typer.Option("--column", help="The column with the videos.")] = "video",
+    threshold: ShareOption = 0.8,
+    max_error: ErrorOption = None,
+    min_seconds: SecondsOption = 1.0,
+    keep: SequenceKeepOption = SequenceKeep.longest,
+    *,
+    shared: Shared,
+) -> None:
+    """Remove videos that repeat one already kept, also parts of it, in other formats or sizes."""
+    with launched(shared.executor == "local"):
+        from tamis.workflows import VideoDeduplicationWorkflow
+
+        workflow = VideoDeduplicationWorkflow(
+            input_path,
+            output_path,
+            video_field=column,
+            threshold=threshold,
+            max_error=max_error,
+            min_seconds=min_seconds,
+            which_to_keep=keep.value,
+        )
+        shared.run(workflow)
+
+
 @app.command()
 @explains_errors
 def explain(
@@ -483,7 +570,8 @@ _SHOWN = {
     "candidates": "rows compared",
     "vectors": "rows with an embedding",
     "hashes": "images compared",
-    "blank": "images with too little detail to compare",
+    "blank": "rows with too little content to compare",
+    "sequences": "rows compared over time",
     "radius": "radius in bits",
     "other_dimensions": "rows with an embedding of another length",
     "clusters": "clusters",

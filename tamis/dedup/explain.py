@@ -313,12 +313,21 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
 def _similarity(entry: Mapping[str, Any]) -> str:
     if entry.get("distance") is not None:
         return f"cosine similarity {entry['similarity']:.4f}"
+    if entry.get("offset") is not None:
+        return _alignment(entry)
     if entry.get("bits") is not None:
         return f"hashes that differ in {plural(entry['bits'], 'bit')}"
     if entry.get("bands") is None:
         return "the same content"
     text = f"similarity {entry['similarity']:.3f}"
     return f"{text}, exact match of a short text" if entry.get("short") else text
+
+
+def _alignment(entry: Mapping[str, Any]) -> str:
+    """How two sounds or videos agree, and where; an offset is that of the beginning of the row in the one kept instead."""
+    offset, share = entry["offset"], f"{entry['similarity']:.1%} of the shorter one agrees"
+    where = f"{abs(offset):.2f} s {'after' if offset >= 0 else 'before'} the beginning of the other one"
+    return f"{share}, {entry['error']:.1%} of its bits differ; it begins {where}"
 
 
 def _unit_lines(entries: list[dict[str, Any]]) -> list[str]:

@@ -32,6 +32,7 @@ from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
 from tamis.image.decode import PictureStep, headers
 from tamis.image.hashing import BITS, HashKind, hashes_of
+from tamis.kernels.image_hashes import says_little
 from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
 
 ImageKeep: TypeAlias = Literal["first", "largest", "newest", "best"]
@@ -205,13 +206,6 @@ class ImageDedup(PictureStep, Gather):
         publish(work, summary, {})
         if index_parts is not None and self.against is not None:
             add_generation(self.against, own, index_parts, self.storage_options)
-
-
-def says_little(words: np.ndarray) -> np.ndarray:
-    """Whether fewer than an eighth of the bits of each hash are set, or not set."""
-    bits = 64 * words.shape[1]
-    ones = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(len(words), bits // 8), axis=1).sum(axis=1)
-    return (ones < bits // 8) | (ones > bits - bits // 8)
 
 
 def stored_hashes(column: Column, name: str, bits: int) -> tuple[np.ndarray, np.ndarray]:

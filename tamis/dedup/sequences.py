@@ -21,11 +21,11 @@ from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.rounds import decide_in_rounds
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
-from tamis.dedup.shuffle import RESOLVING_BYTES, bucket_count, handles_shortage, retry_with_less_memory, run_in_workers
+from tamis.dedup.shuffle import bucket_count, handles_shortage, retry_with_less_memory, run_in_workers
 from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
 from tamis.kernels.sequences import Comparing, count_present
-from tamis.operators import Decide, Gather, Observations, Resources, Work
+from tamis.operators import Decide, Gather, Observations, Work
 
 SequenceKeep: TypeAlias = Literal["longest", "first", "newest", "best"]
 
@@ -77,10 +77,6 @@ class SequenceDedup(Gather):
 
     # ---------------------------------------------------------------------------------------------------------- parameters
 
-    @property
-    def resources(self) -> Resources:
-        return Resources(memory=RESOLVING_BYTES)
-
     def sequences(self, batch: Batch) -> list[np.ndarray | None]:
         """The hashes of each row, uint64[positions], or None for a row without; from its sound or video."""
         raise NotImplementedError
@@ -89,6 +85,16 @@ class SequenceDedup(Gather):
     def step_s(self) -> float:
         """Seconds from one hash to the next."""
         raise NotImplementedError
+
+    @property
+    def span_s(self) -> float:
+        """Seconds that one hash describes."""
+        raise NotImplementedError
+
+    @property
+    def min_hashes(self) -> int:
+        """Hashes of `min_seconds`; rows with fewer are not compared."""
+        return max(1, round((self.min_seconds - self.span_s) / self.step_s) + 1)
 
     @property
     def comparing(self) -> Comparing:
@@ -133,7 +139,7 @@ class SequenceDedup(Gather):
             found = stored_sequences(batch["hashes"], self.hash_column)
         else:
             found = self.sequences(batch)
-        least = max(1, round(self.min_seconds / self.step_s))
+        least = self.min_hashes
         present = np.array([0 if words is None else count_present(words) for words in found], np.int64)
         lengths = np.array([0 if words is None else len(words) for words in found], np.int64)
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))

@@ -346,6 +346,8 @@ def _title(address: str, row_id: object) -> str:
 def _likeness(row: Mapping[str, Any]) -> str:
     if row.get("bits") is not None:
         return f"{row['bits']} bits differ"
+    if row.get("offset") is not None:
+        return f"similarity {row['similarity']:.3f}, at {row['offset']:+.2f} s"
     return (
         "equal" if row.get("bands") is None and row.get("distance") is None else f"similarity {row['similarity']:.3f}"
     )

@@ -218,6 +218,13 @@ def dct_cosines():
     return 2 * np.cos(np.pi * np.outer(np.arange(8), 2 * np.arange(32) + 1) / 64)
 
 
+def says_little(words: np.ndarray) -> np.ndarray:
+    """Whether fewer than an eighth of the bits of each hash uint64[hashes, words] are set, or not set."""
+    bits = 64 * words.shape[1]
+    ones = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(len(words), bits // 8), axis=1).sum(axis=1)
+    return (ones < bits // 8) | (ones > bits - bits // 8)
+
+
 # ----------------------------------------------------------------------------------------------------------------- PDQ
 
 

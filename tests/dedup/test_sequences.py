@@ -106,7 +106,7 @@ def naive_agreement(left, right, offset, comparing):
 def naive(sequences, step, order=None):
     """(kept ids, {dropped id: (kept id, similarity, offset in positions)}): rows are visited in the order of the keep policy."""
     order = list(range(len(sequences))) if order is None else order
-    comparing, least = step.comparing, max(1, round(step.min_seconds / step.step_s))
+    comparing, least = step.comparing, step.min_hashes
     order = [row for row in order if sequences[row] is not None]
     few = [row for row in order if np.count_nonzero(sequences[row]) < least]
     order = [row for row in order if row not in few]
