@@ -2,15 +2,17 @@
 
     sequences of a partition   -> keys with row and position, by range of keys             divide       one call per partition
     a range of keys            -> (row, better row, offset) of rows that share a key       find_shared  one call per range
-    shared keys of some pairs  -> the offsets with the most shared keys of each pair       find_offsets one call per bucket
+    shared keys of some rows   -> the offsets with the most shared keys of each pair       find_offsets one call per bucket
     better rows of a block     -> the stretch that each pair compares, to the other row    cut          one call per block
     other rows of a block      -> share that agrees at the offset: edges                   compare      one call per block
     edges                      -> which rows are dropped, see `rounds`
 
-A pair is compared if it shares `MIN_SHARED` keys at one offset. Of the rows that share a key, each is compared with the first
+A pair may be compared if it shares `MIN_SHARED` keys at one offset. Of the rows that share a key, each is paired with the first
 `MAX_SHARING` in the order of the keep policy: a key that thousands of rows have, such as that of a jingle or a title card, costs
 each of them a few comparisons, and a copy is still compared with the row that is kept instead. Hashes of silence and of blank
-pictures have no keys. Nothing of this depends on how the work is divided.
+pictures have no keys. A row is compared with the `MAX_COMPARED` better rows that share the most keys with it; if all of these
+that agree are dropped, it is compared with others that are not, in another round. Nothing of this depends on how the work is
+divided.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.dedup.similar import NEAR, States
 from tamis.exchange import Blob
+from tamis.kernels import clusters
 from tamis.kernels import sequences as kernel
 from tamis.kernels.sequences import Comparing
 from tamis.mapped import SPILL, release_pages
@@ -54,6 +57,9 @@ MAX_SHARING = 8
 
 MIN_SHARED = 2
 """Keys that a pair must share at an offset, give or take one position, to be compared."""
+
+MAX_COMPARED = 32
+"""Better rows that a row is compared with at a time: those that share the most keys."""
 
 MAX_OFFSETS = 2
 """Offsets of a pair that are compared: those with the most shared keys."""
@@ -84,7 +90,15 @@ _KEYS = pa.schema(
 _SHARED = pa.schema(
     {"left": pa.int64(), "right": pa.int64(), "offset": pa.int32(), "count": pa.int32(), "length": pa.int32()}
 )
-_OFFSETS = pa.schema({name: _SHARED.field(name).type for name in ("left", "right", "offset", "length")})
+_OFFSETS = pa.schema(
+    {
+        "left": pa.int64(),
+        "right": pa.int64(),
+        "offset": pa.int32(),
+        "length": pa.int32(),
+        "full": pa.bool_(),  # whether the row on the right shares keys with more rows than it is compared with
+    }
+)
 _STRETCHES = pa.schema(
     {
         "left": pa.int64(),
@@ -94,6 +108,7 @@ _STRETCHES = pa.schema(
         "offset": pa.int32(),
         "start": pa.int32(),  # the position in the better row at which the stretch begins
         "present": pa.int32(),  # positions of the whole better row that say something
+        "full": pa.bool_(),
         "hashes": pa.large_list(pa.uint64()),
     }
 )
@@ -108,7 +123,7 @@ EDGES = pa.schema(
         "similarity": pa.float32(),
         "error": pa.float32(),
         "offset": pa.float64(),
-        "full": pa.bool_(),
+        "full": pa.bool_(),  # whether the row on the right may have more edges
     }
 )
 NEAR_MISSES = pa.schema(
@@ -233,8 +248,8 @@ def find_shared(
     blob: Blob,
     call_bytes: int,
 ) -> int:
-    """Write (better row, row, offset) for the rows that share a key of one range, by pair of rows."""
-    max_rows = max(1000, call_bytes * 5 // 4 // KEY_BYTES)
+    """Write (better row, row, offset) for the rows that share a key of one range, by row."""
+    max_rows = max(1, call_bytes * 5 // 4 // KEY_BYTES)
 
     def read() -> Iterator[dict[str, np.ndarray]]:
         batches = (batch for file in files for batch in read_bucket(file, bucket, num_buckets))
@@ -257,8 +272,7 @@ def find_shared(
         for part in read() if piece is None else [piece]:
             for found in _shared(leaders, part, total, across_sources):
                 check_free_space(blob.exchange, found.nbytes)
-                mixed = as_numpy(found.column("left")) * 1_000_003 + as_numpy(found.column("right"))
-                writer.write(found, bucket_of_component(mixed, num_pair_buckets))
+                writer.write(found, bucket_of_component(as_numpy(found.column("right")), num_pair_buckets))
                 count += found.num_rows
     return count
 
@@ -300,7 +314,7 @@ def _counted(
     left: np.ndarray, right: np.ndarray, offset: np.ndarray, count: np.ndarray, length: np.ndarray
 ) -> pa.Table:
     """Equal pairs and offsets once, with the sum of their counts, sorted."""
-    order = np.lexsort([offset, right, left])
+    order = np.lexsort([offset, left, right])
     left, right, offset, length = left[order], right[order], offset[order], length[order]
     new = np.ones(len(left), np.bool_)
     new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1]) | (offset[1:] != offset[:-1])
@@ -314,35 +328,55 @@ def _counted(
 
 
 @handles_shortage
-def find_offsets(blocks: Blocks, files: NumberedFiles, bucket: int, num_buckets: int, blob: Blob) -> dict[str, int]:
-    """Write the offsets at which the pairs of one bucket are compared, by block of the better row."""
+def find_offsets(
+    blocks: Blocks, files: NumberedFiles, bucket: int, num_buckets: int, states: States | None, blob: Blob
+) -> int:
+    """Write the offsets at which the rows of one bucket are compared with better rows, by block of the better row.
+
+    With `states`, only rows whose fate is unknown are compared, with rows that are not dropped.
+    """
     table = read_whole_bucket(files, bucket, num_buckets)
     with ShuffleWriter(blob, len(blocks.starts), _OFFSETS) as writer:
         if table is None:
-            return {"shared": 0, "pairs": 0}
+            return 0
+        if states is not None:
+            wanted = states.of(as_numpy(table.column("right"))) == clusters.UNKNOWN
+            wanted &= states.of(as_numpy(table.column("left"))) != clusters.DROPPED
+            table = table.filter(pa.array(wanted))
         names = ("left", "right", "offset", "count", "length")
         chosen = best_offsets(_counted(*(as_numpy(table.column(name)) for name in names)))
-        writer.write(chosen.select(_OFFSETS.names), blocks.block_of(as_numpy(chosen.column("left"))))
-    left, right = as_numpy(chosen.column("left")), as_numpy(chosen.column("right"))
-    pairs = int(np.count_nonzero((left[1:] != left[:-1]) | (right[1:] != right[:-1]))) + (len(left) > 0)
-    return {"shared": table.num_rows, "pairs": pairs}
+        writer.write(chosen, blocks.block_of(as_numpy(chosen.column("left"))))
+    return table.num_rows
 
 
 def best_offsets(counted: pa.Table) -> pa.Table:
-    """For each pair the offsets with the most shared keys, counting those of the offsets next to it; the smaller of equal ones.
+    """The offsets at which rows are compared: those with the most shared keys of the pairs with the most shared keys.
 
-    An offset next to one that is chosen is not chosen: `compare` tries it anyway.
+    Keys at the offsets next to an offset count too, and such an offset is not chosen itself: `compare` tries it anyway. Of equal
+    offsets the smaller, and of equal pairs that with the earlier row is chosen.
     """
     left, right, offset, count = (as_numpy(counted.column(name)) for name in ("left", "right", "offset", "count"))
     score = count.astype(np.int64)
     near = (left[1:] == left[:-1]) & (right[1:] == right[:-1]) & (offset[1:] == offset[:-1] + 1)
     score[1:] += np.where(near, count[:-1], 0)
     score[:-1] += np.where(near, count[1:], 0)
-    order = np.lexsort([offset, -score, right, left])
+    order = np.lexsort([offset, -score, left, right])
     order = order[score[order] >= MIN_SHARED]
-    chosen = np.empty(len(order), np.int64)
-    taken = kernel.first_apart(left[order], right[order], offset[order].astype(np.int64), MAX_OFFSETS, chosen)
-    return counted.take(pa.array(order[chosen[:taken]]))
+    apart = np.empty(len(order), np.int64)
+    taken = kernel.first_apart(left[order], right[order], offset[order].astype(np.int64), MAX_OFFSETS, apart)
+    chosen = order[apart[:taken]]
+    left, right, score = left[chosen], right[chosen], score[chosen]
+    begins = np.flatnonzero(np.append(True, (left[1:] != left[:-1]) | (right[1:] != right[:-1])))[: len(chosen)]
+    ranked = np.lexsort([left[begins], -score[begins], right[begins]])
+    row = right[begins][ranked]
+    firsts = np.flatnonzero(np.append(True, row[1:] != row[:-1]))[: len(row)]
+    sizes = np.diff(np.append(firsts, len(row)))
+    compared, full = np.empty(len(begins), np.bool_), np.empty(len(begins), np.bool_)
+    compared[ranked] = np.arange(len(row)) - np.repeat(firsts, sizes) < MAX_COMPARED
+    full[ranked] = np.repeat(sizes > MAX_COMPARED, sizes)
+    offsets = np.diff(np.append(begins, len(chosen)))
+    table = counted.take(pa.array(chosen)).append_column("full", pa.array(np.repeat(full, offsets)))
+    return table.select(_OFFSETS.names).filter(pa.array(np.repeat(compared, offsets))).cast(_OFFSETS)
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
@@ -403,6 +437,7 @@ def _stretches(
         "offset": pairs["offset"],
         "start": np.array(starts, np.int32),
         "present": np.array(present, np.int32),
+        "full": pairs["full"],
         "hashes": pa.LargeListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(parts))),
     }
     return pa.table(columns).cast(_STRETCHES)
@@ -490,11 +525,11 @@ class _Found:
         self.count = 0
 
     def add(self, pair: dict[str, Any], found: Agreement) -> None:
-        left, right, offset = pair["left"], pair["right"], found.offset * self._matching.step_s
+        left, right, offset = pair["left"], pair["right"], round(found.offset * self._matching.step_s, 6)
         if found.similarity >= self._matching.threshold:
             mine = (int(self._source[right - self._first]) + 1, int(self._order[right - self._first]))
             self._edges.append(
-                (left, right, pair["left_source"], pair["left_order"], *mine, found.similarity, found.error, offset)
+                (left, right, pair["left_source"], pair["left_order"], *mine, found.similarity, found.error, offset, pair["full"])
             )
             self.count += 1
             if len(self._edges) >= _EDGES_AT_A_TIME:
@@ -506,8 +541,7 @@ class _Found:
     def flush(self) -> None:
         if not self._edges:
             return
-        columns = [pa.array(values, spec.type) for values, spec in zip(zip(*self._edges, strict=True), EDGES, strict=False)]
-        columns.append(pa.array(np.zeros(len(self._edges), np.bool_)))
+        columns = [pa.array(values, spec.type) for values, spec in zip(zip(*self._edges, strict=True), EDGES, strict=True)]
         table = pa.Table.from_arrays(columns, schema=EDGES)
         check_free_space(self._blob.exchange, table.nbytes)
         self._writer.write_table(table)
@@ -533,15 +567,8 @@ class SequenceSearch:
 
     def __init__(self, work: Work, blocks: Blocks, matching: Matching, num_keys: int, call_bytes: int) -> None:
         self._work, self._blocks, self._matching = work, blocks, matching
-        self._num_keys, self._call_bytes = num_keys, call_bytes
-        self.summary: dict[str, int] = {}
-
-    def find(self, number: int, states: States | None) -> NumberedFiles:
-        """Files of edges: all of them, so that one round decides."""
-        assert number == 0 and states is None, "no edge is left out"
-        work, blocks, rows, call_bytes = self._work, self._blocks, self._blocks.rows, self._call_bytes
-        comparing, place = self._matching.comparing, self._work.exchange.sub("sequences")
-        ranges = bucket_count(self._num_keys * KEY_BYTES, call_bytes)
+        rows, comparing, place = blocks.rows, matching.comparing, work.exchange.sub("sequences")
+        ranges = bucket_count(num_keys * KEY_BYTES, call_bytes)
         keys = NumberedFiles(place, f"keys-{ranges}-", rows.num_partitions)
         run_in_workers(
             work,
@@ -554,25 +581,31 @@ class SequenceSearch:
             item = (blocks.index, rows.total, comparing, ranges, more)
             run_in_workers(work, f"keys of the index by range, {ranges}", divide_index, [item])
             keys = NumberedFiles(place, keys.stem, keys.count, (more.name,))
-        pair_buckets = bucket_count(self._num_keys * SHARED_BYTES, call_bytes)
-        name = f"{ranges}, {pair_buckets}, {blocks.division}"
-        shared = NumberedFiles(place, f"shared-{name}-", ranges)
-        across = self._matching.across_sources
-        run_in_workers(
+        self._buckets = bucket_count(num_keys * SHARED_BYTES, call_bytes)
+        self._name = f"{ranges}, {self._buckets}, {blocks.division}"
+        self._shared = NumberedFiles(place, f"shared-{ranges}, {self._buckets}-", ranges)
+        across = matching.across_sources
+        found = run_in_workers(
             work,
-            f"shared keys, {name}",
+            f"shared keys, {ranges}, {self._buckets}",
             find_shared,
             [
-                (keys, bucket, ranges, rows.total, across, pair_buckets, blob, call_bytes)
-                for bucket, blob in enumerate(shared)
+                (keys, bucket, ranges, rows.total, across, self._buckets, blob, call_bytes)
+                for bucket, blob in enumerate(self._shared)
             ],
         )
-        offsets = NumberedFiles(place, f"offsets-{name}-", pair_buckets)
-        counts = run_in_workers(
+        self.summary: dict[str, int] = {"shared_keys": sum(found), "compared": 0, "edges": 0}
+
+    def find(self, number: int, states: States | None) -> NumberedFiles:
+        """Files of edges. In rounds after the first, `states` says which rows to compare again."""
+        work, blocks, place = self._work, self._blocks, self._work.exchange.sub("sequences")
+        name = f"{self._name}, round {number}"
+        offsets = NumberedFiles(place, f"offsets-{name}-", self._buckets)
+        run_in_workers(
             work,
             f"offsets, {name}",
             find_offsets,
-            [(blocks, shared, bucket, pair_buckets, blob) for bucket, blob in enumerate(offsets)],
+            [(blocks, self._shared, bucket, self._buckets, states, blob) for bucket, blob in enumerate(offsets)],
         )
         stretches = NumberedFiles(place, f"stretches-{name}-", len(blocks.starts))
         run_in_workers(
@@ -588,6 +621,6 @@ class SequenceSearch:
             compare,
             [(blocks, stretches, block, self._matching, blob) for block, blob in enumerate(edges)],
         )
-        self.summary = {"shared_keys": sum(part["shared"] for part in counts)}
-        self.summary |= {name: sum(part[name] for part in found) for name in ("compared", "edges")}
+        for each in ("compared", "edges"):
+            self.summary[each] += sum(part[each] for part in found)
         return edges

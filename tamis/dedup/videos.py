@@ -27,7 +27,7 @@ class VideoDedup(TrackStep, SequenceDedup):
     Videos are visited in the order of the keep policy. A video is dropped if the hashes of its frames (see `VideoHashes`), one every
     `every_s` seconds, agree with those of a video already kept, at any offset, over at least `threshold` of the shorter of the two:
     clips are found in the videos that they come from, and videos that share only a part are kept. Hashes agree at a time if at most
-    `max_error` of their bits differ, on average over four of them; of unrelated frames, half of the bits differ. Copies that are
+    `max_error` of their bits differ, on average over four of them in a row; of unrelated frames, half of the bits differ. Copies that are
     mirrored, cropped or at another speed are not found.
 
     `keep` chooses the order: the longest first, the first in source order, the newest or best by the column `by`. `prefer`,
@@ -43,7 +43,7 @@ class VideoDedup(TrackStep, SequenceDedup):
 
     `tamis dedup explain` and `.tamis/groups/` name the twin of each dropped video, the share that agrees, the share of bits that
     differ, and the offset in seconds at which the video begins in its twin. Recall and precision are in benchmarks/sequences.md.
-    Costs about 8 MB of disk space per hour of video, and memory within the budget.
+    Costs about 17 MB of disk space per hour of video, and memory within the budget.
 
     >>> from tamis import Pipeline, Rows
     >>> film = np.random.default_rng(1).integers(-(2**63), 2**63, 200).tolist()
@@ -52,7 +52,7 @@ class VideoDedup(TrackStep, SequenceDedup):
     {'similar video': 1}
     """
 
-    every_s: float = 0.25
+    every_s: float = 0.1
     threshold: float = 0.8
     max_error: float = 0.2
     min_seconds: float = 1.0

@@ -31,7 +31,7 @@ class VideoHashes(TrackStep, Map):
     that filters on motion and shots use too, so that a video is decoded once.
     """
 
-    every_s: float = 0.25
+    every_s: float = 0.1
     output: str = "frame_hashes"
     column: str = "video"
 

@@ -211,3 +211,181 @@ def test_repetitive_sequences_are_decided_as_the_definition_says(seed, sharing, 
         patch.setattr(aligned, "MAX_SHARING", sharing)
         patch.setattr("tamis.dedup.sounds.WINDOW", window)
         same(fates(rows_of(sequences), step, 7), naive(sequences, step))
+
+
+def test_an_excerpt_is_dropped_whichever_comes_first_and_what_is_shared_in_part_is_kept():
+    rng = np.random.default_rng(5)
+    song, other = sequence(rng, 300), sequence(rng, 250)
+    joined = np.concatenate([song[200:], other[:150]])  # less than 80 % of it is in either
+    rows = rows_of([song[100:180], song, other, joined, song[:90]])
+    kept, pairs = fates(rows, AudioDedup(hash_column="prints"))
+    assert kept == ["v1", "v2", "v3"]
+    assert pairs == {"v0": ("v1", 1.0, 100), "v4": ("v1", 1.0, 0)}
+    kept, pairs = fates(rows, AudioDedup(hash_column="prints", keep="first"))
+    assert kept == ["v0", "v2", "v3", "v4"], "the song repeats its first part"
+    assert pairs == {"v1": ("v0", 1.0, -100)}
+
+
+def test_a_stretch_that_many_rows_share_links_none_of_them_and_many_copies_cost_few_comparisons(tmp_path):
+    rng = np.random.default_rng(6)
+    jingle = sequence(rng, 40)
+    songs = [np.concatenate([jingle, sequence(rng, 160)]) for _ in range(60)]
+    copies = [with_errors(rng, songs[7], 0.02) for _ in range(100)]
+    rows = rows_of([*songs, *copies])
+    pipeline = Pipeline(Rows(rows, rows_per_partition=33), AudioDedup(hash_column="prints"), ParquetWriter(str(tmp_path)))
+    report = pipeline.run(executor="inline")
+    assert report.dropped == {"similar audio": 100}
+    groups = Groups.load(tmp_path)
+    assert {row["kept_id"] for row in groups.table().to_pylist()} == {"v7"}
+    assert groups.summary["compared"] < 160 * aligned.MAX_COMPARED, "not all pairs"
+
+
+@pytest.mark.parametrize("compared", [1, 2, 5])
+def test_rows_whose_few_better_rows_are_dropped_are_compared_again(monkeypatch, compared):
+    rng = np.random.default_rng(16)
+    song = sequence(rng, 200)
+    rows = rows_of([song, *(with_errors(rng, song, 0.05) for _ in range(40)), *planted(10, 17)])
+    step = AudioDedup(hash_column="prints", keep="first")
+    expected = fates(rows, step)
+    monkeypatch.setattr(aligned, "MAX_COMPARED", compared)
+    kept, pairs = fates(rows, step, 9)
+    assert (kept, pairs.keys()) == (expected[0], expected[1].keys())
+    assert all(pairs[f"v{number}"][0] == "v0" for number in range(1, 41))
+
+
+def test_keep_best_newest_and_preferred_sources():
+    rng = np.random.default_rng(7)
+    words = sequence(rng, 100)
+    rows = rows_of(
+        [words, words[10:], with_errors(rng, words, 0.05), words[5:]],
+        score=[1, 5, 3, 5],
+        date=["2021-01-01", "2020-01-01", "2023-01-01", "2022-01-01"],
+        source=["a", "a", "b", "b"],
+    )
+    chosen = {
+        "v0": {},
+        "v1": {"keep": "best", "by": "score"},
+        "v2": {"keep": "newest", "by": "date"},
+        "v3": {"keep": "best", "by": "score", "prefer": ["b"], "prefer_column": "source"},
+    }
+    for name, policy in chosen.items():
+        assert fates(rows, AudioDedup(hash_column="prints", **policy))[0] == [name]
+    across = AudioDedup(hash_column="prints", prefer=["b", "a"], prefer_column="source", across_sources=True)
+    assert fates(rows, across)[0] == ["v2", "v3"]
+
+
+def test_wrong_parameters_and_columns_are_explained(tmp_path):
+    with pytest.raises(ParameterError, match="above 0 and at most 1"):
+        AudioDedup(threshold=0).check()
+    with pytest.raises(ParameterError, match="half of the bits of unrelated hashes differ|from 0 to 0.4"):
+        VideoDedup(max_error=0.5).check()
+    with pytest.raises(ParameterError, match="`by` has no effect"):
+        AudioDedup(by="score").check()
+    with pytest.raises(ParameterError, match="needs an index"):
+        VideoDedup(update=True).check()
+    with pytest.raises(OperatorError, match="not a list of hashes"):
+        Pipeline(Rows([{"prints": "abc"}]), AudioDedup(hash_column="prints")).collect(executor="inline")
+
+
+def test_explanations_name_the_twin_the_share_and_the_offset(tmp_path):
+    rng = np.random.default_rng(8)
+    song = sequence(rng, 400)
+    half = np.concatenate([song[:140], sequence(rng, 60)])  # 70 %
+    step = AudioDedup(hash_column="prints")
+    rows = rows_of([song, with_errors(rng, song[100:300], 0.03), half])
+    Pipeline(Rows(rows), step, ParquetWriter(str(tmp_path))).run(executor="inline")
+    groups = Groups.load(tmp_path)
+    (row,) = explain_row(groups, "v1")
+    text = explanation_text(row)
+    assert "v1 (rows:1) was dropped by audio_dedup" in text
+    assert "duplicate of v0" in text
+    assert "100.0% of the shorter one agrees" in text
+    assert "it begins 3.20 s after the beginning of the other one" in text
+    near = explanation_text(explain_row(groups, "v2")[0])
+    assert "kept, but close to v0" in near
+    assert "below the threshold of 0.8" in near
+    (pair,) = groups.table().to_pylist()
+    assert pair["offset"] == pytest.approx(3.2)
+    assert 0.02 < pair["error"] < 0.04
+
+
+def test_an_index_of_earlier_rows(tmp_path):
+    sequences = planted(60, seed=9)
+    index = str(tmp_path / "index")
+    step = AudioDedup(hash_column="prints", keep="first")
+    first = AudioDedup(hash_column="prints", keep="first", against=index, update=True)
+    Pipeline(Rows(rows_of(sequences)[:30]), first, ParquetWriter(str(tmp_path / "a"))).run(executor="inline")
+    later = AudioDedup(hash_column="prints", keep="first", against=index)
+    report = Pipeline(Rows(rows_of(sequences)[30:]), later, ParquetWriter(str(tmp_path / "b"))).run(executor="inline")
+    expected, pairs = naive(sequences, step)
+    kept = pq.read_table(tmp_path / "b", columns=["id"])["id"].to_pylist()
+    assert kept == [name for name in expected if int(name[1:]) >= 30]
+    assert report.dropped[f"in the index {index}"] > 0
+    found = {row["id"]: round(row["offset"] / step.step_s) for row in Groups.load(tmp_path / "b").table().to_pylist()}
+    assert found == {name: offset for name, (_, _, offset) in pairs.items() if int(name[1:]) >= 30}
+    with pytest.raises(ParameterError, match="other settings|is an index for audio"):
+        VideoDedup(against=index).check()
+
+
+# ------------------------------------------------------------------------------------------------------------- promises
+
+
+@pytest.mark.parametrize("call_bytes", [3000, 100_000])
+def test_keys_that_do_not_fit_are_read_in_pieces(monkeypatch, call_bytes):
+    sequences = planted(60, seed=12)
+    step = AudioDedup(hash_column="prints", keep="first")
+    expected = fates(rows_of(sequences), step)
+    assert expected[1]
+    monkeypatch.setattr(shuffle, "MIN_PART_BYTES", 100)
+    monkeypatch.setattr(shuffle, "bytes_per_call", lambda _: call_bytes)
+    monkeypatch.setattr(aligned, "bucket_count", lambda *_: 2)  # so that a range of keys takes several pieces
+    assert fates(rows_of(sequences), step, 17) == expected
+
+
+def test_files_are_opened_in_proportion_to_partitions(monkeypatch):
+    from tamis.memory.spill import ObservedFacts
+
+    opened = []
+    plain = ObservedFacts.__getitem__
+    monkeypatch.setattr(ObservedFacts, "__getitem__", lambda self, number: opened.append(number) or plain(self, number))
+    sequences, counts = planted(40, seed=13), []
+    for partitions in (10, 40):
+        opened.clear()
+        fates(rows_of(sequences), AudioDedup(hash_column="prints"), 40 // partitions)
+        counts.append(len(opened) / partitions)
+    assert counts[1] <= counts[0] + 1
+
+
+@pytest.mark.slow
+def test_the_same_rows_for_any_workers_partitions_and_memory():
+    sequences = planted(240, seed=11)
+    step = AudioDedup(hash_column="prints")
+    order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+    expected = naive(sequences, step, order)
+    same(fates(rows_of(sequences), step, 240), expected)
+    for per_partition, options in ((50, {"workers": 2}), (240, {"workers": 1, "memory": "600MB"})):
+        same(fates(rows_of(sequences), step, per_partition, executor="local", **options), expected)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_resumes_with_the_same_rows(tmp_path):
+    sequences = planted(120, seed=14)
+    rows = pa.table({"id": [f"v{n}" for n in range(120)], "prints": sequence_column(sequences)})
+    pq.write_table(rows, tmp_path / "in.parquet", row_group_size=30)
+    program = (
+        "from tamis import ParquetReader, ParquetWriter, Pipeline; from tamis.dedup import AudioDedup\n"
+        f"Pipeline(ParquetReader({str(tmp_path / 'in.parquet')!r}, blocksize='20kB'), AudioDedup(hash_column='prints'),"
+        f" ParquetWriter({str(tmp_path / 'out')!r})).run(workers=2, progress=False)"
+    )
+    command = [sys.executable, "-c", program]
+    ledger = tmp_path / "out" / ".tamis" / "ledger.log"
+    for least in (1, 4000):
+        run = subprocess.Popen(command)
+        while run.poll() is None and not (ledger.exists() and ledger.stat().st_size >= least):
+            os.sched_yield()
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    subprocess.run(command, check=True)
+    order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+    expected = naive(sequences, AudioDedup(hash_column="prints"), order)[0]
+    assert pq.read_table(tmp_path / "out", columns=["id"])["id"].to_pylist() == expected
