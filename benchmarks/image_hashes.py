@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance
 
-from tamis.dedup.images import says_little
 from tamis.image.files import decode_file, load_pixels, read_header
 from tamis.image.hashing import BITS, SIDES, hash_pictures
 from tamis.kernels import hamming
+from tamis.kernels.image_hashes import says_little
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 RADII = {64: (0, 2, 4, 6, 8, 10, 12, 14), 256: (0, 8, 16, 24, 31, 40, 48, 56)}

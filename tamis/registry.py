@@ -53,6 +53,8 @@ OPERATOR_MODULES = (
     "tamis.dedup.fuzzy",
     "tamis.dedup.semantic",
     "tamis.dedup.images",
+    "tamis.dedup.sounds",
+    "tamis.dedup.videos",
     "tamis.dedup.selection",
     "tamis.fields",
     "tamis.text.clean",

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tamis.batch import contiguous
 from tamis.dedup.candidates import bucket_of_component
 from tamis.dedup.decisions import Blocks
 from tamis.dedup.index import Index
@@ -197,11 +196,11 @@ class Sequences:
     """The sequences of the rows of a table of facts, without a copy."""
 
     def __init__(self, facts: pa.Table) -> None:
-        column = contiguous(facts.column("hashes"))
-        self._offsets = as_numpy(column.offsets)
-        self._words = as_numpy(column.values)
-        self.known = column.is_valid().to_numpy(zero_copy_only=False)
-        self.lengths = np.where(self.known, np.diff(self._offsets), 0)
+        column = facts.column("hashes")
+        self._chunks = [(as_numpy(chunk.offsets), as_numpy(chunk.values)) for chunk in column.chunks if len(chunk)]
+        self._ends = np.cumsum([len(offsets) - 1 for offsets, _ in self._chunks])
+        lengths = [np.diff(offsets) for offsets, _ in self._chunks]
+        self.lengths = np.concatenate([np.empty(0, np.int64), *lengths])
         self._touched = 0
 
     def __getitem__(self, row: int) -> np.ndarray:
@@ -209,7 +208,10 @@ class Sequences:
         if self._touched > MAX_MAPPED_BYTES:
             release_pages()
             self._touched = 0
-        return self._words[self._offsets[row] : self._offsets[row] + self.lengths[row]]
+        number = int(np.searchsorted(self._ends, row, "right"))
+        offsets, words = self._chunks[number]
+        local = row - (int(self._ends[number - 1]) if number else 0)
+        return words[offsets[local] : offsets[local + 1]]
 
     def ranges(self, positions: int) -> Iterator[tuple[int, int]]:
         """Ranges of rows with about this many positions, or one row with more."""

@@ -164,7 +164,7 @@ class SequenceDedup(Gather):
         summary: dict[str, Any] = {name: sum(part[name] for part in counts) for name in counts[0]} if counts else {}
         positions = summary.pop("positions", 0)
         if index is not None:
-            positions += sum(len(entries.column("hashes").combine_chunks().flatten()) for _, entries in index.entries())
+            positions += sum(num_hashes(entries.column("hashes")) for _, entries in index.entries())
         num_keys = positions * self.comparing.keys_per_hash
         check_disk(work, num_keys * STORED_KEY_BYTES * 2, f"deduplication of {self.medium}")
         search = SequenceSearch(work, blocks, self._matching, num_keys, call_bytes)
@@ -226,13 +226,17 @@ def count_sequences(rows: RowNumbers, partition: int) -> dict[str, int]:
     facts = rows.observed[partition]
     if not facts.num_rows:
         return {"sequences": 0, "blank": 0, "positions": 0}
-    column = contiguous(facts.column("hashes"))
-    ends = column.offsets.to_numpy()
+    column = facts.column("hashes")
     return {
         "sequences": facts.num_rows - column.null_count,
         "blank": int(np.count_nonzero(facts.column("blank").to_numpy())),
-        "positions": int(ends[-1] - ends[0]),
+        "positions": num_hashes(column),
     }
+
+
+def num_hashes(column: pa.ChunkedArray) -> int:
+    """How many hashes there are in a column of sequences."""
+    return sum(chunk.offsets[-1].as_py() - chunk.offsets[0].as_py() for chunk in column.chunks if len(chunk))
 
 
 def write_sequence_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
