@@ -111,7 +111,9 @@ def landmarks(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     times, bins = np.nonzero(peaks)
     hashes, places = [], []
     for first in range(len(times)):
-        later = np.flatnonzero((times > times[first]) & (times < times[first] + 64) & (abs(bins - bins[first]) < 64))[:5]
+        later = np.flatnonzero((times > times[first]) & (times < times[first] + 64) & (abs(bins - bins[first]) < 64))[
+            :5
+        ]
         for second in later:
             hashes.append(bins[first] << 14 | (bins[second] - bins[first] + 64) << 6 | (times[second] - times[first]))
             places.append(times[first])
@@ -135,7 +137,9 @@ def sounds(folder: str) -> None:
     print(f"{len(clips)} clips, {sum(len(samples) for _, samples in clips) / WIDE / 60:.1f} minutes")
     prints = [print_of(samples) for _, samples in clips]
     marks = [landmarks(samples) for _, samples in clips]
-    others = max(shared_landmarks(marks[one], marks[two]) for one in range(len(marks)) for two in (one - 1, one - 2, one - 7))
+    others = max(
+        shared_landmarks(marks[one], marks[two]) for one in range(len(marks)) for two in (one - 1, one - 2, one - 7)
+    )
     print(f"landmarks: most equal hashes at one offset of two different clips: {others}")
     print(f"{'copies':34}{'AudioDedup':>12}{'landmarks >= 5':>16}{'>= 15':>8}")
     for kind in kinds:
@@ -147,7 +151,9 @@ def sounds(folder: str) -> None:
         for number in range(len(clips)):
             pair, _ = found_by(AudioDedup(hash_column="prints", keep="first"), rows[2 * number : 2 * number + 2])
             hits += bool(pair)
-        shared = np.array([shared_landmarks(marks[number], landmarks(copy[kind])) for number, copy in enumerate(copies)])
+        shared = np.array(
+            [shared_landmarks(marks[number], landmarks(copy[kind])) for number, copy in enumerate(copies)]
+        )
         scores = [hits / len(clips), np.mean(shared >= 5), np.mean(shared >= 15)]
         print(f"{kind:34}{scores[0]:>12.1%}{scores[1]:>16.1%}{scores[2]:>8.1%}", flush=True)
     precision(folder)
@@ -180,7 +186,9 @@ def videos(folder: str) -> None:
         target, base = io.BytesIO(), Fraction(1, 1000)
         with av.open(target, "w", format="mp4") as file:
             stream = file.add_stream(codec, rate=25, options=options)
-            stream.width, stream.height = (int(side * scale) // 2 * 2 for side in (frames[0][1].width, frames[0][1].height))
+            stream.width, stream.height = (
+                int(side * scale) // 2 * 2 for side in (frames[0][1].width, frames[0][1].height)
+            )
             stream.pix_fmt = "yuv420p"
             stream.codec_context.time_base = base
             last = -1
@@ -201,7 +209,9 @@ def videos(folder: str) -> None:
                     if (frame.time or 0) > 30 or len(frames) > 1000:
                         break
                     ratio = min(1.0, 480 / frame.width)
-                    small = frame.reformat(width=int(frame.width * ratio) // 2 * 2, height=int(frame.height * ratio) // 2 * 2)
+                    small = frame.reformat(
+                        width=int(frame.width * ratio) // 2 * 2, height=int(frame.height * ratio) // 2 * 2
+                    )
                     frames.append((frame.time or 0.0, small))
         except av.error.FFmpegError:
             continue
@@ -227,7 +237,9 @@ def videos(folder: str) -> None:
     begin = time.process_time()
     table = Pipeline(Rows(rows), VideoHashes()).collect(executor="inline")
     seconds = time.process_time() - begin
-    hashes = [{"id": row["id"], "hashes": row["frame_hashes"]} for row in table.select(["id", "frame_hashes"]).to_pylist()]
+    hashes = [
+        {"id": row["id"], "hashes": row["frame_hashes"]} for row in table.select(["id", "frame_hashes"]).to_pylist()
+    ]
     hours = sum(len(row["hashes"]) for row in hashes) * 0.1 / 3600
     print(f"{len(cuts)} videos, {len(rows)} files, {hours:.2f} hours decoded and hashed in {seconds:.1f} CPU seconds")
     kinds = list(made)[1:]
@@ -250,7 +262,9 @@ def videos(folder: str) -> None:
     if real:
         sub = [{"id": file.name, "video": {"bytes": file.read_bytes(), "path": None}} for file in real]
         for name, pair in found_by(VideoDedup(), sub)[0].items():
-            print(f"as published: {name} in {pair['kept_id']} at {pair['offset']:.1f} s, {pair['similarity']:.2f} agrees")
+            print(
+                f"as published: {name} in {pair['kept_id']} at {pair['offset']:.1f} s, {pair['similarity']:.2f} agrees"
+            )
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
@@ -289,7 +303,9 @@ def speed(folder: str) -> None:
         if number % 2:
             length = len(samples) // 2
             start = int(rng.integers(0, len(samples) - length))
-            sequences.append(print_of(samples_of(encoded(samples[None, start : start + length], WIDE, "mp3", bitrate=64_000))))
+            sequences.append(
+                print_of(samples_of(encoded(samples[None, start : start + length], WIDE, "mp3", bitrate=64_000)))
+            )
     step = AudioDedup(hash_column="prints", keep="first")
     sequences = [words for words in sequences if count_present(words) >= step.min_hashes]
     rows = [{"id": str(number), "prints": words.view(np.int64).tolist()} for number, words in enumerate(sequences)]
@@ -306,12 +322,20 @@ def speed(folder: str) -> None:
         f"search of {len(rows)} sequences: {middle - begin:.2f} CPU seconds, {summary['compared']} pairs compared; "
         f"brute force: {end - middle:.2f} CPU seconds, {(end - middle) / (middle - begin):.0f} times as long"
     )
-    print(f"rows that repeat another: brute force {len(dropped)}, search {len(pairs)}; pairs not of brute force: {len(mine - expected)}")
+    print(
+        f"rows that repeat another: brute force {len(dropped)}, search {len(pairs)}; pairs not of brute force: {len(mine - expected)}"
+    )
     copies = 20
-    many = [{"id": f"{n} {k}", "prints": np.roll(w, 7 * k).view(np.int64).tolist()} for n, w in enumerate(prints) for k in range(copies)]
+    many = [
+        {"id": f"{n} {k}", "prints": np.roll(w, 7 * k).view(np.int64).tolist()}
+        for n, w in enumerate(prints)
+        for k in range(copies)
+    ]
     begin = time.process_time()
     _, summary = found_by(step, many)
-    print(f"search of {len(many)} sequences ({copies} copies each, rotated): {time.process_time() - begin:.2f} CPU seconds, {summary['compared']} pairs compared")
+    print(
+        f"search of {len(many)} sequences ({copies} copies each, rotated): {time.process_time() - begin:.2f} CPU seconds, {summary['compared']} pairs compared"
+    )
 
 
 def memory() -> None:

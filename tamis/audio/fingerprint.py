@@ -21,9 +21,9 @@ class AudioFingerprint(AudioStep, Map):
     """Add the acoustic fingerprint of each sound: a hash of 32 bits for every 32 ms, as a list of integers.
 
     A hash has a bit for each of 32 pairs of neighbouring bands of frequencies, from 150 to 3700 Hz: whether the difference of
-    their power rises or falls within 128 ms (after Haitsma and Kalker 2002). Re-encoding, gain and noise change few bits. Above
-    the 32 bits, an integer has the numbers of the two bits that are least certain, 5 bits each, and a 1; it is 0 where the sound
-    is silent. The first hash describes the first 640 ms; a shorter sound has none.
+    their power rises or falls within 128 ms (after Haitsma and Kalker 2002). Re-encoding, gain and noise change few bits.
+    Above the 32 bits, an integer has the numbers of the two bits that are least certain, 5 bits each, and a 1; it is 0 where
+    the sound is silent. The first hash describes the first 640 ms; a shorter sound has none.
 
     `AudioDedup(hash_column="fingerprint")` compares them without decoding the sounds again. Recordings of any length are
     decoded in blocks. Takes a thousandth of the duration of the sound, plus decoding; 30 integers per second.
@@ -58,10 +58,9 @@ def fingerprints_of(batch: Batch, column: str) -> list[np.ndarray | None]:
 class AudioDigest(AudioStep, Map):
     """Add the SHA-256 hash of each file, or of its decoded samples, in hexadecimal.
 
-    Two files with the same samples, such as a WAV file and its copy as FLAC, have different bytes. The hash of samples is that of
-    sample rate and number of channels, 32 bits each with the lowest byte first, followed by the samples of all channels in turn,
-    as 32-bit floats from -1 to 1. `ExactDedup(column="audio_digest")` keeps one of the sounds with the same samples.
-    """
+    Two files with the same samples, such as a WAV file and its copy as FLAC, have different bytes. The hash of samples is that
+    of sample rate and number of channels, 32 bits each with the lowest byte first, followed by the samples of all channels in
+    turn, as 32-bit floats from -1 to 1. `ExactDedup(column="audio_digest")` keeps one of the sounds with the same samples."""
 
     of: Literal["bytes", "samples"] = "bytes"
     output: str = "audio_digest"

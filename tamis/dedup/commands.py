@@ -452,7 +452,9 @@ SecondsOption: TypeAlias = Annotated[
 SequenceKeepOption: TypeAlias = Annotated[SequenceKeep, typer.Option("--keep", help="Which one to keep.")]
 ErrorOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="Share of the bits of hashes that may differ where two rows agree. [default: audio 0.3, video 0.2]"),
+    typer.Option(
+        help="Share of the bits of hashes that may differ where two rows agree. [default: audio 0.3, video 0.2]"
+    ),
 ]
 
 

@@ -345,11 +345,7 @@ class GroupWriter:
         in_index = survivor >= blocks.rows.total
         path = blocks.index.path if blocks.index is not None else None
         columns: dict[str, Any] = {
-            **{
-                column: pairs.column(column)
-                for column in PAIRS.names
-                if column not in ("row", "survivor")
-            },
+            **{column: pairs.column(column) for column in PAIRS.names if column not in ("row", "survivor")},
             "id": name,
             "kept_id": names.column("id"),
             "address": address,

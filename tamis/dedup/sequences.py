@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column, contiguous
-from tamis.dedup.aligned import STORED_KEY_BYTES, Matching, SequenceSearch
+from tamis.dedup.aligned import Matching, SequenceSearch
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
 from tamis.dedup.exact import index_identity, summary_of
 from tamis.dedup.index import Index, add_generation, own_generation, write_part
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.rounds import decide_in_rounds
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
+from tamis.dedup.shared_keys import STORED_KEY_BYTES
 from tamis.dedup.shuffle import bucket_count, handles_shortage, retry_with_less_memory, run_in_workers
 from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
@@ -160,7 +161,9 @@ class SequenceDedup(Gather):
         index = self._index(own)
         index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
         blocks = Blocks.of(rows, index, call_bytes)
-        counts = run_in_workers(work, "sequences", count_sequences, [(rows, part) for part in range(rows.num_partitions)])
+        counts = run_in_workers(
+            work, "sequences", count_sequences, [(rows, part) for part in range(rows.num_partitions)]
+        )
         summary: dict[str, Any] = {name: sum(part[name] for part in counts) for name in counts[0]} if counts else {}
         positions = summary.pop("positions", 0)
         if index is not None:

@@ -24,8 +24,8 @@ MIN_CONTRAST = 4.0
 class VideoHashes(TrackStep, Map):
     """Add perceptual hashes of the frames of each video at fixed times, as a list of 64-bit integers.
 
-    A hash has the signs of the lowest frequencies of the brightness of the frame that is shown at 0, `every_s`, 2 `every_s`, ...
-    seconds. It is 0 for a frame that is black or has hardly any contrast. Integers are signed; their bits are the hash.
+    A hash has the signs of the lowest frequencies of the brightness of the frame that is shown at 0, `every_s`, 2 `every_s`,
+    ... seconds. It is 0 for a frame that is black or has hardly any contrast. Integers are signed; their bits are the hash.
 
     `VideoDedup(hash_column="frame_hashes")` compares them without decoding the videos again. The frames are those of the track
     that filters on motion and shots use too, so that a video is decoded once.

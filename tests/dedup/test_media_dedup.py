@@ -26,7 +26,9 @@ RATE = 16_000
 def fates(rows, step, per_partition=50):
     """(ids of the kept rows, {dropped id: (kept id, similarity, offset in seconds)})"""
     with tempfile.TemporaryDirectory() as folder:
-        report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(folder)).run(executor="inline")
+        report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(folder)).run(
+            executor="inline"
+        )
         assert report.balances
         files = sorted(Path(folder).glob("*.parquet"))
         kept = [name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist()]
@@ -72,7 +74,9 @@ def sounds():
 def test_copies_and_excerpts_of_a_sound_are_found_with_their_offset(sounds):
     kept, pairs = fates(sounds, AudioDedup(keep="first"), per_partition=4)
     assert kept == ["v0", "v7", "v8", "v9", "v10"], "half of v8 is in v7; silence is compared with nothing"
-    assert {name: twin for name, (twin, _, _) in pairs.items()} == dict.fromkeys(["v1", "v2", "v3", "v4", "v5", "v6"], "v0")
+    assert {name: twin for name, (twin, _, _) in pairs.items()} == dict.fromkeys(
+        ["v1", "v2", "v3", "v4", "v5", "v6"], "v0"
+    )
     assert all(similarity > 0.9 for _, similarity, _ in pairs.values())
     assert abs(pairs["v6"][2] - 50_017 / RATE) < 0.1, "an MP3 file may begin with a few samples more"
     assert abs(pairs["v5"][2]) == 0
@@ -82,7 +86,11 @@ def test_copies_and_excerpts_of_a_sound_are_found_with_their_offset(sounds):
 
 
 def test_sounds_that_cannot_be_decoded_fail_and_rows_without_sound_are_kept(sounds, tmp_path):
-    rows = [*sounds[:2], {"id": "bad", "audio": {"bytes": b"RIFF not a sound", "path": "a.wav"}}, {"id": "none", "audio": None}]
+    rows = [
+        *sounds[:2],
+        {"id": "bad", "audio": {"bytes": b"RIFF not a sound", "path": "a.wav"}},
+        {"id": "none", "audio": None},
+    ]
     pipeline = Pipeline(Rows(rows), AudioDedup(), ParquetWriter(str(tmp_path)))
     report = pipeline.run(workers=1, max_failed="100%")
     assert (report.kept, report.failed, report.dropped, report.balances) == (2, 1, {"similar audio": 1}, True)
@@ -163,7 +171,9 @@ def videos():
 
 def test_copies_and_parts_of_a_video_are_found_with_their_offset(videos):
     kept, pairs = fates(videos, VideoDedup(keep="first"), per_partition=4)
-    assert kept == ["v0", "v6", "v7", "v8", "v9"], "six of the eight seconds of v6 are in v7; black is compared with nothing"
+    assert kept == ["v0", "v6", "v7", "v8", "v9"], (
+        "six of the eight seconds of v6 are in v7; black is compared with nothing"
+    )
     assert {name: twin for name, (twin, _, _) in pairs.items()} == dict.fromkeys(["v1", "v2", "v3", "v4", "v5"], "v0")
     assert abs(pairs["v4"][2] - 67 / 20) <= 0.1
     assert abs(pairs["v5"][2] - 5) <= 0.1

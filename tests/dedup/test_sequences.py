@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import ParquetWriter, Pipeline, Rows
-from tamis.dedup import AudioDedup, Groups, VideoDedup, aligned, shuffle
+from tamis.dedup import AudioDedup, Groups, VideoDedup, aligned, shared_keys, shuffle
 from tamis.dedup.explain import explain_row, explanation_text
 from tamis.dedup.sequences import sequence_column
 from tamis.errors import OperatorError, ParameterError
@@ -104,7 +104,7 @@ def naive_agreement(left, right, offset, comparing):
 
 
 def naive(sequences, step, order=None):
-    """(kept ids, {dropped id: (kept id, similarity, offset in positions)}): rows are visited in the order of the keep policy."""
+    """(kept ids, {dropped id: (kept id, similarity, offset in positions)}): rows are visited in the given order."""
     order = list(range(len(sequences))) if order is None else order
     comparing, least = step.comparing, step.min_hashes
     order = [row for row in order if sequences[row] is not None]
@@ -119,7 +119,7 @@ def naive(sequences, step, order=None):
     for row in order:
         shared = defaultdict(Counter)
         for key, place in keys[row].items():
-            for better in sharing[key][: aligned.MAX_SHARING]:
+            for better in sharing[key][: shared_keys.MAX_SHARING]:
                 if better == row:
                     break
                 shared[better][keys[better][key] - place] += 1
@@ -143,7 +143,7 @@ def best_of(left, right, counts, comparing):
     chosen = []
     for offset in sorted(scores, key=lambda each: (-scores[each], each)):
         apart = all(abs(offset - other) > 1 for other in chosen)
-        if scores[offset] >= aligned.MIN_SHARED and apart and len(chosen) < aligned.MAX_OFFSETS:
+        if scores[offset] >= shared_keys.MIN_SHARED and apart and len(chosen) < shared_keys.MAX_OFFSETS:
             chosen.append(offset)
     tried = []
     for offset in sorted(chosen):
@@ -195,7 +195,7 @@ def same(found, expected):
 def test_survivors_twins_and_offsets_are_those_of_the_definition(seed, step, per_partition, sharing, buckets):
     sequences = [*planted(36, seed), None, np.zeros(80, np.uint64), planted(2, seed)[0][:9]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aligned, "MAX_SHARING", sharing)
+        patch.setattr(shared_keys, "MAX_SHARING", sharing)
         patch.setattr(aligned, "bucket_count", lambda *_: buckets)
         same(fates(rows_of(sequences), step, per_partition), naive(sequences, step))
 
@@ -208,7 +208,7 @@ def test_repetitive_sequences_are_decided_as_the_definition_says(seed, sharing, 
     sequences = [np.repeat(known[rng.integers(0, 6, 12)], rng.integers(1, 5)) for _ in range(20)]
     step = AudioDedup(hash_column="prints", keep="first", min_seconds=0.1, max_error=0.2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aligned, "MAX_SHARING", sharing)
+        patch.setattr(shared_keys, "MAX_SHARING", sharing)
         patch.setattr("tamis.dedup.sounds.WINDOW", window)
         same(fates(rows_of(sequences), step, 7), naive(sequences, step))
 
@@ -232,12 +232,14 @@ def test_a_stretch_that_many_rows_share_links_none_of_them_and_many_copies_cost_
     songs = [np.concatenate([jingle, sequence(rng, 160)]) for _ in range(60)]
     copies = [with_errors(rng, songs[7], 0.02) for _ in range(100)]
     rows = rows_of([*songs, *copies])
-    pipeline = Pipeline(Rows(rows, rows_per_partition=33), AudioDedup(hash_column="prints"), ParquetWriter(str(tmp_path)))
+    pipeline = Pipeline(
+        Rows(rows, rows_per_partition=33), AudioDedup(hash_column="prints"), ParquetWriter(str(tmp_path))
+    )
     report = pipeline.run(executor="inline")
     assert report.dropped == {"similar audio": 100}
     groups = Groups.load(tmp_path)
     assert {row["kept_id"] for row in groups.table().to_pylist()} == {"v7"}
-    assert groups.summary["compared"] < 160 * aligned.MAX_COMPARED, "not all pairs"
+    assert groups.summary["compared"] < 160 * shared_keys.MAX_COMPARED, "not all pairs"
 
 
 @pytest.mark.parametrize("compared", [1, 2, 5])
@@ -247,7 +249,7 @@ def test_rows_whose_few_better_rows_are_dropped_are_compared_again(monkeypatch, 
     rows = rows_of([song, *(with_errors(rng, song, 0.05) for _ in range(40)), *planted(10, 17)])
     step = AudioDedup(hash_column="prints", keep="first")
     expected = fates(rows, step)
-    monkeypatch.setattr(aligned, "MAX_COMPARED", compared)
+    monkeypatch.setattr(shared_keys, "MAX_COMPARED", compared)
     kept, pairs = fates(rows, step, 9)
     assert (kept, pairs.keys()) == (expected[0], expected[1].keys())
     assert all(pairs[f"v{number}"][0] == "v0" for number in range(1, 41))
@@ -277,7 +279,7 @@ def test_keep_best_newest_and_preferred_sources():
 def test_wrong_parameters_and_columns_are_explained(tmp_path):
     with pytest.raises(ParameterError, match="above 0 and at most 1"):
         AudioDedup(threshold=0).check()
-    with pytest.raises(ParameterError, match="half of the bits of unrelated hashes differ|from 0 to 0.4"):
+    with pytest.raises(ParameterError, match="from 0 to 0"):
         VideoDedup(max_error=0.5).check()
     with pytest.raises(ParameterError, match="`by` has no effect"):
         AudioDedup(by="score").check()
@@ -323,7 +325,7 @@ def test_an_index_of_earlier_rows(tmp_path):
     assert report.dropped[f"in the index {index}"] > 0
     found = {row["id"]: round(row["offset"] / step.step_s) for row in Groups.load(tmp_path / "b").table().to_pylist()}
     assert found == {name: offset for name, (_, _, offset) in pairs.items() if int(name[1:]) >= 30}
-    with pytest.raises(ParameterError, match="other settings|is an index for audio"):
+    with pytest.raises(ParameterError, match="is an index for audio"):
         VideoDedup(against=index).check()
 
 

@@ -1,5 +1,7 @@
 """Fingerprints of sounds, and how well sequences agree, compared with naive references."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ def naive_print(samples):
     powers = []
     for start in range(0, len(samples) - FRAME + 1, HOP):
         spectrum = np.abs(np.fft.rfft(samples[start : start + FRAME] * window).astype(np.complex128)) ** 2
-        powers.append([spectrum[low:high].sum() for low, high in zip(edges, edges[1:], strict=False)])
+        powers.append([spectrum[low:high].sum() for low, high in pairwise(edges)])
     found = []
     for before, now in zip(powers, powers[LAG:], strict=False):
         if sum(now) < 1e-7 * FRAME * (window.astype(np.float64) ** 2).sum() / 2:
