@@ -55,6 +55,8 @@ OPERATOR_MODULES = (
     "tamis.dedup.images",
     "tamis.dedup.sounds",
     "tamis.dedup.videos",
+    "tamis.audio.fingerprint",
+    "tamis.video.hashing",
     "tamis.dedup.selection",
     "tamis.fields",
     "tamis.text.clean",

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from tamis.audio.files import encoded
 from tamis.batch import Batch, as_array
 from tamis.context import Context
 from tamis.errors import OperatorError
@@ -157,9 +159,24 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
             parts = [[{"begin": 0.2, "end": 0.5, "text": text}] for text in texts]
             kind = pa.struct([("begin", pa.float64()), ("end", pa.float64()), ("text", pa.string())])
             columns[real] = pa.array(parts, pa.list_(kind))
+        elif real == "audio":
+            columns[real] = sounds()[: len(texts)]
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
+
+
+@functools.cache
+def sounds() -> pa.Array:
+    """As many short sounds as there are texts, in several formats, and rows without any."""
+    time = np.arange(16_000) / 8_000
+    notes = np.sin(2 * np.pi * 300 * time * (1 + time)).astype(np.float32)[None] / 2
+    kinds = ("wav", "flac", None, "opus", "mp3", "wav")
+    rows: list[dict[str, Any] | None] = []
+    for number, kind in zip(range(len(TEXTS)), itertools.cycle(kinds), strict=False):
+        data = None if kind is None else encoded(notes[:, : 16_000 - 900 * number] * (1 - number / 20), 8_000, kind)
+        rows.append(None if data is None else {"bytes": data, "path": f"{number}.{kind}"})
+    return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
 
 @functools.cache

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tamis import ParquetWriter, Pipeline, Rows
+from tamis.audio import AudioDigest, AudioFingerprint
 from tamis.audio.files import encoded
-from tamis.audio.fingerprint import AudioDigest, AudioFingerprint
 from tamis.dedup import AudioDedup, ExactDedup, Groups, VideoDedup
 from tamis.dedup.commands import app
 from tamis.recipes.load import load_recipe
