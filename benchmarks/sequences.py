@@ -323,7 +323,8 @@ def speed(folder: str) -> None:
         f"brute force: {end - middle:.2f} CPU seconds, {(end - middle) / (middle - begin):.0f} times as long"
     )
     print(
-        f"rows that repeat another: brute force {len(dropped)}, search {len(pairs)}; pairs not of brute force: {len(mine - expected)}"
+        f"rows that repeat another: brute force {len(dropped)}, search {len(pairs)}; "
+        f"pairs that brute force does not find: {len(mine - expected)}"
     )
     copies = 20
     many = [
@@ -334,7 +335,8 @@ def speed(folder: str) -> None:
     begin = time.process_time()
     _, summary = found_by(step, many)
     print(
-        f"search of {len(many)} sequences ({copies} copies each, rotated): {time.process_time() - begin:.2f} CPU seconds, {summary['compared']} pairs compared"
+        f"search of {len(many)} sequences ({copies} copies each, rotated): {time.process_time() - begin:.2f} CPU seconds, "
+        f"{summary['compared']} pairs compared"
     )
 
 

@@ -376,7 +376,7 @@ def test_it_says_what_it_does(name):
     assert not doc.startswith(f"{OURS[name].__name__}("), "the docstring is the one dataclass makes"
 
 
-@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup", "tamis.image", "tamis.video"])
+@pytest.mark.parametrize("package", ["tamis.text", "tamis.dedup", "tamis.image", "tamis.audio", "tamis.video"])
 def test_a_package_names_its_operators_for_type_checkers_and_at_run_time(package):
     module = importlib.import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text())

@@ -169,7 +169,7 @@ class Sequences:
             found = kernel.keys_of(self[row], comparing.bits, keys[count:], positions[count:])
             rows[count : count + found] = row
             count += found
-        by_key = np.lexsort([positions[:count], keys[:count], rows[:count]])
+        by_key = np.lexsort((positions[:count], keys[:count], rows[:count]))
         rows, keys, positions = rows[by_key], keys[by_key], positions[by_key]
         first = np.ones(count, np.bool_)
         first[1:] = (keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1])

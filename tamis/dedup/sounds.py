@@ -17,7 +17,6 @@ from tamis.kernels import sound_prints
 from tamis.kernels.sequences import Comparing
 from tamis.operators import Resources, operator
 
-
 WINDOW = 31
 """Hashes over which errors are averaged: a second."""
 

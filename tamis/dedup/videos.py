@@ -16,7 +16,6 @@ from tamis.operators import Resources, operator
 from tamis.video.decode import TrackStep
 from tamis.video.hashing import hashes_of
 
-
 WINDOW = 4
 """Hashes over which errors are averaged."""
 

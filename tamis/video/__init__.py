@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         VideoSize,
         VideoSound,
     )
+    from tamis.video.hashing import VideoDigest, VideoHashes
     from tamis.video.split import FixedClips, Shots, TimedClips
 
 _MODULES = {
@@ -28,6 +29,7 @@ _MODULES = {
     "filters": (
         "VideoBitRate", "VideoCodec", "VideoDecodable", "VideoDuration", "VideoProbe", "VideoRate", "VideoSize", "VideoSound",
     ),
+    "hashing": ("VideoDigest", "VideoHashes"),
     "split": ("FixedClips", "Shots", "TimedClips"),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -42,9 +44,11 @@ __all__ = [
     "VideoCodec",
     "VideoCut",
     "VideoDecodable",
+    "VideoDigest",
     "VideoDuration",
     "VideoFlashing",
     "VideoFrozen",
+    "VideoHashes",
     "VideoMotion",
     "VideoProbe",
     "VideoRate",

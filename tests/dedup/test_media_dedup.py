@@ -17,8 +17,9 @@ from tamis.audio.files import encoded
 from tamis.dedup import AudioDedup, ExactDedup, Groups, VideoDedup
 from tamis.dedup.commands import app
 from tamis.recipes.load import load_recipe
+from tamis.video import VideoDigest, VideoHashes
 from tamis.video.decode import Track
-from tamis.video.hashing import VideoDigest, VideoHashes, sampled_hashes
+from tamis.video.hashing import sampled_hashes
 
 RATE = 16_000
 
