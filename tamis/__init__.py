@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from tamis.pipeline import Pipeline, Sequential
     from tamis.report import Report
+    from tamis.sinks.clips import ClipWriter
     from tamis.sinks.folder import FolderWriter
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
     from tamis.sinks.tokens import TokenWriter
@@ -85,6 +86,7 @@ _HOMES = {
     **dict.fromkeys(["Pipeline", "Sequential"], "pipeline"),
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
+    "ClipWriter": "sinks.clips",
     "FolderWriter": "sinks.folder",
     "TokenWriter": "sinks.tokens",
     "WebDatasetWriter": "sinks.webdataset",
@@ -126,6 +128,7 @@ __all__ = [
     "ExactDeduplicationWorkflow",
     "Expand",
     "Filter",
+    "ClipWriter",
     "FolderWriter",
     "FuzzyDeduplicationWorkflow",
     "ImageDeduplicationWorkflow",

@@ -38,6 +38,7 @@ OPERATOR_MODULES = (
     "tamis.sinks.tables",
     "tamis.sinks.webdataset",
     "tamis.sinks.folder",
+    "tamis.sinks.clips",
     "tamis.text.quality",
     "tamis.text.web",
     "tamis.text.repetition",
@@ -92,6 +93,8 @@ OPERATOR_MODULES = (
     "tamis.video.appearance",
     "tamis.video.split",
     "tamis.video.cut",
+    "tamis.video.frames",
+    "tamis.video.previews",
 )
 
 

@@ -307,13 +307,13 @@ def checksum_of(file: Path) -> str:
     For a folder, that of the names and checksums of its files.
     """
     if file.is_dir():
-        return _checksum(f"{each.name}\0{checksum_of(each)}\n".encode() for each in _files_of(file))
+        return _checksum(f"{each.relative_to(file)}\0{checksum_of(each)}\n".encode() for each in _files_of(file))
     with file.open("rb") as opened:
         return _checksum(iter(lambda: opened.read(CHUNK_BYTES), b""))
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _size(file: Path) -> int:

@@ -95,6 +95,8 @@ EXAMPLES = {
     "aesthetics": {"model": "small/clip", "head": "aesthetics.safetensors"},
     "faces": {"max_faces": 0},
     "video_codec": {"keep": ["h264"]},
+    "frame_filter": {"step": {"image_brightness": {}}, "number": 2},
+    "frame_columns": {"step": {"image_hash": {}}, "number": 2},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         VideoSize,
         VideoSound,
     )
+    from tamis.video.frames import FrameColumns, FrameFilter
     from tamis.video.hashing import VideoDigest, VideoHashes
+    from tamis.video.previews import VideoPreview
     from tamis.video.split import FixedClips, Shots, TimedClips
 
 _MODULES = {
@@ -30,12 +32,16 @@ _MODULES = {
         "VideoBitRate", "VideoCodec", "VideoDecodable", "VideoDuration", "VideoProbe", "VideoRate", "VideoSize", "VideoSound",
     ),
     "hashing": ("VideoDigest", "VideoHashes"),
+    "frames": ("FrameColumns", "FrameFilter"),
+    "previews": ("VideoPreview",),
     "split": ("FixedClips", "Shots", "TimedClips"),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "FixedClips",
+    "FrameColumns",
+    "FrameFilter",
     "Shots",
     "TimedClips",
     "VideoBars",
@@ -50,6 +56,7 @@ __all__ = [
     "VideoFrozen",
     "VideoHashes",
     "VideoMotion",
+    "VideoPreview",
     "VideoProbe",
     "VideoRate",
     "VideoShake",

@@ -32,7 +32,9 @@ Mode = Literal["auto", "copy", "encode"]
 Codec = Literal["h264", "h265", "vp9", "av1"]
 
 ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
-    "h264": ("libx264", {"preset": "veryfast", "threads": "1"}),
+    # Without B-frames, clips can be cut again at any key frame. With the macroblock tree, a clip would not always give the
+    # same bytes.
+    "h264": ("libx264", {"preset": "veryfast", "threads": "1", "bf": "0", "x264-params": "mbtree=0"}),
     "h265": ("libx265", {"preset": "fast", "x265-params": "pools=none:frame-threads=1:log-level=none"}),
     "vp9": ("libvpx-vp9", {"b": "0", "deadline": "good", "cpu-used": "5", "threads": "1", "row-mt": "0"}),
     "av1": ("libsvtav1", {"preset": "9", "svtav1-params": "lp=1"}),
@@ -71,9 +73,9 @@ def cut_bytes(
         if stream is None:
             raise VideoError("without picture", "it has only sound")
         Decodes.files += 1
-        copied = mode == "copy" or (mode == "auto" and _ends_at_keys(container, stream, segment))
-        if copied and stream.codec_context.name not in COPIED:
-            copied = False
+        at_keys, ordered = _look(container, stream, segment)
+        # MP4 needs the times of decoding, which Matroska does not store: those of B-frames are unknown.
+        copied = mode != "encode" and (at_keys or mode == "copy") and ordered and stream.codec_context.name in COPIED
         with av_module().open(target, "w", format="mp4") as output:
             if copied:
                 _copy(container, stream, output, segment, sound)
@@ -82,24 +84,24 @@ def cut_bytes(
     return target.getvalue()
 
 
-def _ends_at_keys(container: Any, stream: Any, segment: Segment) -> bool:
-    """Whether a part begins and ends with key frames, so that copying its packets is exact."""
+def _look(container: Any, stream: Any, segment: Segment) -> tuple[bool, bool]:
+    """Whether a part begins and ends with key frames, so that copying is exact; whether all packets have their times."""
     base, origin = stream.time_base, _origin(stream)
     wanted = {round(segment.begin, 6)} | ({round(segment.end, 6)} if segment.end is not None else set())
     if segment.end is not None and container.duration and segment.end >= container.duration / 1e6 - 1e-3:
         wanted.discard(round(segment.end, 6))
-    container.seek(int((segment.begin + origin) / base), stream=stream, backward=True)
+    container.seek(round((segment.begin + origin) / base), stream=stream, backward=True)
+    ordered = True
     for packet in container.demux(stream):
         if packet.pts is None:
             continue
         time = float(packet.pts * base) - origin
+        if time > (segment.end if segment.end is not None else math.inf) + 1:
+            break
+        ordered &= packet.dts is not None
         if packet.is_keyframe:
             wanted -= {each for each in wanted if abs(each - time) <= TOLERANCE_S}
-        if not wanted:
-            return True
-        if time > (segment.end or segment.begin) + 1:
-            break
-    return not wanted
+    return not wanted, ordered
 
 
 def _origin(stream: Any) -> float:
@@ -111,16 +113,12 @@ def _copy(container: Any, stream: Any, output: Any, segment: Segment, sound: boo
     made = output.add_stream_from_template(stream)
     audio = _SoundCopy.of(container, output) if sound else None
     end = math.inf if segment.end is None else segment.end
-    container.seek(int((segment.begin + origin) / base), stream=stream, backward=True)
+    container.seek(round((segment.begin + origin) / base), stream=stream, backward=True)
     first: int | None = None
     begin = segment.begin
     late = 0
-    for packet in container.demux([each for each in (stream, audio and audio.source) if each]):
+    for packet in container.demux(stream):
         if packet.dts is None or packet.pts is None:
-            continue
-        if packet.stream is not stream:
-            if audio is not None:
-                audio.take(packet, begin, end, origin)
             continue
         time = float(packet.pts * base) - origin
         if first is None:
@@ -153,12 +151,13 @@ def _encode(
     made.width, made.height = context.width // 2 * 2 or 2, context.height // 2 * 2 or 2  # 4:2:0 has even sizes
     made.pix_fmt = "yuv420p10le" if codec in ("h265", "av1", "vp9") and _deep(context) else "yuv420p"
     made.codec_context.time_base = stream.time_base
+    made.codec_context.thread_count = 1
     if header.rotation:
         made.set_display_rotation(header.rotation)
     audio = _SoundCopy.of(container, output) if sound else None
     origin, count = _origin(stream), 0
     last = -1
-    for frame in frames(container, segment):
+    for frame in frames(container, segment, rewind=True):
         picture = frame.decoded
         if picture.width != made.width or picture.height != made.height or picture.format.name != made.pix_fmt:
             picture = picture.reformat(made.width, made.height, made.pix_fmt)
@@ -182,7 +181,6 @@ class _SoundCopy:
 
     def __init__(self, source: Any, made: Any, output: Any, copied: bool) -> None:
         self.source, self.made, self.output, self.copied = source, made, output, copied
-        self.last = -math.inf
 
     @staticmethod
     def of(container: Any, output: Any) -> _SoundCopy | None:
@@ -193,19 +191,15 @@ class _SoundCopy:
         made = output.add_stream_from_template(source) if copied else output.add_stream("aac", rate=48_000)
         return _SoundCopy(source, made, output, copied)
 
-    def take(self, packet: Any, begin: float, end: float, origin: float) -> None:
-        """Sound is read afterwards, in a pass of its own: its packets may lie far from those of the frames."""
-
     def finish(self, container: Any, begin: float, end: float, origin: float) -> None:
         base = self.source.time_base
-        container.seek(int(max(0.0, begin + origin) / base), stream=self.source, backward=True)
+        container.seek(round(max(0.0, begin + origin) / base), stream=self.source, backward=True)
         for packet in self._made(container, begin, end, origin, base):
             self.output.mux(packet)
 
     def _made(self, container: Any, begin: float, end: float, origin: float, base: Any) -> Iterator[Any]:
         av = av_module()
         resampler = None if self.copied else av.AudioResampler("fltp", "stereo", 48_000)
-        start: int | None = None
         for packet in container.demux(self.source):
             if packet.pts is None:
                 continue
@@ -215,7 +209,6 @@ class _SoundCopy:
             if time < begin - TOLERANCE_S:
                 continue
             if self.copied:
-                start = packet.pts if start is None else start
                 shift = round((begin + origin) / base)
                 packet.pts = packet.dts = max(0, packet.pts - shift)
                 packet.stream = self.made

@@ -346,8 +346,11 @@ def take_stills(item: MediaItem, policy: FramePolicy, side: int | None) -> list[
                 found.append(Still(frame.time, frame.rgb(*frame.size_for(side))))
                 if wanted.done:
                     break
-    if not found:
-        raise VideoError("without frames", "it has none in this part")
+        if not found:  # the header claims more than there is
+            first = next(frames(container, item.segment, rewind=True), None)
+            if first is None:
+                raise VideoError("without frames", "it has none in this part")
+            found.append(Still(first.time, first.rgb(*first.size_for(side))))
     return found
 
 
@@ -355,13 +358,10 @@ def _nearby(container: Any, segment: Segment | None, wanted: _Wanted) -> Iterato
     """The frames from the key frame before each wanted time on; those far from any wanted time are not decoded."""
     end = None if segment is None else segment.end
     keys = key_times(container)
-    begin = wanted.begin
-    target = max(begin, wanted.next_time)
-    yielded = False
+    target = max(wanted.begin, wanted.next_time)
     while True:
         jump = None
-        for frame in frames(container, Segment(target, end) if target > 0 or end is not None else None):
-            yielded = True
+        for frame in frames(container, Segment(target, end)):
             yield frame
             following = wanted.next_time
             # Key frames in an index are sorted by the time of decoding, which may be a little earlier.
@@ -369,9 +369,6 @@ def _nearby(container: Any, segment: Segment | None, wanted: _Wanted) -> Iterato
                 jump = following
                 break
         if jump is None:
-            if not yielded and target > begin:  # the header claims more than there is
-                target = begin
-                continue
             return
         target = jump
 

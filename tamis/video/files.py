@@ -292,10 +292,13 @@ def _stretched(plane: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.ascontiguousarray(plane[rows][:, columns])
 
 
-def frames(container: Any, segment: Segment | None = None, *, keys_only: bool = False) -> Iterator[Frame]:
+def frames(
+    container: Any, segment: Segment | None = None, *, keys_only: bool = False, rewind: bool = False
+) -> Iterator[Frame]:
     """The frames of the first video stream, in order of time, or of a part of it; broken packets are skipped.
 
     A stream without any frame that can be decoded raises a VideoError. With `keys_only`, other frames are not decoded.
+    A container that was read before has to be rewound.
     """
     av = av_module()
     header = read_header(container)
@@ -314,9 +317,9 @@ def frames(container: Any, segment: Segment | None = None, *, keys_only: bool = 
     origin = _start(stream, container)
     begin = 0.0 if segment is None else segment.begin
     end = math.inf if segment is None or segment.end is None else segment.end
-    if begin > 0:
+    if begin > 0 or rewind:
         with explained():
-            container.seek(int((begin + origin) / stream.time_base), stream=stream, backward=True)
+            container.seek(round((begin + origin) / stream.time_base), stream=stream, backward=True)
     seen, errors, last, time = 0, 0, "", -math.inf
     packets = container.demux(stream)
     while True:

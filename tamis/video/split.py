@@ -34,6 +34,10 @@ EDGE = 0.5
 """A change counts as a cut if it stands out by this share from those of the frames around it."""
 
 
+LEVELS = 128.0
+"""Two shots may have the same histogram: a mean change of pixels by this many levels counts as much as another histogram."""
+
+
 class Splitter(VideoStep, Expand):
     """Shared by steps that split videos."""
 
@@ -220,7 +224,8 @@ class Shots(ShotSplitter):
 
 def histogram_cuts(track: Track, threshold: float = 0.2) -> np.ndarray:
     """The numbers of the frames that begin a new shot."""
-    change, pixels = track["histogram_change"].astype(np.float64), track["change"]
+    pixels = track["change"].astype(np.float64)
+    change = np.maximum(track["histogram_change"], pixels / LEVELS)
     if len(change) < 2:
         return np.empty(0, np.int64)
     padded = np.pad(change, 2)
