@@ -163,7 +163,7 @@ def _count_groups(observed: Observations, partition: int) -> dict[str, int]:
 
 
 def shares_of(counts: Mapping[str, int], rows: int, temperature: float) -> dict[str, float]:
-    """The share of the rows of each group to keep, so that about `rows` are kept in all.
+    """The share of the rows of each group to keep, so that about `rows` are kept in total.
 
     >>> shares_of({"a": 900, "b": 100}, 500, 1.0)
     {'a': 0.5, 'b': 0.5}
