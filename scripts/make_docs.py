@@ -14,7 +14,14 @@ from tamis.operators import Operator
 from tamis.registry import describe_parameters, registered
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
-SECTIONS = {"sources": "Sources", "sinks": "Sinks", "text": "Text", "image": "Images", "dedup": "Deduplication"}
+SECTIONS = {
+    "sources": "Sources",
+    "sinks": "Sinks",
+    "text": "Text",
+    "image": "Images",
+    "audio": "Sound",
+    "dedup": "Deduplication",
+}
 
 
 def section_of(cls: type[Operator]) -> str:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tamis.audio.files import encoded
 from tamis.batch import Batch, as_array
 from tamis.context import Context
 from tamis.errors import OperatorError
@@ -29,6 +28,7 @@ from tamis.executors.steps import Applied, apply_step, observed
 from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source, snake_case
 from tamis.registry import build_operator, registered
 from tamis.text import classifiers
+from tests.audio.sounds import silence, sound, tone
 from tests.language_server import shared_server
 from tests.video.make_videos import plain, scene, video
 
@@ -97,6 +97,12 @@ EXAMPLES = {
     "video_codec": {"keep": ["h264"]},
     "frame_filter": {"step": {"image_brightness": {}}, "number": 2},
     "frame_columns": {"step": {"image_hash": {}}, "number": 2},
+    "audio_codec": {"keep": ["flac"]},
+    "audio_windows": {"window_s": 0.4},
+    "audio_normalize": {"loudness": -30.0},
+    "audio_slice": {"verify": False},
+    "nemo_manifest": {"verify": False},
+    "lhotse_manifest": {"verify": False},
     **{snake_case(name): {"max_chars": 60} for name in classifiers.PUBLISHED},  # reading more takes longer
 }
 
@@ -155,30 +161,23 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
             columns[real] = pa.array(lists, pa.list_(pa.float32(), 3))
         elif real == "image":
             columns[real] = images()[: len(texts)]
+        elif real == "audio":
+            columns[real] = sounds()[: len(texts)]
+        elif real in ("offset", "duration"):
+            columns[real] = pa.array([0.1 if text else None for text in texts], pa.float64())
+        elif real == "recording":
+            columns[real] = pa.array([None if not text else {"sources": [{"source": "a.wav"}]} for text in texts])
+        elif real == "supervisions":
+            columns[real] = pa.array([None if text is None else [{"text": text}] for text in texts])
         elif real == "video":
             columns[real] = videos()[: len(texts)]
         elif real == "segments":
-            parts = [[{"begin": 0.2, "end": 0.5, "text": text}] for text in texts]
+            parts = [[{"begin": 0.0, "end": 0.1, "text": text}] for text in texts]
             kind = pa.struct([("begin", pa.float64()), ("end", pa.float64()), ("text", pa.string())])
             columns[real] = pa.array(parts, pa.list_(kind))
-        elif real == "audio":
-            columns[real] = sounds()[: len(texts)]
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
-
-
-@functools.cache
-def sounds() -> pa.Array:
-    """As many short sounds as there are texts, in several formats, and rows without any."""
-    time = np.arange(16_000) / 8_000
-    notes = np.sin(2 * np.pi * 300 * time * (1 + time)).astype(np.float32)[None] / 2
-    kinds = ("wav", "flac", None, "opus", "mp3", "wav")
-    rows: list[dict[str, Any] | None] = []
-    for number, kind in zip(range(len(TEXTS)), itertools.cycle(kinds), strict=False):
-        data = None if kind is None else encoded(notes[:, : 16_000 - 900 * number] * (1 - number / 20), 8_000, kind)
-        rows.append(None if data is None else {"bytes": data, "path": f"{number}.{kind}"})
-    return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 
 
 @functools.cache
@@ -211,6 +210,33 @@ def images() -> pa.Array:
         file("AVIF"),
         file("TIFF", size=(700, 300)),
         file("BMP"),
+    ]
+    assert len(rows) == len(TEXTS)
+    return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+@functools.cache
+def sounds() -> pa.Array:
+    """As many sounds as there are texts, of formats that decoders handle in different ways, and rows without any."""
+
+    def file(kind: str, seconds: float = 0.8, rate: int = 16_000, channels: int = 1, **options: Any) -> dict[str, Any]:
+        return {"bytes": sound(tone(seconds, rate, channels), rate, kind, **options), "path": f"a.{kind}"}
+
+    rows = [
+        file("wav"),
+        file("flac", rate=44_100, channels=2),
+        None,
+        {"bytes": None, "path": None},
+        file("wav", 0.2, 8_000),
+        {"bytes": sound(silence(0.5)), "path": "silence.wav"},
+        file("mp3", rate=44_100, channels=2),
+        file("opus", rate=48_000),
+        file("m4a", rate=44_100),
+        file("wav8", rate=8_000),
+        file("wav", rate=48_000, bits=24),
+        file("flac", rate=96_000, channels=8, bits=24),
+        file("wav", bits=32),
+        file("aac", rate=22_050),
     ]
     assert len(rows) == len(TEXTS)
     return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))

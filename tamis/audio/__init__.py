@@ -8,14 +8,62 @@ from typing import TYPE_CHECKING
 from tamis.curator_names import unknown_name
 
 if TYPE_CHECKING:
+    from tamis.audio.edit import AudioConvert, AudioInfo, AudioMono, AudioNormalize, AudioResample, AudioTrim
+    from tamis.audio.filters import (
+        AudioBandwidth,
+        AudioChannels,
+        AudioClipping,
+        AudioCodec,
+        AudioDecodable,
+        AudioDuration,
+        AudioLoudness,
+        AudioNoise,
+        AudioSampleRate,
+        AudioSilence,
+    )
     from tamis.audio.fingerprint import AudioDigest, AudioFingerprint
+    from tamis.audio.manifests import LhotseManifest, LhotseText, NemoManifest
+    from tamis.audio.segment import AudioSlice, AudioSplit, AudioWindows, TranscriptSegments
 
 _MODULES = {
+    "edit": ("AudioConvert", "AudioInfo", "AudioMono", "AudioNormalize", "AudioResample", "AudioTrim"),
+    "filters": (
+        "AudioBandwidth", "AudioChannels", "AudioClipping", "AudioCodec", "AudioDecodable", "AudioDuration",
+        "AudioLoudness", "AudioNoise", "AudioSampleRate", "AudioSilence",
+    ),
     "fingerprint": ("AudioDigest", "AudioFingerprint"),
-}
+    "manifests": ("LhotseManifest", "LhotseText", "NemoManifest"),
+    "segment": ("AudioSlice", "AudioSplit", "AudioWindows", "TranscriptSegments"),
+}  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["AudioDigest", "AudioFingerprint"]
+__all__ = [
+    "AudioBandwidth",
+    "AudioChannels",
+    "AudioClipping",
+    "AudioCodec",
+    "AudioConvert",
+    "AudioDecodable",
+    "AudioDigest",
+    "AudioDuration",
+    "AudioFingerprint",
+    "AudioInfo",
+    "AudioLoudness",
+    "AudioMono",
+    "AudioNoise",
+    "AudioNormalize",
+    "AudioResample",
+    "AudioSampleRate",
+    "AudioSilence",
+    "AudioSlice",
+    "AudioSplit",
+    "AudioTrim",
+    "AudioWindows",
+    "LhotseManifest",
+    "LhotseText",
+    "NemoManifest",
+    "TranscriptSegments",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 

@@ -92,6 +92,8 @@ class Recording:
         self._native: np.ndarray | None = None
         self._waves: dict[int, np.ndarray] = {}
         self._error: MediaError | None = None
+        self.measured: dict[str, object] = {}
+        """What operators found out about the row and share with others, by name."""
 
     @property
     def info(self) -> Info:
@@ -252,6 +254,21 @@ def resampled(wave: np.ndarray, rate: int, to: int) -> np.ndarray:
         return wave
     made: np.ndarray = _soxr().resample(wave.T, rate, to, quality="HQ")
     return np.ascontiguousarray(made.T)
+
+
+def resampled_channels(pieces: Iterator[np.ndarray], rate: int, to: int, channels: int) -> Iterator[np.ndarray]:
+    """[channels, samples] in pieces, at another sample rate."""
+    if rate == to:
+        yield from pieces
+        return
+    stream = _soxr().ResampleStream(rate, to, channels, dtype="float32", quality="HQ")
+    for piece in pieces:
+        yield _rows_of(stream.resample_chunk(np.ascontiguousarray(piece.T)), channels)
+    yield _rows_of(stream.resample_chunk(np.zeros((0, channels), np.float32), last=True), channels)
+
+
+def _rows_of(samples: np.ndarray, channels: int) -> np.ndarray:
+    return np.ascontiguousarray(samples.reshape(-1, channels).T)
 
 
 def _soxr() -> Any:

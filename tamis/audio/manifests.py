@@ -1,0 +1,153 @@
+"""Manifests of recordings: those of NeMo and of lhotse become a column `audio`.
+
+    NeMo      {"audio_filepath": "a.wav", "offset": 1.5, "duration": 3.0, "text": "..."}
+    lhotse    cuts: {"id": ..., "start": 1.5, "duration": 3.0, "recording": {"sources": [{"source": "a.wav"}]},
+                     "supervisions": [{"text": "...", "language": "en", "speaker": "s"}]}
+              recordings: {"id": ..., "sources": [{"source": "a.wav"}], "sampling_rate": 16000, "duration": 9.5}
+
+Both are JSON Lines, which `JsonlReader` reads; the steps here make references. Paths are relative to the folder of the
+manifest; others must be allowed with `media_roots` of the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tamis.audio.decode import AudioInfoStep, Recording, recordings
+from tamis.audio.segment import numbers, sliced
+from tamis.batch import Batch, Column
+from tamis.errors import MediaError
+from tamis.media import MediaItem, media_items, with_full_paths
+from tamis.operators import Map, operator
+from tamis.sources.jsonmedia import MEDIA
+
+Part = tuple[str | None, float | None, float | None]
+"""The path, offset and duration of a row."""
+
+
+class _Manifest(AudioInfoStep, Map):
+    verify: bool
+
+    def parts_of(self, batch: Batch) -> list[Part]:
+        raise NotImplementedError
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        found = self.parts_of(batch)
+        paths = [None if not path else {"bytes": None, "path": path} for path, _, _ in found]
+        column = with_full_paths(pa.array(paths, MEDIA), batch.origin)
+        whole = Batch(pa.table({"audio": column}), batch.origin, access=batch.access)
+        items, known = media_items(whole, "audio"), recordings(whole, "audio")
+        values = [
+            None if item is None else _value(item, offset, duration, row if self.verify else None)
+            for item, (_, offset, duration), row in zip(items, found, known, strict=True)
+        ]
+        return {"audio": pa.array(values, MEDIA)}
+
+
+def _value(item: MediaItem, offset: float | None, duration: float | None, known: Recording | None) -> dict[str, Any]:
+    if offset is None and duration is None:
+        if known is not None:
+            _ = known.info  # raises an error if it cannot be read
+        return {"bytes": None, "path": item.path}
+    return sliced(item, offset, duration, known)
+
+
+@operator(reads="audio_filepath", writes="audio")
+class NemoManifest(_Manifest):
+    """Make a column `audio` from a NeMo manifest: `audio_filepath`, and `offset` and `duration` if it has them.
+
+    A part of a recording becomes a reference with times; nothing is copied. Without an offset, the row is the whole file. With
+    `verify`, headers are read: a file that does not exist, and a part that is not in its recording, fail their row here. A
+    negative offset fails its row.
+
+        Pipeline(JsonlReader("manifest.json"), NemoManifest(), AudioDuration(min_duration=1), ParquetWriter("out/"))
+
+    >>> batch = Batch.from_rows([{"audio_filepath": "/data/a.wav", "offset": 1.5, "duration": 3.0, "text": "hello"}])
+    >>> NemoManifest(verify=False).apply(batch)["audio"].to_pylist()
+    [{'bytes': None, 'path': '/data/a.wav#t=1.5,4.5'}]
+    """
+
+    column: str = "audio_filepath"
+    verify: bool = True
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return ("offset", "duration")
+
+    def parts_of(self, batch: Batch) -> list[Part]:
+        paths = batch["audio_filepath"].to_pylist()
+        nothing: list[float | None] = [None] * len(paths)
+        offsets = numbers(batch, "offset") if "offset" in batch else nothing
+        # Without an offset, the duration describes the file, and may be rounded.
+        lengths = numbers(batch, "duration") if "duration" in batch else nothing
+        return [
+            (path, offset, None if offset is None else length)
+            for path, offset, length in zip(paths, offsets, lengths, strict=True)
+        ]
+
+
+@operator(reads="recording", writes="audio")
+class LhotseManifest(_Manifest):
+    """Make a column `audio` from a lhotse manifest of cuts: `recording`, and `start` and `duration` of the cut.
+
+    For a manifest of recordings, give `column="sources"`: each row is then a whole file. `LhotseText` adds what was said. Only
+    recordings in files can be read, and of cuts only those of one track; others fail. `verify` is that of `NemoManifest`.
+
+    >>> cut = {"start": 1.5, "duration": 3.0, "recording": {"sources": [{"type": "file", "source": "/data/a.wav"}]}}
+    >>> LhotseManifest(verify=False).apply(Batch.from_rows([cut]))["audio"].to_pylist()
+    [{'bytes': None, 'path': '/data/a.wav#t=1.5,4.5'}]
+    """
+
+    column: str = "recording"
+    verify: bool = True
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return () if self.column == "sources" else ("start", "duration", "tracks")
+
+    def parts_of(self, batch: Batch) -> list[Part]:
+        found = batch["recording"].to_pylist()
+        nothing: list[Any] = [None] * len(found)
+        tracks = batch["tracks"].to_pylist() if "tracks" in batch else nothing
+        starts = numbers(batch, "start") if "start" in batch else nothing
+        lengths = numbers(batch, "duration") if "duration" in batch else nothing
+        return [
+            (_lhotse_path(recording, several), start, length)
+            for recording, several, start, length in zip(found, tracks, starts, lengths, strict=True)
+        ]
+
+
+def _lhotse_path(recording: Any, tracks: Any) -> str | None:
+    if tracks:
+        raise MediaError("a cut of several tracks is not one recording; mix it first, or leave it out")
+    sources = recording.get("sources") if isinstance(recording, dict) else recording
+    if not sources:
+        return None
+    if not isinstance(sources, list) or not isinstance(sources[0], dict) or "source" not in sources[0]:
+        raise MediaError(f"not a recording of a lhotse manifest: {recording!r:.200}")
+    if sources[0].get("type") not in (None, "file", "url"):
+        raise MediaError(f"a recording of type {sources[0]['type']!r} is not a file")
+    return str(sources[0]["source"])
+
+
+@operator(reads="supervisions", writes=("text", "language", "speaker"))
+class LhotseText(Map):
+    """Add the text, language and speaker of a lhotse cut, from its column `supervisions`; several texts are joined by spaces.
+
+    >>> row = {"supervisions": [{"text": "good", "language": "en", "speaker": "a"}, {"text": "morning"}]}
+    >>> {name: column.to_pylist() for name, column in LhotseText().apply(Batch.from_rows([row])).items()}
+    {'text': ['good morning'], 'language': ['en'], 'speaker': ['a']}
+    """
+
+    column: str = "supervisions"
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        rows = [value if isinstance(value, list) else [] for value in batch["supervisions"].to_pylist()]
+        texts = [" ".join(each["text"] for each in row if each.get("text")) or None for row in rows]
+        made: dict[str, Column] = {"text": pa.array(texts, pa.string())}
+        for name in ("language", "speaker"):
+            values = [next((each[name] for each in row if each.get(name)), None) for row in rows]
+            made[name] = pa.array(values, pa.string())
+        return made
