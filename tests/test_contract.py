@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 import io
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
