@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from tamis.pipeline import Pipeline, Sequential
     from tamis.report import Report
+    from tamis.sinks.audio import AudioWriter
     from tamis.sinks.clips import ClipWriter
     from tamis.sinks.folder import FolderWriter
     from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter
@@ -87,6 +88,7 @@ _HOMES = {
     "Report": "report",
     **dict.fromkeys(["ArrowWriter", "CsvWriter", "JsonlWriter", "ParquetWriter"], "sinks.tables"),
     "ClipWriter": "sinks.clips",
+    "AudioWriter": "sinks.audio",
     "FolderWriter": "sinks.folder",
     "TokenWriter": "sinks.tokens",
     "WebDatasetWriter": "sinks.webdataset",
@@ -117,6 +119,7 @@ __all__ = [
     "ArrowWriter",
     "AudioDeduplicationWorkflow",
     "AudioReader",
+    "AudioWriter",
     "Batch",
     "Column",
     "Context",

@@ -38,6 +38,7 @@ OPERATOR_MODULES = (
     "tamis.sinks.tables",
     "tamis.sinks.webdataset",
     "tamis.sinks.folder",
+    "tamis.sinks.audio",
     "tamis.sinks.clips",
     "tamis.text.quality",
     "tamis.text.web",

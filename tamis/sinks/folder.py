@@ -60,11 +60,13 @@ class FolderWriter(TableSink):
             raise SinkError(f"`{self.name}` has one folder per partition and no `target_shard_size`")
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
-        return _Folder(folder / stem, self._selection, schema)
+        return ShardFolder(folder / stem, self._selection, schema)
 
 
-class _Folder:
+class ShardFolder:
     """The folder of a partition. It is created with its first row."""
+
+    manifest_name = MANIFEST
 
     def __init__(self, path: Path, selection: Selection, schema: pa.Schema) -> None:
         self._path, self._selection, self._expected = path, selection, schema
@@ -85,7 +87,7 @@ class _Folder:
             )
         if self._manifest is None:
             self._path.mkdir()
-            self._manifest = ByteStream(self._path / MANIFEST, None)
+            self._manifest = ByteStream(self._path / self.manifest_name, None)
         for sample in samples(chosen, "", {}):
             self._manifest.write(self._line(sample, names))
             self._rows += 1
@@ -102,6 +104,10 @@ class _Folder:
                 with (self._path / str(own[written])).open("xb") as file:
                     file.write(data)
                 self._size += data.size
+        return self.line(sample, own)
+
+    def line(self, sample: Sample, own: dict[str, str | None]) -> bytes:
+        """The line of a row, whose files have the names in `own`."""
         head = json.dumps(own, ensure_ascii=False, separators=(",", ":")).encode()
         rest = sample.fields[1:]
         if not own:

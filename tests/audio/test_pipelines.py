@@ -1,0 +1,231 @@
+"""Pipelines over sound: damaged files, manifests, segments to files, budgets, any number of workers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tamis import (
+    AudioReader,
+    AudioWriter,
+    JsonlReader,
+    ParquetReader,
+    ParquetWriter,
+    Pipeline,
+    ReadMedia,
+    WebDatasetWriter,
+)
+from tamis.audio import (
+    AudioConvert,
+    AudioDecodable,
+    AudioDuration,
+    AudioInfo,
+    AudioLoudness,
+    AudioResample,
+    AudioSilence,
+    AudioWindows,
+    LhotseManifest,
+    LhotseText,
+    NemoManifest,
+)
+from tamis.audio.decode import waveforms
+from tamis.batch import Batch
+from tamis.recipes.load import load_recipe
+from tests.audio.sounds import silence, sound, tone
+
+GOOD = {
+    "a.wav": lambda: sound(tone(1)),
+    "b.flac": lambda: sound(tone(2, 44_100, 2), 44_100, "flac"),
+    "c.mp3": lambda: sound(tone(1.5, 22_050), 22_050, "mp3"),
+    "d.opus": lambda: sound(tone(1, 48_000), 48_000, "opus"),
+    "e.m4a": lambda: sound(tone(1, 44_100), 44_100, "m4a"),
+    "wrong.wav": lambda: sound(tone(1), 16_000, "flac"),
+    "eight_bits.wav": lambda: sound(tone(1, 8_000), 8_000, "wav8"),
+    "channels.wav": lambda: sound(tone(1, 96_000, 8), 96_000, "wav", bits=24),
+}
+
+
+def with_nan() -> bytes:
+    samples = tone(1)
+    samples[0, 100] = np.nan
+    return sound(samples, bits=32)
+
+
+BAD = {
+    "truncated.mp3": lambda: sound(tone(8), 16_000, "mp3")[:10_000],
+    "zero.wav": lambda: sound(silence(0)),
+    "nan.wav": with_nan,
+    "text.wav": lambda: b"not a sound",
+    "nothing.flac": lambda: b"",
+}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    for name, make in (GOOD | BAD).items():
+        (folder / name).write_bytes(make())
+    return folder
+
+
+def sparse_silence(path: Path, hours: float, rate: int = 8_000) -> None:
+    """A file of silence that takes no space on the disk."""
+    size = int(hours * 3600 * rate) * 2
+    head = struct.pack(
+        "<4sI8sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVEfmt ", 16, 1, 1, rate, rate * 2, 2, 16, b"data", size
+    )
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(44 + size)
+
+
+def test_damaged_files_are_dropped_with_a_reason_and_nothing_is_lost(clips, tmp_path):
+    steps = [AudioDecodable(score_only=True), AudioInfo(), ParquetWriter(tmp_path / "all")]
+    report = Pipeline(AudioReader(str(clips)), AudioDecodable(), *steps[1:]).run(workers=1)
+    assert (report.kept, report.failed) == (len(GOOD), 0)
+    assert report.dropped == {"audio_problem not in fine": len(BAD)}
+    rows = (
+        {Path(row["path"]).name: row for row in ParquetReader(str(tmp_path / "all")).load()}
+        if False
+        else {Path(row["path"]).name: row for row in pq.read_table(tmp_path / "all").to_pylist()}
+    )
+    assert (rows["channels.wav"]["channels"], rows["channels.wav"]["sample_rate"], rows["channels.wav"]["bits"]) == (
+        8,
+        96_000,
+        24,
+    )
+    assert rows["eight_bits.wav"]["bits"] == 8
+    assert rows["wrong.wav"]["codec"] == "flac"
+
+
+def test_without_that_step_they_fail_and_the_account_balances(clips, tmp_path):
+    report = Pipeline(AudioReader(str(clips)), AudioLoudness(), ParquetWriter(tmp_path / "out")).run(workers=1)
+    assert (report.kept, report.failed) == (len(GOOD), len(BAD))
+    failed = [json.loads(line) for file in (tmp_path / "out/.tamis/failed").iterdir() for line in file.open()]
+    problems = {Path(row["address"].rpartition(":")[0]).name: row["error"] for row in failed}
+    assert "truncated" in problems["truncated.mp3"]
+    assert "empty" in problems["zero.wav"]
+    assert "not numbers" in problems["nan.wav"]
+
+
+def test_the_recipe_gives_the_same_rows_with_any_workers(clips, tmp_path):
+    tables = []
+    for number, options in enumerate([{"workers": 1}, {"workers": 2, "memory": "1GB"}]):
+        steps = load_recipe("speech").steps
+        out = tmp_path / str(number)
+        report = Pipeline(
+            AudioReader(str(clips), files_per_partition=4), *steps, AudioWindows(window_s=0.4), ParquetWriter(out)
+        ).run(**options)
+        assert report.failed == 0
+        tables.append(pq.read_table(out))
+    assert tables[0].num_rows > 10
+    assert tables[0].equals(tables[1])
+
+
+def test_nemo_manifests_in_and_out(tmp_path):
+    (tmp_path / "talk.flac").write_bytes(sound(tone(5), 16_000, "flac"))
+    rows = [
+        {"audio_filepath": "talk.flac", "offset": 1.0, "duration": 2.0, "text": "good"},
+        {"audio_filepath": "talk.flac", "offset": None, "duration": 5.0, "text": "κείμενο"},
+        {"audio_filepath": "gone.wav", "offset": None, "duration": 5.0, "text": "nothing there"},
+        {"audio_filepath": "talk.flac", "offset": 4.0, "duration": 3.0, "text": "past the end"},
+        {"audio_filepath": "talk.flac", "offset": -1.0, "duration": 3.0, "text": "negative"},
+    ]
+    (tmp_path / "manifest.json").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    out = tmp_path / "out"
+    report = Pipeline(
+        JsonlReader(str(tmp_path / "manifest.json")), NemoManifest(), AudioWriter(out, fields=["audio", "text"])
+    ).run(workers=1)
+    assert (report.kept, report.failed) == (2, 3)
+    folder = next(out.glob("part-*"))
+    made = [json.loads(line) for line in (folder / "manifest.jsonl").open()]
+    assert made == [
+        {"audio_filepath": "00000000.flac", "duration": 2.0, "text": "good"},
+        {"audio_filepath": "00000001.flac", "duration": 5.0, "text": "κείμενο"},
+    ]
+    assert (folder / "00000001.flac").read_bytes() == (tmp_path / "talk.flac").read_bytes()  # untouched
+    again = Pipeline(
+        JsonlReader(str(folder / "manifest.jsonl")), NemoManifest(), AudioDuration(), ParquetWriter(tmp_path / "3")
+    )
+    assert again.run(workers=1).kept == 2
+
+
+def test_lhotse_cuts_in_and_out(tmp_path):
+    (tmp_path / "talk.wav").write_bytes(sound(tone(5, 16_000, 2)))
+    cut = {
+        "id": "c1", "start": 1.0, "duration": 2.0, "channel": 0, "type": "MonoCut",
+        "supervisions": [{"id": "s", "recording_id": "r", "start": 0.0, "duration": 2.0, "text": "good", "speaker": "a"}],
+        "recording": {"id": "r", "sources": [{"type": "file", "channels": [0], "source": "talk.wav"}],
+                      "sampling_rate": 16000, "num_samples": 80000, "duration": 5.0},
+    }  # fmt: skip
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(cut) + "\n")
+    out = tmp_path / "out"
+    steps = [
+        LhotseManifest(),
+        LhotseText(),
+        AudioWriter(out, manifest="lhotse", format="wav", fields=["audio", "text", "speaker", "id"]),
+    ]
+    assert Pipeline(JsonlReader(str(tmp_path / "cuts.jsonl")), *steps).run(workers=1).kept == 1
+    folder = next(out.glob("part-*"))
+    made = json.loads((folder / "manifest.jsonl").read_text())
+    assert made["recording"]["sources"] == [{"type": "file", "channels": [0, 1], "source": "00000000.wav"}]
+    assert (made["duration"], made["recording"]["num_samples"], made["type"]) == (2.0, 32_000, "MultiCut")
+    assert made["supervisions"][0]["text"] == "good"
+    assert made["custom"] == {"id": "c1"}
+    back = Pipeline(
+        JsonlReader(str(folder / "manifest.jsonl")), LhotseManifest(), AudioDuration(), ParquetWriter(tmp_path / "b")
+    )
+    assert back.run(workers=1).kept == 1
+
+
+def test_segments_in_archives_and_tables_that_datasets_plays(tmp_path):
+    (tmp_path / "talk.mp3").write_bytes(sound(tone(5, 44_100), 44_100, "mp3"))
+    reader = AudioReader(str(tmp_path / "talk.mp3"))
+    windows = AudioWindows(window_s=2)
+    Pipeline(reader, windows, WebDatasetWriter(tmp_path / "tars")).run(workers=1)
+    Pipeline(reader, windows, ReadMedia(), ParquetWriter(tmp_path / "table")).run(workers=1)
+    import tarfile
+
+    with tarfile.open(next((tmp_path / "tars").glob("*.tar"))) as archive:
+        names = archive.getnames()
+    assert sum(name.endswith(".flac") for name in names) == 3
+    table = pq.read_table(tmp_path / "table")
+    assert table["audio"][0]["path"].as_py() == "talk_0-2.flac"
+    assert b"Audio" in table.schema.metadata[b"huggingface"]
+    waves = waveforms(Batch(table.select(["audio"])), "audio")
+    assert [len(wave) for wave in waves] == [32_000, 32_000, 16_000]
+
+
+def test_twelve_hours_of_silence_within_a_budget(tmp_path):
+    sparse_silence(tmp_path / "silence.wav", 12)
+    windows = Pipeline(
+        AudioReader(str(tmp_path / "silence.wav")),
+        AudioWindows(window_s=300),
+        AudioDuration(),
+        ParquetWriter(tmp_path / "w"),
+    ).run(workers=1, memory="600MB")
+    assert (windows.kept, windows.failed) == (144, 0)
+    part = Pipeline(
+        AudioReader(str(tmp_path / "silence.wav")),
+        AudioWindows(window_s=1800, step_s=6 * 3600),
+        AudioSilence(),
+        ParquetWriter(tmp_path / "s"),
+    ).run(workers=1, memory="600MB")
+    assert part.dropped == {"silence_share > 0.8": 2}
+
+
+def test_unchanged_recordings_keep_their_bytes(clips, tmp_path):
+    Pipeline(
+        AudioReader(str(clips / "b.flac")),
+        AudioResample(sample_rate=44_100),
+        AudioConvert(),
+        ReadMedia(),
+        ParquetWriter(tmp_path / "o"),
+    ).run(workers=1)
+    made = pq.read_table(tmp_path / "o")["audio"][0]["bytes"].as_py()
+    assert made == (clips / "b.flac").read_bytes()
