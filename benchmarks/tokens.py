@@ -4,8 +4,7 @@
 
 Both read JSON Lines, tokenize with the same `tokenizer.json` (8,000 tokens, trained on the corpus), append an end token and
 write datatrove's .ds files, which are compared byte by byte. The corpus is English: sentences of Python's own documentation, in
-random
-order. PYTHON is that of an environment with `pip install "datatrove[processing,io]" tokenizers`.
+random order. PYTHON is that of an environment with `pip install "datatrove[processing,io]" tokenizers`.
 """
 
 # ruff: noqa: T201

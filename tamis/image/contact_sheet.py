@@ -28,6 +28,7 @@ from tamis.image.decode import headers, pictures
 from tamis.image.sheet_page import page, thumbnail
 from tamis.media import MediaAccess, Reference, is_media
 from tamis.operators import Reading, Source
+from tamis.parameters import plural
 from tamis.registry import build_operator
 from tamis.report import Report, load_manifest
 from tamis.store import INTERNAL, TABLE, Store
@@ -104,14 +105,14 @@ class _Sheet:
     # ------------------------------------------------------------------------------------------------------------ sections
 
     def _kept(self) -> Section:
-        section = Section("Kept", f"{self.report.kept:,} rows; a sample from all parts of the output")
+        section = Section("Kept", f"{plural(self.report.kept, 'row')}; a sample from all parts of the output")
         try:
             source = self._source_of_output()
             cards = (
                 list(_sampled(source, self._column, self._access(), self._limits.kept)) if source is not None else []
             )
         except TamisError as error:
-            return replace(section, explanation=f"{self.report.kept:,} rows. They cannot be shown: {error}")
+            return replace(section, explanation=f"{plural(self.report.kept, 'row')}. They cannot be shown: {error}")
         return replace(section, groups=[[card] for card in cards])
 
     def _dropped(self, rejects: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
@@ -124,7 +125,7 @@ class _Sheet:
         for reason in counts if rejects else ():
             mine = [row for row in rejects if row["_reason"] == reason]
             cards = [[self._card_of(row)] for row in _spread(mine, self._limits.per_reason)]
-            yield Section(f"Dropped: {reason}", f"{counts[reason]:,} rows", cards)
+            yield Section(f"Dropped: {reason}", plural(counts[reason], "row"), cards)
 
     def _borderline(self, rejects: Sequence[Mapping[str, Any]]) -> Section:
         """Dropped rows whose score is closest to the threshold of the rule that dropped them."""
@@ -144,7 +145,7 @@ class _Sheet:
             return
         for stage, summary in groups.summaries.items():
             most = self._limits
-            counted = f"{summary.get('groups', 0):,} groups, {summary['dropped']:,} rows dropped"
+            counted = f"{plural(summary.get('groups', 0), 'group')}, {plural(summary['dropped'], 'row')} dropped"
             section = Section(f"Duplicates: {summary['step']}", f"{counted}; the largest groups, the kept row first")
             for group in groups.largest(most.groups, stage):
                 members = groups.members(group["kept_address"], most.per_group - 1, stage)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tamis.dashboard.markup import Html, element, join, percent, plain, section, table
 from tamis.dashboard.markup import page as frame
+from tamis.parameters import plural
 from tamis.report import Report
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def thumbnail(picture: np.ndarray) -> bytes:
 def page(report: Report, output: str, sections: Sequence[Section]) -> str:
     """The page as text."""
     dropped = sum(report.dropped.values())
-    counts = f"{report.read:,} rows read, {report.kept:,} kept, {dropped:,} dropped, {report.failed:,} failed"
+    counts = f"{plural(report.read, 'row')} read, {report.kept:,} kept, {dropped:,} dropped, {report.failed:,} failed"
     head = [
         element("div", element("b", "tamis"), element("span", "contact sheet"), class_="brand"),
         element("h1", plain(output, 1000)),
