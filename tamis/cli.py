@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
@@ -410,13 +411,19 @@ def run(
         float | None,
         typer.Option(metavar="SECONDS", help="How long a shard waits for others that are not running; 600 by default."),
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a live view of the run in a browser until it ends.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
     """Run a recipe; rerun the same command to resume."""
     from tamis.executors.forkserver import launched, modules_of
 
-    with launched(executor == "local") as preload:  # first, because the server imports while this process does
+    with (
+        ExitStack() as stack,
+        launched(executor == "local") as preload,
+    ):  # first, because the server imports while this process does
         chosen = prepare(recipe, inputs, output, overrides)
         preload(modules_of(chosen.operator_classes()))
 
@@ -429,6 +436,11 @@ def run(
         if shard_wait is not None:
             settings["shard_wait"] = shard_wait
         pipeline = chosen.build()
+        if dashboard:
+            from tamis.dashboard.commands import beside_a_run
+
+            assert pipeline.sink is not None
+            stack.enter_context(beside_a_run(pipeline.sink.folder, print_status))
         # No bars inline: they would overwrite the prompt of a debugger.
         with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
             try:
@@ -695,12 +707,24 @@ def report(
     column: Annotated[
         str, typer.Option("--column", help="With --contact-sheet: the column with the images.")
     ] = "image",
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page that opens in a browser, offline: one file with everything."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the report of a run: rows kept, dropped and failed, by step and reason."""
     from tamis.console import report_text, sample_rows, sample_text, terminal_width
     from tamis.report import Report, load_manifest
 
+    if html is not None:
+        from tamis.dashboard.report_page import write_report_page
+        from tamis.parameters import format_bytes
+
+        print_status(f"{html} is written ({format_bytes(write_report_page(output, html))})")
+        return
     account = Report.load(output)
     if contact_sheet is not None:
         from tamis.image.contact_sheet import write_contact_sheet
@@ -735,12 +759,13 @@ if __name__ == "__main__":
 
 
 # Commands defined in other modules, which import shared options from this one.
+from tamis.dashboard.commands import dashboard  # noqa: E402
 from tamis.dedup.commands import app as dedup_app  # noqa: E402
 from tamis.looking.commands import compare, grep, head, sample, why  # noqa: E402
 from tamis.models.commands import stats, train_classifier, train_language_model  # noqa: E402
 
 app.add_typer(dedup_app, cls=FullHelpGroup)
-for _command in (head, sample, grep, why, compare, stats):
+for _command in (dashboard, head, sample, grep, why, compare, stats):
     app.command()(explains_errors(_command))
 app.command("train-classifier")(explains_errors(train_classifier))
 app.command("train-language-model")(explains_errors(train_language_model))

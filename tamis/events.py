@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tamis.account import ErrorCount
+from tamis.account import Account, ErrorCount
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class StageStarted(Event):
     partitions: int
     committed: int
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkCommittedBefore(Event):
+    """The account of what earlier runs committed of a stage, and this run does not repeat."""
+
+    stage: int
+    account: Account
 
 
 @dataclass(frozen=True)

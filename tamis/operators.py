@@ -345,6 +345,13 @@ class Filter(Operator):
     def rules(self) -> list[Rule]:
         raise NotImplementedError
 
+    def passages(self, text: str, score: str) -> list[tuple[int, int]]:
+        """Where in a text a score comes from, as pairs of character positions, for pages that mark them in dropped rows.
+
+        Optional: a filter that judges a text as a whole has no passages.
+        """
+        return []
+
     def score_columns(self) -> dict[str, str]:
         """The name of the column of each score in the data."""
         column = getattr(self, "column", None)

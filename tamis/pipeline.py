@@ -21,6 +21,7 @@ import pyarrow as pa
 from tamis.card import check_card, check_license, write_card
 from tamis.client import ExecutorName, current_client, executor_of
 from tamis.errors import BudgetError, DiskFull, ParameterError, TooManyFailed
+from tamis.eventlog import EventLog
 from tamis.events import Events, RunFinished, Subscriber
 from tamis.exchange import Exchange, FolderExchange, StoreExchange, remove_local_copies
 from tamis.executors.driver import Run
@@ -318,8 +319,9 @@ class Pipeline:
         stop = Stop()
         failures = FailureWatch(limit or FailureLimit(share=1.0))
         log = MemoryLog()
-        emit = Events([failures, log, *emit.subscribers])
         store = self._store(stack, scratch, shard.part if shard is not None else "")
+        event_log = [stack.enter_context(EventLog(store))] if self.sink is not None else []
+        emit = Events([failures, log, *event_log, *emit.subscribers])
         between = self._exchange(store, exchange) if shard is None else exchange_for(store, exchange)
         stack.callback(remove_local_copies)
         governor = Governor(budget, emit, learned_from(store))

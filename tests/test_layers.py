@@ -36,7 +36,7 @@ LAYERS = [
     {"plan"},
     {"placement", "client"},
     {"executors"},
-    {"memory", "ledger", "shards", "lock", "logs"},
+    {"memory", "ledger", "shards", "lock", "logs", "eventlog"},
     {
         *("sources", "sinks", "text", "image", "audio", "video", "web", "dedup", "sampling", "fields", "backends"),
         *("looking", "report"),

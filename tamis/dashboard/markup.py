@@ -255,10 +255,17 @@ def policy(*, script: str = "", live: bool = False) -> str:
 
 
 def page(
-    title: str, *body: Child, head: Child = None, nav: Child = None, script: bool = True, live: str | None = None
+    title: str,
+    *body: Child,
+    head: Child = None,
+    nav: Child = None,
+    script: bool = True,
+    live: str | None = None,
+    order: Sequence[str] = (),
 ) -> Html:
-    """A whole page. `head` stands above `nav`; `live` is the address from which the script fetches new content."""
+    """A whole page. `head` is above `nav`; `live` is the address from which the script fetches new parts, placed by `order`."""
     code = asset("page.js") if script else ""
+    about = {"data_live": live, "data_order": " ".join(order) if live is not None else None}
     return join(
         [
             Html('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'),
@@ -268,7 +275,7 @@ def page(
             element("meta", name="referrer", content="no-referrer"),
             element("title", plain(title, 200)),
             Html(f"<style>{asset('page.css')}</style></head>\n"),
-            Html(f"<body{f' data-live={chr(34)}{text(live)}{chr(34)}' if live is not None else ''}>"),
+            Html(element("body", **about).removesuffix("</body>")),
             element("a", "Skip to the content", href="#content", class_="skip"),
             element("header", head, class_="top") if head else None,
             element("nav", nav, aria_label="Sections", class_="sections") if nav else None,

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,7 @@ from tamis.events import (
     RunStarted,
     StageStarted,
     Stopping,
+    WorkCommittedBefore,
 )
 from tamis.exchange import Attempted, Draft, FolderExchange
 from tamis.executors.estimate import estimate, free_disk
@@ -105,6 +106,7 @@ class Run:
         self.watch, self.streams = watch, session.hooks.streams
         session.hooks.on_tick = self._tick
         self.ledger.append([self.committed.plan_record()])
+        self.plan.store.write(f"{INTERNAL}/manifest.json", self._manifest_text())  # for those who look while it runs
         self._begin_failures()
         try:
             with self._listening():
@@ -130,6 +132,8 @@ class Run:
             (number, c.account) for number in range(len(self.plan.stages)) for c in self.committed.commits(number)
         ]
         self.failures.begin(self.plan.layout.num_files, self.plan.layout.damaged_files, committed)
+        for number in {stage for stage, _ in committed}:
+            self.emit(WorkCommittedBefore(number, _sum(account for stage, account in committed if stage == number)))
 
     def _check_failures(self, *, final: bool = False) -> None:
         self.failures.check(output=self.plan.store.root if self.plan.sink else None, final=final)
@@ -258,10 +262,7 @@ class Run:
         self.watch.tick()
         accounts = []
         for stage in self.plan.stages:
-            total = Account()
-            for commit in self.committed.commits(stage.index):
-                total.add(commit.account)
-            accounts.append(total)
+            accounts.append(_sum(commit.account for commit in self.committed.commits(stage.index)))
         report = Report.of(
             accounts,
             new=self._new_work[min(self._new_work)] if self._new_work else Account(),
@@ -375,6 +376,13 @@ class Run:
         if not found.fits_disk:
             needed, free = format_bytes(found.spill_bytes + found.output_bytes), format_bytes(found.free_disk_bytes)
             self.notes.append(f"there may not be enough disk space: about {needed} are needed and {free} are free")
+
+
+def _sum(accounts: Iterable[Account]) -> Account:
+    total = Account()
+    for account in accounts:
+        total.add(account)
+    return total
 
 
 class _Stopped(Exception):

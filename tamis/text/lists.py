@@ -21,6 +21,7 @@ from tamis.kernels.phrases import build_automaton, character_set, count_members,
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
 from tamis.text.clean import PLACEHOLDER, POLICY_PHRASES
+from tamis.text.passages import Passages, phrases
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
 
@@ -97,8 +98,13 @@ class BoilerPlate(Filter):
     column: str = "text"
 
     def open(self, context: Context) -> _BoilerPlateScorer:
-        phrases = POLICY_PHRASES if self.phrases is None else tuple(self.phrases)
-        return _BoilerPlateScorer(PhraseStats((PLACEHOLDER, *phrases), whole=False))
+        return _BoilerPlateScorer(PhraseStats(self._listed(), whole=False))
+
+    def passages(self, text: str, score: str) -> Passages:
+        return phrases(text, self._listed(), whole=False)
+
+    def _listed(self) -> tuple[str, ...]:
+        return (PLACEHOLDER, *(POLICY_PHRASES if self.phrases is None else self.phrases))
 
     def rules(self) -> list[Rule]:
         return [at_most("boilerplate_paragraphs", self.max_boilerplate_paragraphs)]
@@ -138,10 +144,15 @@ class BadWords(Filter):
         return identify_files(super().identity(), [self.path])
 
     def open(self, context: Context) -> _BadWordsScorer:
-        words: tuple[str, ...] = BAD_WORDS
-        if self.listed is not None or self.path is not None:
-            words = (*(self.listed or ()), *read_list(self.path))
-        return _BadWordsScorer(PhraseStats(words, whole=True))
+        return _BadWordsScorer(PhraseStats(self._words(), whole=True))
+
+    def passages(self, text: str, score: str) -> Passages:
+        return phrases(text, self._words(), whole=True)
+
+    def _words(self) -> tuple[str, ...]:
+        if self.listed is None and self.path is None:
+            return BAD_WORDS
+        return (*(self.listed or ()), *read_list(self.path))
 
     def rules(self) -> list[Rule]:
         return [at_most("bad_words", self.max_bad_words)]

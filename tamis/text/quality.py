@@ -14,6 +14,7 @@ import numpy as np
 
 from tamis.batch import Batch, Facts
 from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
+from tamis.text.passages import Passages, passages_of
 from tamis.text.segment import WORD_STATS, Words, WordStats, ended_lines, ratio, text_stats
 
 
@@ -25,7 +26,14 @@ def word_facts(batch: Batch, words: Words) -> Facts:
     return batch.facts("text", WORD_STATS[words])
 
 
-class WordFilter(Filter):
+class MarkingFilter(Filter):
+    """A filter whose scores count passages of a text, which can be marked."""
+
+    def passages(self, text: str, score: str) -> Passages:
+        return passages_of(text, score)
+
+
+class WordFilter(MarkingFilter):
     """A filter with a parameter `words`, the definition of a word."""
 
     words: Words | None
@@ -268,7 +276,7 @@ class Parentheses(Filter):
 
 
 @operator(reads="text", writes="url_share")
-class Urls(Filter):
+class Urls(MarkingFilter):
     """Drop documents of which more than 20 % are URLs: characters in URLs / characters.
 
     A URL starts with http:// or https:// and ends before white space or one of < > " '. A regular expression in
@@ -321,7 +329,7 @@ def _matches(pattern: str, batch: Batch) -> list[list[str]]:
 
 
 @operator(reads="text", writes="bullet_lines")
-class BulletPoints(Filter):
+class BulletPoints(MarkingFilter):
     """Drop documents in which more than 90 % of the lines begin with a bullet (Rae et al. 2021).
 
     Lines that begin with a bullet / non-blank lines. Bullets are U+2022 and eleven similar characters, not '-' or '*';
@@ -369,7 +377,7 @@ class Punctuation(Filter):
 
 
 @operator(reads="text", writes="ellipsis_lines")
-class Ellipsis(Filter):
+class Ellipsis(MarkingFilter):
     """Drop documents in which more than 30 % of the lines end in an ellipsis (Rae et al. 2021).
 
     Lines that end in "..." or the ellipsis character, with or without brackets, or in "read more" / non-blank lines.

@@ -13,8 +13,8 @@ import numpy as np
 from tamis.batch import Batch, Facts
 from tamis.errors import ParameterError
 from tamis.kernels.repetition import LONGEST, SHORTEST
-from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, operator
-from tamis.text.quality import WordFilter, text_facts, word_facts
+from tamis.operators import Rule, Scores, at_least, at_most, between, operator
+from tamis.text.quality import MarkingFilter, WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats
 from tamis.text.segment import NGRAM_STATS, WORD_STATS, LineCopies, Words, ratio
 from tamis.text.web import Dialect
@@ -26,7 +26,7 @@ def ngram_facts(batch: Batch, words: Words, length: int) -> Facts:
 
 
 @operator(reads="text", writes="unique_lines")
-class RepeatedLines(Filter):
+class RepeatedLines(MarkingFilter):
     """Keep documents in which at least 70 % of the lines are distinct (Rae et al. 2021).
 
     Distinct lines / lines, without blank lines. A text without lines scores 1.
@@ -47,7 +47,7 @@ class RepeatedLines(Filter):
 
 
 @operator(reads="text", writes="unique_paragraphs")
-class RepeatedParagraphs(Filter):
+class RepeatedParagraphs(MarkingFilter):
     """Keep documents in which at least 70 % of the paragraphs are distinct (Rae et al. 2021).
 
     Distinct paragraphs / paragraphs. A text without paragraphs scores 1.
@@ -68,7 +68,7 @@ class RepeatedParagraphs(Filter):
 
 
 @operator(reads="text", writes="unique_line_chars")
-class RepeatedLinesByChars(Filter):
+class RepeatedLinesByChars(MarkingFilter):
     """Keep documents in which at least 80 % of the characters are in distinct lines (Rae et al. 2021).
 
     Characters of the first copy of each line / characters of lines. A text without lines scores 1.
@@ -89,7 +89,7 @@ class RepeatedLinesByChars(Filter):
 
 
 @operator(reads="text", writes="unique_paragraph_chars")
-class RepeatedParagraphsByChars(Filter):
+class RepeatedParagraphsByChars(MarkingFilter):
     """Keep documents in which at least 80 % of the characters are in distinct paragraphs (Rae et al. 2021).
 
     Characters of the first copy of each paragraph / characters of paragraphs. A text without paragraphs scores 1.

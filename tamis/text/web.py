@@ -29,7 +29,7 @@ from tamis.kernels.sentences import measure_sentences
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.operators import Filter, Rule, Scores, at_least, between, less_than, operator
 from tamis.text.lists import check_files, identify_files, read_list
-from tamis.text.quality import WordFilter, text_facts, word_facts
+from tamis.text.quality import MarkingFilter, WordFilter, text_facts, word_facts
 from tamis.text.redpajama import NormalizedStats, RawStats
 from tamis.text.segment import STOP_WORDS, WORD_MARKS, WORD_STATS, LineStats, Words, WordStats, ratio
 
@@ -230,7 +230,7 @@ def lorem_ipsum(column: Column) -> Facts:
 
 
 @operator(reads="text", writes=("c4_sentences", "c4_curly_brackets", "c4_lorem_ipsum", "c4_chars"))
-class C4Quality(Filter):
+class C4Quality(MarkingFilter):
     """Keep documents that pass the page rules of C4 (Raffel et al. 2020, section 2.2). `C4Lines` applies its line rules.
 
     At least 5 sentences, no curly bracket (code), no "lorem ipsum" (placeholder text). The "dclm" dialect requires 3
