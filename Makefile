@@ -27,6 +27,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
 	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps
+	@$(BIN)/python scripts/find_browser.py  # Chromium, for tests of pages
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`
@@ -48,6 +49,7 @@ $(LOWEST)/.test: pyproject.toml
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[test]'
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps hatesonar==0.1.0
 	$(LOWEST)/bin/python scripts/install_weights.py
+	@$(LOWEST)/bin/python scripts/find_browser.py
 	@touch $@
 
 # Interoperability depends on the versions of the other libraries; typer warns about newer versions of click.

@@ -500,10 +500,14 @@ def forget_names() -> None:
     _known_names.pop(os.getpid(), None)
 
 
-def remove_local_copies() -> None:
-    """Remove what this process keeps of exchanges in object stores, at the end of a run or of a worker."""
+def remove_local_copies(below: Path | None = None) -> None:
+    """Remove what this process keeps of exchanges in object stores, at the end of a run or of a worker.
+
+    With `below`, only what is in that folder: another thread of the process may still be running another run.
+    """
     forget_names()
-    for key in [key for key in _process_folders if key[0] == os.getpid()]:
+    mine = [key for key in list(_process_folders) if key[0] == os.getpid()]
+    for key in [key for key in mine if below is None or key[1].is_relative_to(below)]:
         shutil.rmtree(_process_folders.pop(key).folder, ignore_errors=True)
 
 

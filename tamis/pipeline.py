@@ -323,7 +323,7 @@ class Pipeline:
         event_log = [stack.enter_context(EventLog(store))] if self.sink is not None else []
         emit = Events([failures, log, *event_log, *emit.subscribers])
         between = self._exchange(store, exchange) if shard is None else exchange_for(store, exchange)
-        stack.callback(remove_local_copies)
+        stack.callback(remove_local_copies, store.work())
         governor = Governor(budget, emit, learned_from(store))
         # First, because the fork server starts while the plan is made.
         session = stack.enter_context(executor.session(governor, self._modules(), emit, stop))

@@ -83,7 +83,7 @@ def test_the_commands_and_options_are_these():
     assert flags == {
         "run": [
             "--address",
-            "--card", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
+            "--card", "--dashboard", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
             "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
             "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--workers",
         ],
@@ -100,7 +100,8 @@ def test_the_commands_and_options_are_these():
         "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],
-        "report": ["--column", "--contact-sheet", "--failed", "--json", "--memory", "--rejects"],
+        "report": ["--column", "--contact-sheet", "--failed", "--html", "--json", "--memory", "--rejects"],
+        "dashboard": ["--host", "--port", "--token"],
         "dedup": [],
         "head": ["--column", "--fate", "--full", "--json", "--rows", "-n"],
         "sample": ["--column", "--fate", "--full", "--json", "--rows", "--seed", "-n"],

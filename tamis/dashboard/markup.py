@@ -154,25 +154,27 @@ def table(
     """A table that scrolls sideways on a small screen; columns numbered in `right` hold numbers."""
     flush = set(right)
 
-    def cells(tag: str, row: Sequence[Child], **attributes: object) -> list[Html]:
-        return [
-            element(tag, cell, class_="number" if place in flush else None, **attributes)
-            for place, cell in enumerate(row)
-        ]
+    def cells(row: Sequence[Child]) -> list[Html]:
+        return [element("td", cell, class_="number" if place in flush else None) for place, cell in enumerate(row)]
 
     return element(
         "div",
         element(
             "table",
             element("caption", caption, class_="unseen") if caption else None,
-            element("thead", element("tr", cells("th", header, scope="col"))),
-            element("tbody", [element("tr", cells("td", row)) for row in rows]),
+            element("thead", element("tr", [_header(cell, place in flush) for place, cell in enumerate(header)])),
+            element("tbody", [element("tr", cells(row)) for row in rows]),
         ),
         class_="wide",
         tabindex="0",
         role="region",
         aria_label=caption or "table",
     )
+
+
+def _header(cell: Child, right: bool) -> Html:
+    """The head of a column; one without a name, such as that of bars, is no header."""
+    return element("th", cell, class_="number" if right else None, scope="col") if cell else element("td")
 
 
 def marked(content: str, passages: Iterable[tuple[int, int]], longest: int = 1_200) -> Html:

@@ -90,8 +90,12 @@ def head(view: RunView) -> Html:
     shown: list[tuple[Child, Child, Child]] = [
         ("Rows read", number(report.read), f"{format_bytes(report.num_bytes)}"),
         ("Kept", number(report.kept), _kept_remark(view)),
-        ("Dropped", number(dropped), f"{percent(dropped, report.read)}, {plural(len(report.dropped), 'reason')}"),
-        ("Failed", number(report.failed), percent(report.failed, report.read)),
+        (
+            "Dropped",
+            number(dropped),
+            f"{percent(dropped, report.read)}, {plural(len(report.dropped), 'reason')}" if dropped else "",
+        ),
+        ("Failed", number(report.failed), percent(report.failed, report.read) if report.failed else ""),
         _time_figure(view),
         (
             "Peak memory",
@@ -206,8 +210,9 @@ def funnel(view: RunView) -> Html:
         body: Child = element("p", _nothing_read(view), class_="empty")
         return section("funnel", "From read to kept", body)
     whole = max(report.read + report.created, 1)
-    items = [_funnel_line("Rows read", "", report.read, [(report.read, "kept")], whole, "")]
     bad = sum(op["failed"] for op in report.operators if op["kind"] == "source")
+    parts = [(report.read - bad, "kept"), (bad, "failed")]
+    items = [_funnel_line("Rows read", "", report.read, parts, whole, f"\N{MINUS SIGN}{bad:,} failed" if bad else "")]
     for op in funnel_steps(view):
         lost = sum(op["dropped"].values())
         passed = op["rows_in"] - lost - op["failed"]
@@ -215,7 +220,16 @@ def funnel(view: RunView) -> Html:
         note = [f"\N{MINUS SIGN}{lost:,} dropped"] if lost else []
         note += [f"\N{MINUS SIGN}{op['failed']:,} failed"] if op["failed"] else []
         note += [f"+{op['created']:,} created"] if op["created"] else []
-        items.append(_funnel_line(op["name"], op["kind"], op["rows_out"], parts, whole, ", ".join(note) or "all pass"))
+        items.append(
+            _funnel_line(
+                op["name"],
+                op["kind"],
+                op["rows_out"],
+                parts,
+                whole,
+                ", ".join(note) or ("all pass" if op["rows_in"] else ""),
+            )
+        )
     items.append(
         _funnel_line("Rows kept", "", report.kept, [(report.kept, "kept")], whole, percent(report.kept, whole))
     )
@@ -747,7 +761,7 @@ def settings(view: RunView) -> Html | None:
     return section(
         "settings",
         "Settings",
-        table(("", "step", "parameters"), steps, caption="The recipe"),
+        table(("no.", "step", "parameters"), steps, caption="The recipe"),
         element(
             "details",
             element("summary", "Versions, hardware and memory"),

@@ -25,7 +25,7 @@
     box.querySelector("output").textContent = same
       ? `${format.format(data.kept)} of ${format.format(data.rows)} rows, as now`
       : `${format.format(now)} of ${format.format(data.rows)} rows${share}: ` +
-        `${format.format(Math.abs(change))} ${change < 0 ? "fewer" : "more"} than now`;
+        (change ? `${format.format(Math.abs(change))} ${change < 0 ? "fewer" : "more"} than now` : "as many as now");
     const command = box.querySelector(".command");
     command.hidden = same;
     command.querySelector("code").textContent = `${data.command} ${data.set}=${show(value)}`;
@@ -162,7 +162,7 @@
     } catch {
       failed++;
       say("connection lost, trying again", true);
-      wait = Math.min(15000, 1000 * 2 ** Math.min(failed, 4));
+      wait = Math.min(15000, 500 * 2 ** Math.min(failed, 5));
     }
     setTimeout(update, document.hidden ? Math.max(wait, 10000) : wait);
   };
