@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tamis.account import Account
 from tamis.errors import Interrupted, TamisError
 from tamis.events import (
     CallsFinished,
@@ -38,7 +39,6 @@ from tamis.events import (
     WorkerDied,
 )
 from tamis.memory.leaks import Thinned
-from tamis.account import Account
 from tamis.store import INTERNAL, Store
 
 FOLDER = f"{INTERNAL}/events"

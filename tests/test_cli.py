@@ -82,8 +82,8 @@ def test_the_commands_and_options_are_these():
     }
     assert flags == {
         "run": [
-            "--address",
-            "--card", "--dashboard", "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
+            "--address", "--card", "--dashboard",
+            "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
             "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
             "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--workers",
         ],

@@ -25,6 +25,7 @@ from tamis.events import (
     RunStarted,
     StageStarted,
     Stopping,
+    WorkCommittedBefore,
     WorkerDied,
 )
 from tamis.progress import Progress, Tally, is_terminal, shown_in_python
@@ -57,6 +58,7 @@ def committed(partition: int, read: int, kept: int, num_bytes: int = 10 * MB, st
 
 ONE_RUN: list[Event] = [
     started(),
+    WorkCommittedBefore(0, Account()),
     stage(partitions=1),
     PartitionStarted(0, 0, 1),
     PartitionProgress(0, 0, 1, 5, 4 * MB),

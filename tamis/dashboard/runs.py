@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from tamis.account import Account
 from tamis.errors import TamisError
 from tamis.eventlog import FOLDER, read_states
 from tamis.lock import NAME, lock_of
 from tamis.logs import SHARDS
-from tamis.account import Account
 from tamis.report import Report
 from tamis.store import INTERNAL, Store
 
