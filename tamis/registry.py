@@ -35,6 +35,7 @@ OPERATOR_MODULES = (
     "tamis.sources.references",
     "tamis.sources.download",
     "tamis.sources.warc",
+    "tamis.web.extract",
     "tamis.sinks.tables",
     "tamis.sinks.webdataset",
     "tamis.sinks.folder",

@@ -52,6 +52,7 @@ DATA = Path(__file__).parent / "text" / "data"
 EXAMPLES = {
     "to_backend": {"backend": "cpu"},
     "download": {"column": "text"},  # no text is a URL
+    "html_extract": {"column": "text", "to": "content", "extractor": "fast"},
     "sample": {"rows": 3},
     "diverse": {"rows": 3},
     "outliers": {"share": 0.1},

@@ -1,0 +1,148 @@
+"""Compare reading of crawls and extraction with datatrove on the same files, by CPU seconds of one core.
+
+    python benchmarks/crawl.py --peer /tmp/peers/bin/python        # a Python with datatrove[io,processing]
+
+Pages are those of `scripts/fetch_pages.py`: 110 pages of the sources of trafilatura, repeated in a WARC file with one gzip
+member per record, and the 23 news pages of newspaper4k with texts that people chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.fetch_pages import fetch  # noqa: E402
+from tamis.batch import Batch  # noqa: E402
+from tamis.context import Context  # noqa: E402
+from tamis.operators import Piece  # noqa: E402
+from tamis.sources.records import Row  # noqa: E402
+from tamis.sources.warc import WarcReader  # noqa: E402
+from tamis.web.extract import HtmlExtract  # noqa: E402
+from tamis.web.extractors import Settings, extract_of  # noqa: E402
+
+PEER = """
+import json, sys, time
+from datatrove.pipeline.readers import WarcReader
+from datatrove.pipeline.extractors import Trafilatura
+import resource
+def used():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+if __name__ == "__main__":
+    folder, read_only = sys.argv[1], sys.argv[2] == "read"
+    reader = WarcReader(folder, glob_pattern="*.warc.gz")
+    list(zip(range(2), reader.run(rank=0, world_size=1)))
+    began = used()
+    documents = reader.run(rank=0, world_size=1)
+    if read_only:
+        count, words = sum(1 for _ in documents), 0
+    else:
+        found = [document.text for document in Trafilatura(favor_precision=True, timeout=60).run(documents)]
+        count, words = len(found), sum(len(text.split()) for text in found)
+    print(json.dumps({"rows": count, "words": words, "seconds": used() - began}))
+"""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def make_crawl(path: Path, copies: int) -> int:
+    from tests.web.crawls import reply, warc_record
+
+    pages = sorted((fetch("pages") / "cache").glob("*.html"))
+    with path.open("wb") as file:
+        for copy in range(copies):
+            for number, page in enumerate(pages):
+                block = reply(page.read_bytes(), "text/html; charset=utf-8")
+                fields = {"WARC_Identified_Payload_Type": "text/html"}
+                url = f"https://example.org/{copy}/{number}"
+                file.write(
+                    gzip.compress(warc_record("response", block, url=url, number=copy * 1000 + number, **fields), 6)
+                )
+    return copies * len(pages)
+
+
+def read_and_extract(path: Path, extractor: str | None) -> dict[str, float]:
+    """CPU seconds to read a crawl and to extract its pages."""
+    source = WarcReader(path)
+    step = HtmlExtract(extractor=extractor, favor="precision", deduplicate=True).open(Context()) if extractor else None
+    piece = Piece(str(path), 0, path.stat().st_size)
+    wanted = frozenset({"id", "url", "date", "html"})
+    began = time.process_time()
+    rows = words = 0
+    for row in source.rows(piece, wanted, None):
+        assert isinstance(row, Row)
+        rows += 1
+        if step is not None:
+            text = step.score(Batch.from_rows([{"html": row.values.get("html")}]))["text"].to_pylist()[0]
+            words += len((text or "").split())
+    return {"rows": rows, "words": words, "seconds": time.process_time() - began}
+
+
+def score_extractors(repeat: int) -> None:
+    folder = fetch("news")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "txt").glob("*.txt"))}
+    paths = {name: folder / "html" / f"{name}.html" for name in texts}
+    pairs = [(path.read_text(encoding="utf-8"), texts[name]) for name, path in paths.items() if path.exists()]
+    size = sum(len(html) for html, _ in pairs) * repeat
+    slowest = 0.0
+    say(f"\n{len(pairs)} news pages: words in common with the text that people chose")
+    for name in ("trafilatura", "resiliparse", "fast"):
+        extract = extract_of(Settings(name, "text", "balanced", False))
+        extract(pairs[0][0])
+        began = time.process_time()
+        for _ in range(repeat):
+            found = [extract(html) for html, _ in pairs]
+        seconds = time.process_time() - began
+        slowest = slowest or seconds
+        marks = [_marks(one, other) for one, (_, other) in zip(found, pairs, strict=True)]
+        mean = [sum(each[index] for each in marks) / len(marks) for index in range(3)]
+        say(
+            f"{name:12} P {mean[0]:.3f}  R {mean[1]:.3f}  F1 {mean[2]:.3f}  {seconds / repeat / len(pairs) * 1000:6.1f} ms/page"
+            f"  {size / seconds / 1e6:6.1f} MB/s  {slowest / seconds:5.1f} times trafilatura"
+        )
+
+
+def _marks(found: str, expected: str) -> tuple[float, float, float]:
+    one, other = (Counter(re.findall(r"\w+", text.lower())) for text in (found, expected))
+    common = sum((one & other).values())
+    precision, recall = common / max(1, sum(one.values())), common / max(1, sum(other.values()))
+    return precision, recall, 2 * precision * recall / max(1e-9, precision + recall)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", help="a Python that has datatrove")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/tamis-crawl"))
+    parser.add_argument("--copies", type=int, default=3)
+    options = parser.parse_args()
+    score_extractors(5)
+    options.work.mkdir(parents=True, exist_ok=True)
+    path = options.work / "pages.warc.gz"
+    pages = make_crawl(path, options.copies)
+    say(f"\n{pages} pages in a WARC file of {path.stat().st_size / 1e6:.1f} MB, CPU seconds")
+    for what, extractor in (("read", None), ("trafilatura", "trafilatura"), ("fast", "fast")):
+        ours = read_and_extract(path, extractor)
+        say(f"tamis {what:12} {ours}")
+        if options.peer and what != "fast":
+            script = options.work / "peer.py"
+            script.write_text(PEER)
+            command = [options.peer, str(script), str(options.work), what]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            theirs = json.loads(done.stdout.splitlines()[-1])
+            say(f"datatrove {what:8} {theirs}  {theirs['seconds'] / ours['seconds']:.2f} times the CPU seconds")
+
+
+if __name__ == "__main__":
+    main()
