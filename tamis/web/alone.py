@@ -4,7 +4,7 @@
     call(argument)  -- length, JSON -->      function(argument)
                     <-- length, JSON --      its result, or nothing if it took too long and the system ended it
 
-The limit is that of the system (RLIMIT_CPU), so that it also holds if the worker is gone, and does not depend on what else the
+The limit is that of the system (RLIMIT_CPU), so that it also holds if the worker no longer exists, and does not depend on what else the
 machine does.
 """
 
