@@ -26,10 +26,11 @@ from tamis.errors import DamagedFile, ParameterError
 from tamis.formats import codec_of
 from tamis.operators import Layout, Piece, Reading, operator
 from tamis.sources import partitions as division
+from tamis.sources.bytestream import ByteStream, StreamDamage, plain_bytes
 from tamis.sources.compression import magic_numbers
 from tamis.sources.files import File, is_local, open_file
 from tamis.sources.filesource import NEVER, DamagedFiles
-from tamis.sources.lines import Chunk, Chunks, Stop, Unread
+from tamis.sources.lines import Chunk, Chunks
 from tamis.sources.records import RecordSource, Row, bad_record
 from tamis.web.charset import check_installed, decode_page
 from tamis.web.http_message import BadBody, Reply, decoded_body, parse_headers, parse_reply
@@ -189,19 +190,19 @@ class WarcReader(RecordSource):
                     for each in self._records(stream, wanted, reading):
                         failed = each.address.rpartition(":")[0] if isinstance(each, Failure) else ""
                         yield each
-                except _Damage as damage:
+                except StreamDamage as damage:
                     if damage.place != failed:  # the record of a member whose checksum is wrong has failed already
                         yield bad_record(self.name, damage.place, damage.position, damage.error, damaged=piece.path)
                     position = self._next_record(file, part, damage)
 
     def _opened(self, file: IO[bytes], piece: Piece, reading: Reading | None) -> Chunks:
         if codec_of(piece.path) is None:
-            return _plain_chunks(file, piece)
+            return plain_bytes(file, piece)
         damaged = reading.damaged if reading is not None else frozenset()
         on_damage = reading.on_damage if reading is not None else None
         return self.chunks(file, piece, _READ_BYTES, damaged=damaged, on_damage=on_damage)
 
-    def _next_record(self, file: IO[bytes], piece: Piece, damage: _Damage) -> int | None:
+    def _next_record(self, file: IO[bytes], piece: Piece, damage: StreamDamage) -> int | None:
         """Where to continue after damage; None if nothing is left of the piece."""
         codec = codec_of(piece.path)
         if codec is None:
@@ -220,7 +221,7 @@ class WarcReader(RecordSource):
             place, position = stream.here()
             head = _read_head(stream, place, position)
             if head is None:
-                raise _Damage(place, position, "not a record of a WARC or ARC file")
+                raise StreamDamage(place, position, "not a record of a WARC or ARC file")
             chosen = head.type in types and (self.records is not None or not head.is_remark)
             try:
                 if not chosen or not needs_block or head.length > most:
@@ -230,8 +231,8 @@ class WarcReader(RecordSource):
                     block = stream.read(head.length)
                 damaged = stream.damaged  # before bytes of the next record are read
                 stream.finish(head)
-            except _Damage as damage:
-                raise _Damage(place, position, damage.error) from None
+            except StreamDamage as damage:
+                raise StreamDamage(place, position, damage.error) from None
             if not chosen:
                 continue
             if damaged:
@@ -322,18 +323,18 @@ def _read_head(stream: _Stream, place: str, position: int) -> _Head | None:
     if _MAGIC.match(data):
         end = stream.find(_HEAD_END, _MOST_HEAD)
         if end is None:
-            raise _Damage(place, position, "a record whose header does not end")
+            raise StreamDamage(place, position, "a record whose header does not end")
         fields = parse_headers(stream.read(end).split(b"\n")[1:])
         length = fields.get("content-length", "")
         if not length.isdecimal() or len(length) > 18:
-            raise _Damage(place, position, f"a record with the Content-Length {length!r:.50}")
+            raise StreamDamage(place, position, f"a record with the Content-Length {length!r:.50}")
         return _Head(fields.get("warc-type", "").lower(), int(length), fields)
     end = stream.find(_ARC, _MOST_HEAD, at_start=True)
     if end is None:
         return None
     url, *rest = stream.read(end).decode("utf-8", "replace").split()
     if len(rest) < 4 or not rest[-1].isdecimal():
-        raise _Damage(place, position, "an ARC record without a length")
+        raise StreamDamage(place, position, "an ARC record without a length")
     day = rest[1]
     date = (
         f"{day[:4]}-{day[4:6]}-{day[6:8]}T{day[8:10]}:{day[10:12]}:{day[12:14]}Z"
@@ -348,26 +349,8 @@ def _read_head(stream: _Stream, place: str, position: int) -> _Head | None:
 # ---------------------------------------------------------------------------------------------------------- the stream
 
 
-class _Damage(Exception):
-    """A record that cannot be read, and so nothing after it in the stream."""
-
-    def __init__(self, place: str, position: int, error: str) -> None:
-        super().__init__(error)
-        self.place, self.position, self.error = place, position, error
-
-
-class _Stream:
-    """Decoded bytes, and the place in the file that each comes from."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = iter(chunks)
-        self._data, self._at = b"", 0
-        self._marks: list[tuple[int, Chunk]] = []  # chunks by the index of their first byte in `_data`
-        self._passed = 0  # bytes before `_data`
-        self._stop: int | None = None
-        self._pending: _Damage | None = None
-        self.damaged = False
-        """Whether any byte of the record comes from a member that does not match its checksum."""
+class _Stream(ByteStream):
+    """The records of a piece."""
 
     def at_record(self) -> bool:
         """Go to the next record; False if the piece ends before it."""
@@ -379,103 +362,20 @@ class _Stream:
             if not skipped:
                 break
             self.skip(skipped)
-        self.damaged = self._chunk().is_damaged
-        return self._stop is None or self._passed + self._at < self._stop
-
-    def here(self) -> tuple[str, int]:
-        index, chunk = self._mark()
-        return chunk.place, chunk.offset + self._at - index
-
-    def peek(self, size: int) -> bytes:
-        while len(self._data) - self._at < size and self._pull():
-            pass
-        return self._data[self._at : self._at + size]
-
-    def find(self, pattern: re.Pattern[bytes], most: int, *, at_start: bool = False) -> int | None:
-        """How many bytes there are up to the end of the first match, within `most` bytes; None if there is none."""
-        searched = pattern.match if at_start else pattern.search
-        while True:
-            found = searched(self._data, self._at, self._at + most)
-            if found:
-                return found.end() - self._at
-            if len(self._data) - self._at >= most or not self._pull():
-                return None
-
-    def read(self, size: int) -> bytes:
-        if len(self._data) - self._at < size:
-            parts, left = [], size
-            while left:
-                if self._at >= len(self._data) and not self._pull():
-                    self._cut_off()
-                part = self._data[self._at : self._at + left]
-                parts.append(part)
-                self._at += len(part)
-                left -= len(part)
-            return b"".join(parts)
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def skip(self, size: int) -> None:
-        while size:
-            if self._at >= len(self._data) and not self._pull():
-                self._cut_off()
-            step = min(size, len(self._data) - self._at)
-            self._at += step
-            size -= step
+        self.damaged = self.chunk().is_damaged
+        return self.is_mine()
 
     def finish(self, head: _Head) -> None:
         """Check that a record ends where its length says, and that it is followed by another or by nothing."""
-        try:
-            follows = self.peek(16)
-        except _Damage as damage:  # of what follows
-            self._pending = damage
-            return
+        follows = self.ahead(16)
         rest = follows.lstrip(b"\r\n")
         if not rest or rest.startswith((b"WARC/", b"WARC"[: len(rest)])):
             return
         if not head.is_arc or not re.match(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:", rest):
             place, position = self.here()
-            raise _Damage(place, position, f"the record is not {head.length:,} bytes long, as its Content-Length says")
-
-    def _mark(self) -> tuple[int, Chunk]:
-        return next((index, chunk) for index, chunk in reversed(self._marks) if index <= self._at)
-
-    def _chunk(self) -> Chunk:
-        return self._mark()[1]
-
-    def _cut_off(self) -> None:
-        raise _Damage("", 0, "truncated: the file ends within the record")
-
-    def _pull(self) -> bool:
-        """Add the next chunk; False at the end."""
-        if self._pending is not None:
-            raise self._pending
-        for chunk in self._chunks:
-            if isinstance(chunk, Stop):
-                self._stop = self._passed + len(self._data)
-                if self._at >= len(self._data):
-                    return False
-                continue
-            if isinstance(chunk, Unread):
-                raise _Damage(chunk.place, chunk.position, chunk.error)
-            marks = [(index - self._at, mark) for index, mark in self._marks if index + mark.size > self._at]
-            self._passed += self._at
-            self._data, self._at = self._data[self._at :] + chunk.data[: chunk.size], 0
-            self._marks = [*marks, (len(self._data) - chunk.size, chunk)]
-            self.damaged |= chunk.is_damaged
-            return True
-        return False
-
-
-def _plain_chunks(file: IO[bytes], piece: Piece) -> Chunks:
-    """The bytes of a plain file from `piece.start` on, with a Stop at `piece.stop`."""
-    file.seek(piece.start)
-    position = piece.start
-    while data := file.read(min(_READ_BYTES, piece.stop - position) if position < piece.stop else _READ_BYTES):
-        yield Chunk(piece.path, position, data, len(data))
-        position += len(data)
-        if position == piece.stop:
-            yield Stop()
+            raise StreamDamage(
+                place, position, f"the record is not {head.length:,} bytes long, as its Content-Length says"
+            )
 
 
 def _find_plain(file: IO[bytes], begin: int, end: int) -> int | None:

@@ -4,8 +4,8 @@
     call(argument)  -- length, JSON -->      function(argument)
                     <-- length, JSON --      its result, or nothing if it took too long and the system ended it
 
-The limit is that of the system (RLIMIT_CPU), so that it also holds if the worker no longer exists, and does not depend on what else the
-machine does.
+The limit is that of the system (RLIMIT_CPU): it also holds if the worker no longer exists, and does not depend on what else
+the machine does.
 """
 
 from __future__ import annotations
