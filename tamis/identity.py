@@ -57,7 +57,7 @@ _SKIPPED_MEMBERS = frozenset(
     {
         "__abstractmethods__", "__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__",
         "__doc__", "__firstlineno__", "__match_args__", "__module__", "__parameters__", "__qualname__",
-        "__static_attributes__", "__weakref__", "_abc_impl",
+        "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",  # copyreg adds `__slotnames__` when it pickles
     }
 )  # fmt: skip
 _GLOBAL_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,7 +200,7 @@ class Pipeline:
         emit = Events([shown, *subscribers])
         if workers == "auto":
             workers = where.workers
-        streaming = "never" if scores else where.streaming  # scores are kept by the worker that reads the rows
+        streaming = "never" if scores and not fresh and self._has_scores() else where.streaming
         errors = on_error or ("raise" if inline else "isolate")
 
         with where.connected() as machine, _gpus_of(machine), shown:
@@ -408,6 +409,24 @@ class Pipeline:
         if not is_remote(place):
             return FolderExchange(make_scratch(place.removeprefix("file://")) / name)
         return StoreExchange(f"{place.rstrip('/')}/{name}", getattr(self.sink, "storage_options", None), store.work())
+
+    def _has_scores(self) -> bool:
+        """Whether a finished run stored scores, or they were copied. With them, one stage drops rows where it reads them.
+
+        An interrupted run stored some too, but the rest is still to be measured.
+        """
+        if self.sink is None:
+            return False
+        with ExitStack() as stack:
+            store = self._store(stack)
+            report = store.read(f"{INTERNAL}/report.json")
+            if not store.names(f"{INTERNAL}/scores"):
+                return False
+            if report is not None and json.loads(report).get("state") == "finished":
+                return True
+            ledger = Ledger(store)
+            ledger.load()
+            return ledger.plan is None
 
     def _learned(self) -> Learned:
         with ExitStack() as stack:

@@ -367,6 +367,7 @@ def _group(stage: Stage, heavy_bytes: int | None) -> Group:
         return Group(stage, (stage,))
     stages: list[Stage] = []
     before: tuple[Operator, ...] = ()
+    measured = measured_operators(stage.operators) if stage.scores is not None else 0
     for number, run in enumerate(runs):
         last = number == len(runs) - 1
         source = stage.source if not number else PacketRows(access=stage.source.access)
@@ -383,7 +384,8 @@ def _group(stage: Stage, heavy_bytes: int | None) -> Group:
                 reads_again=stage.reads_again and not number,
                 spills_rows=stage.spills_rows and last,
                 keep_lines=stage.keep_lines and not number,
-                scores=None,
+                scores=stage.scores if len(before) < measured else None,
+                measures_on=len(before) + len(run) < measured,
                 pool=number,
                 before=before,
                 hands_on=not last,

@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -317,6 +318,20 @@ def test_values_that_contain_themselves():
 def test_sharing_a_list_makes_no_difference():
     shared = [1]
     assert identify([shared, shared]) == identify([[1], [1]])
+
+
+def test_pickling_an_operator_does_not_change_it():
+    """`copyreg` leaves a list on the class."""
+
+    @operator(reads="text", writes="text")
+    class PickledForTests(Map):
+        def apply(self, batch):
+            return {"text": batch["text"]}
+
+    before = PickledForTests().identity()
+    cloudpickle.dumps(PickledForTests())
+    assert "__slotnames__" in vars(PickledForTests)
+    assert PickledForTests().identity() == before
 
 
 def test_long_chains_of_functions_are_followed():

@@ -32,7 +32,7 @@ from tamis.executors.packets import PacketWriter
 from tamis.executors.reader import RowsRead
 from tamis.executors.records import Records
 from tamis.executors.regroup import Growth, joined, regroup
-from tamis.executors.scores import ScoreKeeper
+from tamis.executors.scores import ScoreKeeper, is_dropped, num_dropped
 from tamis.executors.steps import Applied, Types, apply_step, bytes_read, filter_rows
 from tamis.executors.tasks import Marker, RowOverflow, Task
 from tamis.executors.writer import Writer
@@ -153,7 +153,7 @@ class Chain:
                 account.kept += sum(map(len, self._timed(self._stage.end, piece, self._writer.observe)))
         else:
             self._writer.write(batch)
-            account.kept += len(batch)
+            account.kept += len(batch) - num_dropped(batch)
 
     def _made(self, op: Operator, index: int, batch: Batch) -> Iterator[Batch]:
         """The output of a step, computed for as many rows at a time as make about one batch."""
@@ -185,9 +185,9 @@ class Chain:
             self._step = self._stage.first_operator + index
             self._marker(rows.first, rows.size, self._step)
             account = self._records.of(self._step)
-            account.rows_in -= keeper.num_dropped(batch)
+            account.rows_in -= num_dropped(batch)
             batch = joined(self._timed(op, batch, partial(keeper.apply, index), self._runners[index]))
-            account.rows_out -= keeper.num_dropped(batch)
+            account.rows_out -= num_dropped(batch)
         return keeper.end(batch)
 
     def _drop_early(self, keeper: ScoreKeeper, batch: Batch) -> Batch:
@@ -307,7 +307,7 @@ class Chain:
             text += f"; this row alone ({format_bytes(batch.num_bytes)}) needs more {what} than a worker may hold"
             if not self._task.last_attempt:
                 raise RowOverflow(*self._numbers_of(batch.origin, 0), text)
-        if self._keeper is None or not self._keeper.is_dropped(batch, 0):  # otherwise it was only measured
+        if not is_dropped(batch, 0):  # otherwise it was only measured
             self._records.fail_row(batch, 0, self._step, text + place)
 
     def _numbers_of(self, origin: Origin, row: int) -> tuple[int, int]:

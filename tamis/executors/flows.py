@@ -43,7 +43,7 @@ class Flow:
     """By stage: what is not finished yet."""
     accounts: list[Account] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    """Failed and rejected rows of the stages before the last."""
+    """Failed and rejected rows, and scores, of the stages before the last."""
     types: list[Mapping[int, Mapping[str, pa.DataType]]] = field(default_factory=list)
     """By stage and operator, the types of the columns it returned so far."""
     packets: list[tuple[tuple[int, ...], Packet]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Flow:
     def add(self, stage: int, segment: Segment) -> None:
         """Add what a stage before the last reports."""
         self.accounts[stage].add(segment.account)
-        if segment.rejects or segment.failed:
+        if segment.rejects or segment.failed or segment.scores:
             self.segments.append(segment)
         if segment.types:
             self.types[stage] = segment.types

@@ -439,7 +439,7 @@ class GroupRun:
             if complete is None:
                 return
             segments = complete
-        outcome = publish(pool.stage, flow.task, segments, flow.segments)
+        outcome = publish(pool.stage, flow.task, segments, flow.segments, self.group.whole.scores)
         flow.segments = []
         if not job.task.is_whole:
             unit.progress.restart()

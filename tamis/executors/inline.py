@@ -85,7 +85,7 @@ class InlineSession:
                 task = replace(given, allowance=allowance, last_attempt=True)  # there is no other worker to try
                 self.emit(PartitionStarted(group.index, task.partition.index, 0))
                 task, segment = self._run(runner, task)
-                outcome = publish(group.whole, task, [segment])
+                outcome = publish(group.whole, task, [segment], scores=group.whole.scores)
                 self.governor.finished(outcome.account.peak_memory_bytes, allowance.batch_bytes, outcome.account.splits)
                 self.governor.learned.note_setup((op.name, op.setup_bytes) for op in outcome.account.operators)
                 self.governor.learned.limits.update(outcome.account.limits)

@@ -18,6 +18,7 @@ from tamis.batch import LINE, Batch, Failure
 from tamis.executors.opening import OpenStage
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows
+from tamis.executors.scores import is_dropped, num_dropped
 from tamis.executors.side_outputs import FailureLog, deferred_record
 from tamis.executors.steps import dropped, rewritten, schema_read, visible
 from tamis.executors.tasks import Marker, Task
@@ -131,11 +132,12 @@ class Reader:
             if not len(batch):
                 continue
             mine, account = self._records.of(0), self._records.account
-            mine.rows_in += len(batch)
-            mine.rows_out += len(batch)
+            count = len(batch) - num_dropped(batch)
+            mine.rows_in += count
+            mine.rows_out += count
             size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
             mine.num_bytes += size
-            account.read += len(batch)
+            account.read += count
             account.num_bytes += size
             yield first, batch
 
@@ -159,7 +161,8 @@ class Reader:
         sick = np.isin(numbers, list(poison))
         step = min(1, len(self._records.account.operators) - 1)
         for row in np.flatnonzero(sick):
-            self._records.fail_row(batch, int(row), step, poison[int(numbers[row])])
+            if not is_dropped(batch, int(row)):  # otherwise it was only measured
+                self._records.fail_row(batch, int(row), step, poison[int(numbers[row])])
         return batch.select(~sick), numbers[~sick]
 
     # ---------------------------------------------------------------------------------- decisions of the Gather before

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tamis.batch import HIDDEN, LINE, Batch, Failure
 from tamis.executors.reuse import EarlierRows, WrittenRows
-from tamis.executors.scores import ROW
+from tamis.executors.scores import ROW, ScoreKeeper
 from tamis.executors.segments import Segment, Staging
 from tamis.executors.side_outputs import FailureLog, failure_record, rejected_rows
 from tamis.executors.steps import Applied
@@ -35,7 +35,9 @@ class Records:
         staging: Staging,
         on_failures: Callable[[], None],
         written: WrittenRows | None = None,
+        keeper: ScoreKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._stage, self._staging, self._on_failures = stage, staging, on_failures
         self._written, self._cuts = written, 0
         self._side_stem = f"{stem}-stage-{stage.index + 1}"
@@ -52,7 +54,9 @@ class Records:
         self._cuts += 1
         segment = Segment(self._staging.another(self._cuts), self.account)
         self.close(segment)
-        files = [*segment.rejects, *segment.failed]
+        if self._keeper is not None:
+            segment.scores = self._keeper.close()
+        files = [*segment.rejects, *segment.failed, *segment.scores]
         if files:
             segment.staging.folder.mkdir(exist_ok=True)
             for shard in files:

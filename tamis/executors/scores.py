@@ -11,6 +11,10 @@ and maps at the start of a stage, up to its last filter.
                   with rejects, they pass the maps before that filter, so that the rejects hold the text the filter saw.
                   Rows that the output already holds are copied instead (`executors/reuse.py`).
 
+In a group of stages, rows carry their numbers, marks and scores from stage to stage, also those that are dropped, up to the
+last stage that measures. Its workers write the scores of the rows they see, and the driver joins them. Stored scores are used
+by a run without groups, because most of its rows are not measured at all.
+
 A row that failed in the first run has no stored scores and is measured again. Rows, reasons and counts are the same as
 without stored scores.
 """
@@ -35,6 +39,8 @@ from tamis.store import INTERNAL, TABLE, Store
 
 DROPPED, KNOWN = "_tamis_dropped", "_tamis_known"
 """Columns that a batch carries while it is measured, beside row number and scores: already dropped, has stored scores."""
+
+_FORMAT: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
 def measured_operators(operators: Sequence[Operator]) -> int:
@@ -65,19 +71,28 @@ class ScoreKeeper:
         scratch: Path,
         *,
         numbers_rows: bool = False,
+        before: Sequence[Operator] | None = None,
+        measures_on: bool = False,
     ) -> None:
-        """`opened` are the measured operators, each with its runner."""
+        """`opened` are the measured operators, each with its runner.
+
+        In a group of stages, `before` are the operators of the stages before.
+        """
         pairs = list(opened)
         self.operators, self._runners = [op for op, _ in pairs], [runner for _, runner in pairs]
         self._internal = {DROPPED, KNOWN} if numbers_rows else {ROW, DROPPED, KNOWN}
-        self._types: dict[int, Types] = {}
-        self.name = f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
+        self.types: dict[int, Types] = {}
+        """By operator, the types of the columns it returned so far."""
         self._path = scratch / "scores"
-        self._stored = _read(store, self.name)
+        self.name = scores_name(identity, partition)
+        self._stored = _read(store, self.name) if before is None else None
+        self._before, self._measures_on = [op.name for op in before or ()], measures_on
         self._writer: pq.ParquetWriter | None = None
 
     def begin(self, batch: Batch, numbers: np.ndarray) -> Batch:
         """The batch with the stored scores of its rows, or ready to be measured."""
+        if DROPPED in batch:  # a stage before began
+            return batch
         if self._stored is None:
             return batch.with_columns({ROW: numbers, DROPPED: np.zeros(len(batch), dtype=np.bool_)})
         rows = self._stored.column(ROW).to_numpy()
@@ -120,7 +135,7 @@ class ScoreKeeper:
         """Apply one operator. In a first run dropped rows stay in the batch, marked, so that later filters measure them."""
         op = self.operators[number]
         if not isinstance(op, Filter):
-            return apply_step(op, batch, self._types.setdefault(number, {}), self._runners[number])
+            return apply_step(op, batch, self.types.setdefault(number, {}), self._runners[number])
         scores = self._scores(number, op, batch)
         made = with_scores(op, batch, scores)
         if op.score_only:
@@ -134,28 +149,25 @@ class ScoreKeeper:
         marked = self._with_scores(number, made, scores).with_columns({DROPPED: gone})
         return Applied(marked, batch, verdicts, scores=scores)
 
-    def num_dropped(self, batch: Batch) -> int:
-        """How many rows of a batch are dropped already, and are there only to be measured."""
-        return int(np.count_nonzero(_mask(batch, DROPPED))) if DROPPED in batch else 0
-
-    def is_dropped(self, batch: Batch, row: int) -> bool:
-        return DROPPED in batch and bool(batch[DROPPED][row].as_py())
-
     def end(self, batch: Batch) -> Batch:
         """The rows that are kept, without the columns of the measurement; what was measured is stored.
 
-        Their numbers are left in the column `ROW` if requested, for the writer of the rows.
+        Their numbers are left in the column `ROW` if requested, for the writer of the rows. If the next stage measures too, all
+        rows are left as they are.
         """
+        if self._measures_on:
+            return batch
         if self._stored is None:
             self._store_scores(batch)
-            batch = batch.select(~_mask(batch, DROPPED)) if self.num_dropped(batch) else batch
+            batch = batch.select(~_mask(batch, DROPPED)) if num_dropped(batch) else batch
         own = [name for name in batch.columns if name in self._internal or name.startswith(SCORE)]
         return Batch(batch.table.drop_columns(own), batch.origin, memo=batch.memo, access=batch.access)
 
     def close(self) -> list[Shard]:
-        """Complete the file of measured scores, if there are any."""
+        """Complete the file of measured scores, if there are any. Later scores go to a new file."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
             return [Shard(self._path.name, 0, self._path.stat().st_size)]
         return []
 
@@ -177,13 +189,16 @@ class ScoreKeeper:
         }
 
     def _stored_scores(self, number: int, batch: Batch) -> dict[str, pa.Array]:
+        if self._stored is None:
+            return {}
         prefix = f"{SCORE}_{number}_"
         return {name.removeprefix(prefix): batch[name] for name in batch.columns if name.startswith(prefix)}
 
     def _with_scores(self, number: int, batch: Batch, scores: dict[str, pa.Array]) -> Batch:
         if self._stored is not None:
             return batch
-        return batch.with_columns({f"{SCORE}_{number}_{name}": values for name, values in scores.items()})
+        prefix = f"{SCORE}_{len(self._before) + number}_"
+        return batch.with_columns({f"{prefix}{name}": values for name, values in scores.items()})
 
     def _store_scores(self, batch: Batch) -> None:
         names = [ROW, *(name for name in batch.columns if name.startswith(SCORE))]
@@ -193,10 +208,36 @@ class ScoreKeeper:
         )
         table = table.append_column(PLACE, places)
         if self._writer is None:
-            marks = {STEPS: json.dumps([op.name for op in self.operators])}
-            schema = table.schema.with_metadata(marks)
-            self._writer = pq.ParquetWriter(self._path, schema, compression="zstd", write_page_checksum=True)
+            marks = {STEPS: json.dumps([*self._before, *(op.name for op in self.operators)])}
+            self._writer = pq.ParquetWriter(self._path, table.schema.with_metadata(marks), **_FORMAT)
         self._writer.write_table(table.cast(self._writer.schema))
+
+
+def scores_name(identity: str, partition: Partition) -> str:
+    """The file in the output that has the scores of a partition."""
+    return f"{INTERNAL}/scores/{digest([identity, partition.identity])}{TABLE}"
+
+
+def num_dropped(batch: Batch) -> int:
+    """How many rows of a batch are dropped already, and are there only to be measured."""
+    return int(np.count_nonzero(_mask(batch, DROPPED))) if DROPPED in batch else 0
+
+
+def is_dropped(batch: Batch, row: int) -> bool:
+    return DROPPED in batch and bool(batch[DROPPED][row].as_py())
+
+
+def joined_scores(parts: Sequence[bytes]) -> bytes:
+    """Files of scores of one partition as one file, in the order of its rows."""
+    tables = sorted(
+        (pq.read_table(io.BytesIO(part), page_checksum_verification=True) for part in parts),
+        key=lambda table: int(table.column(ROW)[0].as_py()),
+    )
+    every = pa.concat_tables([table.cast(tables[0].schema) for table in tables])
+    every = every.unify_dictionaries().combine_chunks().sort_by(ROW)
+    buffer = io.BytesIO()
+    pq.write_table(every, buffer, **_FORMAT)
+    return buffer.getvalue()
 
 
 def _read(store: Store, name: str) -> pa.Table | None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tamis.exchange import Attempt, Draft
 from tamis.executors.reuse import WRITTEN, reuse_key
+from tamis.executors.scores import joined_scores, scores_name
 from tamis.executors.tasks import Stage, Task
 from tamis.memory import spill
 from tamis.operators import Shard
@@ -81,6 +82,14 @@ class Staging:
             self.store.rename(self._remote(shard.name), name)
         return replace(shard, name=name)
 
+    def read(self, shard: Shard) -> bytes:
+        """The content of a finished shard that has not been published."""
+        if self.store.local:
+            return (self.folder / shard.name).read_bytes()
+        data = self.store.read(self._remote(shard.name))
+        assert data is not None
+        return data
+
     def remove_local(self) -> None:
         """Remove the local files, unless they are what the driver publishes."""
         if not self.store.local:
@@ -106,8 +115,6 @@ class Segment:
     rejects: list[Shard] = field(default_factory=list)
     failed: list[Shard] = field(default_factory=list)
     scores: list[Shard] = field(default_factory=list)
-    scores_name: str = ""
-    """The name of the file of scores in the output, if there is one."""
     gone: list[str] = field(default_factory=list)
     """Addresses of rows that failed after they were read, if the next stage reads them again."""
     observed: int = 0
@@ -141,10 +148,13 @@ class Segment:
             draft.discard()
 
 
-def publish(stage: Stage, task: Task, segments: Sequence[Segment], before: Sequence[Segment] = ()) -> Outcome:
+def publish(
+    stage: Stage, task: Task, segments: Sequence[Segment], before: Sequence[Segment] = (), scores: str | None = None
+) -> Outcome:
     """Put the files of a partition, given by its segments in source order, in place. Only the driver does this.
 
-    `before` has the failed and rejected rows of stages that handed their rows to this one.
+    `before` has the failed and rejected rows and the scores of stages that handed their rows to this one. `scores` is the
+    identity under which the group keeps scores.
     """
     stem = spill.stem(task.partition.index)
     side = f"{stem}-stage-{stage.index + 1}"
@@ -161,9 +171,8 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment], before: Seque
         shards.append(segment.staging.publish(untyped, f"{INTERNAL}/rejects/{name.partition('.')[0]}{TABLE}"))
     for segment, shard, name in _named([*before, *segments], "failed", side):
         shards.append(segment.staging.publish(shard, f"{INTERNAL}/failed/{name}"))
-    for segment in segments:
-        for shard in segment.scores:
-            segment.staging.publish(shard, segment.scores_name)
+    if scores is not None:
+        _publish_scores([*before, *segments], stage.store, scores_name(scores, task.partition))
     extra: dict[str, Any] = {"rejects": stage.rejects is not None}
     for shard in segments[0].written:
         shards.append(segments[0].staging.publish(shard, written))
@@ -178,6 +187,14 @@ def publish(stage: Stage, task: Task, segments: Sequence[Segment], before: Seque
     for segment in [*before, *segments]:
         shutil.rmtree(segment.staging.folder, ignore_errors=True)
     return Outcome(shards, account, extra)
+
+
+def _publish_scores(segments: Sequence[Segment], store: Store, name: str) -> None:
+    found = [(segment.staging, shard) for segment in segments for shard in segment.scores]
+    if len(found) == 1:
+        found[0][0].publish(found[0][1], name)
+    elif found:
+        store.write(name, joined_scores([staging.read(shard) for staging, shard in found]))
 
 
 def _named(segments: Sequence[Segment], kind: str, stem: str) -> list[tuple[Segment, Shard, str]]:

@@ -55,6 +55,8 @@ class Stage:
     """Write rows as the lines they were read from."""
     scores: str | None = None
     """Keep scores under this identity, and reuse those that an earlier run kept under it."""
+    measures_on: bool = False
+    """The next stage of the group measures the same rows, also those that are dropped."""
     reuse: str | None = None
     """Identifies everything that determines the rows written except thresholds; None if written rows cannot be reused."""
     profile: bool = False
@@ -67,6 +69,11 @@ class Stage:
     """The rows go to the next stage of the group, in packets."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """What earlier runs learned about what fits in memory, for the steps."""
+
+    @property
+    def in_group(self) -> bool:
+        """Whether it is one of several stages that run at the same time."""
+        return self.hands_on or self.pool > 0
 
     @property
     def gathers(self) -> bool:

@@ -96,16 +96,23 @@ class _TaskRun:
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.keeper: ScoreKeeper | None = None
         self.written: WrittenRows | None = None
-        if stage.scores is not None and task.is_whole:
-            head = measured_operators(stage.operators)
+        if stage.scores is not None and (task.is_whole or stage.in_group):
+            head = len(stage.operators) if stage.measures_on else measured_operators(stage.operators)
             measured = zip(stage.operators[:head], opened.operators[:head], strict=True)
-            self.written = WrittenRows() if stage.reuse is not None else None
+            self.written = WrittenRows() if stage.reuse is not None and not stage.in_group else None
             self.keeper = ScoreKeeper(
-                stage.store, stage.scores, task.partition, measured, self.scratch, numbers_rows=self.written is not None
+                stage.store,
+                stage.scores,
+                task.partition,
+                measured,
+                self.scratch,
+                numbers_rows=self.written is not None,
+                before=stage.before if stage.in_group else None,
+                measures_on=stage.measures_on,
             )
         self.earlier = earlier_rows(opened, task, self.keeper, self.scratch)
         allowance = task.allowance or Allowance(stage.batch_bytes)
-        self.records = Records(stage, self.stem, self.staging, self._report, self.written)
+        self.records = Records(stage, self.stem, self.staging, self._report, self.written, self.keeper)
         self.reader = Reader(opened, task, self.scratch, self.records, marker, allowance, self.earlier)
         self.writer: Writer | PacketWriter
         if stage.hands_on:
@@ -116,6 +123,8 @@ class _TaskRun:
             self.writer = Writer(opened, self.stem, self.scratch, self.records, self.written, self.earlier)
         self.chain = Chain(opened, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
         self.chain.types = {step: dict(known) for step, known in task.types.items()}
+        if self.keeper is not None and stage.in_group:
+            self.keeper.types = self.chain.types
 
     def __enter__(self) -> _TaskRun:
         return self
@@ -179,7 +188,7 @@ class _TaskRun:
             self.earlier.count_into(self.records.account, self.stage.first_operator)
         self.writer.close(segment, self.reader.schema, self.chain.types)
         if self.keeper is not None:
-            segment.scores, segment.scores_name = self.keeper.close(), self.keeper.name
+            segment.scores = self.keeper.close()
         self.records.close(segment)
         if self.written is not None:
             self.written.regular = self.reader.regular

@@ -319,7 +319,7 @@ def test_a_killed_driver_leaves_nothing_in_shared_memory_that_the_next_run_does_
     psutil.wait_procs(children, timeout=30)
     left = [folder for folder in Path("/dev/shm").glob("tamis-*") if is_abandoned(folder)]
     subprocess.run(command, env=environment, check=True)
-    assert not [folder for folder in left if folder.exists()]
+    assert not [folder for folder in left if folder.exists() and is_abandoned(folder)]  # others may be in use again
     assert contents(tmp_path / "out") == {name: reference[name] for name in ("rows", "failed", "rejects")}
 
 
