@@ -1,6 +1,5 @@
 """Deduplication of sounds and videos by sequences of hashes: the rows of a naive comparison, for any division of the work."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from tamis import ParquetWriter, Pipeline, Rows
 from tamis.dedup import AudioDedup, Groups, VideoDedup, aligned, shared_keys, shuffle
 from tamis.dedup.explain import explain_row, explanation_text
 from tamis.dedup.sequences import sequence_column
-from tamis.errors import OperatorError, ParameterError
+from tamis.errors import DiskFull, OperatorError, ParameterError
 
 PRESENT = np.uint64(1 << 42)
 
@@ -369,25 +368,63 @@ def test_the_same_rows_for_any_workers_partitions_and_memory():
         same(fates(rows_of(sequences), step, per_partition, executor="local", **options), expected)
 
 
+SCRIPT = """
+import os, signal, sys
+from tamis import ParquetReader, ParquetWriter, Pipeline
+from tamis.dedup import AudioDedup
+from tamis.executors import driver
+
+source, out, phase = sys.argv[1:]
+plain = driver._GatherWork.map
+calls = [0]
+
+def map(self, name, function, items, **options):
+    def counted(*item):
+        calls[0] += name.startswith(phase)
+        if calls[0] == min(2, len(items)) and name.startswith(phase):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*item)
+    return plain(self, name, counted, items, **options)
+
+driver._GatherWork.map = map
+step = AudioDedup(hash_column="prints")
+Pipeline(ParquetReader(source, blocksize="20kB"), step, ParquetWriter(out)).run(executor="inline", progress=False)
+"""
+
+
 @pytest.mark.slow
-def test_a_run_that_is_killed_resumes_with_the_same_rows(tmp_path):
+def test_a_run_that_is_killed_in_each_phase_resumes_with_the_same_rows(tmp_path):
     sequences = planted(120, seed=14)
     rows = pa.table({"id": [f"v{n}" for n in range(120)], "prints": sequence_column(sequences)})
     pq.write_table(rows, tmp_path / "in.parquet", row_group_size=30)
-    program = (
-        "from tamis import ParquetReader, ParquetWriter, Pipeline; from tamis.dedup import AudioDedup\n"
-        f"Pipeline(ParquetReader({str(tmp_path / 'in.parquet')!r}, blocksize='20kB'), AudioDedup(hash_column='prints'),"
-        f" ParquetWriter({str(tmp_path / 'out')!r})).run(workers=2, progress=False)"
-    )
-    command = [sys.executable, "-c", program]
-    ledger = tmp_path / "out" / ".tamis" / "ledger.log"
-    for least in (1, 4000):
-        run = subprocess.Popen(command)
-        while run.poll() is None and not (ledger.exists() and ledger.stat().st_size >= least):
-            os.sched_yield()
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-    subprocess.run(command, check=True)
+    for phase in ("keys by range", "shared keys", "offsets", "stretches", "aligned rows", "decisions", "none"):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "in.parquet"), str(tmp_path / "out"), phase]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == (0 if phase == "none" else -signal.SIGKILL), done.stderr
+    step = AudioDedup(hash_column="prints")
     order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
-    expected = naive(sequences, AudioDedup(hash_column="prints"), order)[0]
-    assert pq.read_table(tmp_path / "out", columns=["id"])["id"].to_pylist() == expected
+    files = sorted((tmp_path / "out").glob("*.parquet"))
+    kept = [name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist()]
+    pairs = Groups.load(tmp_path / "out").table().to_pylist()
+    twins = {row["id"]: (row["kept_id"], row["similarity"], round(row["offset"] / step.step_s)) for row in pairs}
+    same((kept, twins), naive(sequences, step, order))
+
+
+def test_a_disk_that_fills_is_reported_and_the_run_resumes(tmp_path, monkeypatch):
+    rows = rows_of(planted(40, seed=15))
+
+    def run(out):
+        return Pipeline(Rows(rows), AudioDedup(hash_column="prints"), ParquetWriter(str(out))).run(executor="inline")
+
+    expected = run(tmp_path / "calm").dropped
+    with monkeypatch.context() as patch:
+        patch.setattr(aligned, "check_free_space", lambda *_: shuffle.check_free_space(FullDisk(), 1))
+        with pytest.raises(DiskFull, match="the disk is full") as raised:
+            run(tmp_path / "out")
+    assert "rerun the same command to resume" in str(raised.value)
+    assert run(tmp_path / "out").dropped == expected
+
+
+class FullDisk:
+    def free_bytes(self):
+        return 0
