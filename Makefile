@@ -28,6 +28,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
 	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps
 	@$(BIN)/python scripts/find_browser.py  # Chromium, for tests of pages
+	@$(BIN)/python scripts/find_prometheus.py  # Debian's package, for tests of metrics
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`
@@ -50,6 +51,7 @@ $(LOWEST)/.test: pyproject.toml
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps hatesonar==0.1.0
 	$(LOWEST)/bin/python scripts/install_weights.py
 	@$(LOWEST)/bin/python scripts/find_browser.py
+	@$(LOWEST)/bin/python scripts/find_prometheus.py
 	@touch $@
 
 # Interoperability depends on the versions of the other libraries; typer warns about newer versions of click.

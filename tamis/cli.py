@@ -13,8 +13,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
@@ -26,6 +26,7 @@ from tamis.inert import inert, inert_json
 from tamis.sources.listing import one_listing
 
 if TYPE_CHECKING:
+    from tamis.events import Subscriber
     from tamis.recipes.load import Recipe
 
 BAD_USE, TOO_MANY_FAILED, NOT_OK, INTERRUPTED, BROKEN_PIPE = 2, 3, 4, 130, 141
@@ -343,6 +344,25 @@ def choose_max_failed(max_failed: str | None, strict: bool, recipe: float | str 
     return max_failed if max_failed is not None else recipe if recipe is not None else DEFAULT_MAX_FAILED
 
 
+@contextmanager
+def monitored(port: int | None, trace: bool, *, quiet: bool = False) -> Iterator[list[Subscriber]]:
+    """Subscribers for metrics and traces, as far as requested."""
+    with ExitStack() as stack:
+        found: list[Subscriber] = []
+        if port is not None:
+            from tamis.monitoring.metrics import Metrics
+
+            metrics = stack.enter_context(Metrics(port))
+            found.append(metrics)
+            if not quiet or not port:
+                print_status(f"metrics are at {metrics.url}")
+        if trace:
+            from tamis.monitoring.tracing import Tracing
+
+            found.append(stack.enter_context(Tracing()))
+        yield found
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
@@ -414,7 +434,21 @@ def run(
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Serve a live view of the run in a browser until it ends.")
     ] = False,
-    as_json: JsonOption = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve metrics for Prometheus on this port of 127.0.0.1; 0 for a free one.",
+        ),
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Send traces by OpenTelemetry, as its environment variables say.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="At the end, print the report as one JSON object to stdout.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")] = False,
 ) -> None:
     """Run a recipe; rerun the same command to resume."""
@@ -442,7 +476,10 @@ def run(
             assert pipeline.sink is not None
             stack.enter_context(beside_a_run(pipeline.sink.folder, print_status))
         # No bars inline: they would overwrite the prompt of a debugger.
-        with Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress:
+        with (
+            Progress(shows="nothing" if quiet else "lines" if executor == "inline" else "auto") as progress,
+            monitored(metrics_port, trace, quiet=quiet) as subscribers,
+        ):
             try:
                 report = pipeline.run(
                     **settings,
@@ -461,7 +498,7 @@ def run(
                     exchange=exchange,
                     shard=shard,
                     alerts=chosen.settings.alerts,
-                    on_event=progress,
+                    on_event=[progress, *subscribers],
                     progress=False,
                 )
             except Interrupted as error:
@@ -761,8 +798,8 @@ if __name__ == "__main__":
 # Commands defined in other modules, which import shared options from this one.
 from tamis.dashboard.commands import dashboard  # noqa: E402
 from tamis.dedup.commands import app as dedup_app  # noqa: E402
-from tamis.looking.commands import compare, grep, head, sample, why  # noqa: E402
-from tamis.models.commands import stats, train_classifier, train_language_model  # noqa: E402
+from tamis.looking.commands import compare, grep, head, sample, stats, why  # noqa: E402
+from tamis.models.commands import train_classifier, train_language_model  # noqa: E402
 
 app.add_typer(dedup_app, cls=FullHelpGroup)
 for _command in (dashboard, head, sample, grep, why, compare, stats):

@@ -14,7 +14,7 @@ EXAMPLES = {
     "ops": "tamis ops gopher_quality",
     "recipes": "tamis recipes gopher",
     "report": "tamis report clean/ --rejects 3",
-    "stats": "tamis stats crawl/",
+    "stats": "tamis stats crawl/ --html corpus.html",
     "head": "tamis head clean/ --fate dropped -n 3",
     "sample": "tamis sample clean/ -n 10 --seed 1",
     "grep": 'tamis grep "lorem ipsum" clean/ --in text -i',

@@ -377,19 +377,27 @@ def describe(
     *,
     column: str = "text",
     language: bool | None = None,
+    tokenizer: str | None = None,
+    by: str | None = None,
+    url_column: str = "url",
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Description:
-    """Describe the texts of files: sizes, languages, scripts, duplicates. Takes the options of `Pipeline.run`.
+    """Describe the texts of files: sizes, languages, scripts, duplicates, missing values, domains.
+
+    `tokenizer` is a file as for `TokenCount`; without it tokens are not counted. `by` repeats the sizes for each value of a
+    column, or with "domain" for each domain of the URLs in `url_column`. Takes the options of `Pipeline.run`.
 
     `language=None` counts languages if the model is on this machine, and notes it if not. Needs about 200 bytes of disk
     per document during the run.
     """
+    from tamis.looking.corpus import DOMAIN, columns_of, groups_of, total_tokens
     from tamis.models.fasttext import find_model
     from tamis.sinks.tables import ArrowWriter
     from tamis.sources.tables import reader_for
     from tamis.text.language import LID
     from tamis.text.statistics import TextStatistics, fold
+    from tamis.text.tokens import TokenCount
 
     notes = []
     if language is None:
@@ -400,16 +408,29 @@ def describe(
             language = False
             notes.append(f"languages were not counted: {error.message}; {error.hint}")
     files = list(paths) if not isinstance(paths, (str, Path)) else paths
-    reader = reader_for(files, fields=[column], **({"storage_options": storage_options} if storage_options else {}))
+    given = {"storage_options": storage_options} if storage_options else {}
+    key = url_column if by == DOMAIN else by
+    reader = reader_for(files, fields=list(dict.fromkeys([column, *([key] if key else [])])), **given)
+    nulls, domains = columns_of(files, url_column, storage_options)
     scratch = options.get("scratch")
     parent = make_scratch(scratch) if scratch is not None else None
     with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
-        sink = ArrowWriter(folder, fields=["statistics"])
-        report = Pipeline(reader, TextStatistics(column=column, language=language), sink).run(**options)
+        kept = ["statistics", *(["tokens"] if tokenizer else []), *([key] if key else [])]
+        count = [TokenCount(tokenizer, column=column, score_only=True, min_tokens=0)] if tokenizer else []
+        steps = [TextStatistics(column=column, language=language), *count, ArrowWriter(folder, fields=kept)]
+        report = Pipeline(reader, *steps).run(**options)
         if report.failed:
             verb = "is" if report.failed == 1 else "are"
             notes.append(f"{plural(report.failed, 'row')} could not be read and {verb} not included")
-        return fold(sorted(Path(folder).glob("*.arrow")), notes)
+        made = sorted(Path(folder).glob("*.arrow"))
+        return replace(
+            fold(made, notes),
+            num_tokens=total_tokens(made) if tokenizer else None,
+            nulls=nulls,
+            domains=domains,
+            by=by or "",
+            groups=groups_of(made, key, domain=by == DOMAIN) if key else {},
+        )
 
 
 def __getattr__(name: str) -> Any:

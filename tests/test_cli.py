@@ -84,8 +84,10 @@ def test_the_commands_and_options_are_these():
         "run": [
             "--address", "--card", "--dashboard",
             "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
-            "--license", "--max-failed", "--max-seconds", "--memory", "--on-error", "--on-overflow", "--output", "--quiet",
-            "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--workers",
+            "--license", "--max-failed", "--max-seconds", "--memory", "--metrics-port", "--on-error",
+            "--on-overflow", "--output", "--quiet",
+            "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--trace",
+            "--workers",
         ],
         "merge": ["--exchange", "--json", "--max-failed", "--partial"],
         "check": ["--input", "--output", "--set"],

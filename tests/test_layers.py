@@ -22,7 +22,7 @@ LAYERS = [
         "help",
     },
     {"workflows", "recipes"},
-    {"pipeline", "progress", "live"},
+    {"pipeline", "progress", "live", "monitoring"},
     {
         "executors.driver",
         "executors.resume",

@@ -1,4 +1,4 @@
-"""`tamis head`, `sample`, `grep`, `why` and `compare`: look into files and outputs."""
+"""`tamis head`, `sample`, `grep`, `why`, `compare` and `stats`: look into files and outputs."""
 
 from __future__ import annotations
 
@@ -163,6 +163,63 @@ def compare(
 
     found = compare_outputs(first, second, key=key, examples=examples)
     print_result(json_line(found.as_dict(), indent=2) if as_json else found.as_text(terminal_width()))
+
+
+def stats(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or glob patterns.")],
+    column: Annotated[str, typer.Option(metavar="NAME", help="Column that holds the text.")] = "text",
+    language: Annotated[
+        bool | None,
+        typer.Option("--language/--no-language", help="Count languages; the default if the model is installed."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Count tokens with this tokenizer.json or SentencePiece model.")
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Repeat the sizes for each value of a column, or for each domain."),
+    ] = None,
+    url_column: Annotated[str, typer.Option(metavar="NAME", help="Column that holds URLs.")] = "url",
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write a page of HTML that opens offline.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory budget of all processes together, e.g. 8GB.")
+    ] = None,
+    scratch: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Put intermediate files into this local folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+) -> None:
+    """Describe a corpus: lengths, tokens, languages, repetition, duplicates, domains and missing values."""
+    from pathlib import Path
+
+    from tamis.cli import print_json, print_result, print_status
+    from tamis.console import terminal_width
+    from tamis.progress import Progress
+    from tamis.workflows import describe
+
+    with Progress(shows="nothing" if quiet else "auto") as progress:
+        found = describe(
+            inputs,
+            column=column,
+            language=language,
+            tokenizer=tokenizer,
+            by=by,
+            url_column=url_column,
+            memory=memory,
+            scratch=scratch,
+            on_event=progress,
+            progress=False,
+        )
+    if html is not None:
+        from tamis.looking.corpus import corpus_page
+
+        Path(html).write_text(corpus_page(found, ", ".join(inputs)), encoding="utf-8")
+        print_status(f"{html} describes {found.rows:,} documents")
+    if as_json:
+        print_json(found.as_dict())
+    elif html is None:
+        print_result(found.as_text(terminal_width()))
 
 
 # -------------------------------------------------------------------------------------------------------------- output

@@ -490,38 +490,3 @@ def train_language_model(
         progress=lambda text: typer.echo(text, err=True),
     )
     typer.echo(str(trained))
-
-
-def stats(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or glob patterns.")],
-    column: ColumnOption = "text",
-    language: Annotated[
-        bool | None,
-        typer.Option("--language/--no-language", help="Count languages; the default if the model is installed."),
-    ] = None,
-    memory: MemoryOption = None,
-    scratch: ScratchOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
-) -> None:
-    """Describe a corpus: lengths, languages, characters, repetition and duplicates."""
-    import json
-
-    from tamis.console import terminal_width
-    from tamis.progress import Progress
-    from tamis.workflows import describe
-
-    with Progress(shows="nothing" if quiet else "auto") as progress:
-        found = describe(
-            inputs,
-            column=column,
-            language=language,
-            memory=memory,
-            scratch=scratch,
-            on_event=progress,
-            progress=False,
-        )
-    if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
-    else:
-        typer.echo(found.as_text(terminal_width()))

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, as_array
 from tamis.context import Context
+from tamis.inert import html_text, one_line
 from tamis.kernels import overlap as kernel
 from tamis.kernels.digests import digest_spans
 from tamis.operators import Map, Resources, operator
@@ -158,6 +159,17 @@ class Description:
     near_duplicates: int
     """An estimate of the documents that share most of their word 5-grams with an earlier one, exact ones included."""
     notes: tuple[str, ...] = field(default=())
+    word_histogram: dict[int, int] = field(default_factory=dict)
+    """Documents with up to this many words, and more than half as many."""
+    num_tokens: int | None = None
+    """With a tokenizer: the tokens of all texts."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """Rows without a value, by column."""
+    domains: dict[str, int] = field(default_factory=dict)
+    """Rows by the domain of their URL, the most frequent first."""
+    by: str = ""
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Documents, bytes, characters, words and tokens for each value of the column `by`, or for each domain."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -183,11 +195,31 @@ class Description:
             by_name = dict(zip(QUANTILE_COLUMNS, values, strict=True))
             cells = [f"{by_name[each]:.3f}" if name in SHARES else f"{by_name[each]:,.0f}" for each in shown]
             lines.append(f"{name:<17}" + "".join(f"{cell:>11}" for cell in cells))
-        for title, counts in (("language", self.languages), ("script", self.scripts)):
+        if self.num_tokens is not None:
+            lines.insert(4, f"tokens      {self.num_tokens:>16,}")
+        for title, counts in (("language", self.languages), ("script", self.scripts), ("domain", self.domains)):
             if counts:
                 lines += ["", f"{title:<17}{'documents':>11}{'share':>11}"]
                 lines += [f"{name:<17}{count:>11,}{_percent(count, self.rows):>11}" for name, count in _top(counts)]
+        if any(self.nulls.values()):
+            lines += ["", f"{'without a value':<17}{'rows':>11}{'share':>11}"]
+            lines += [
+                f"{one_line(name, 40):<17}{count:>11,}{_percent(count, self.rows):>11}"
+                for name, count in self.nulls.items()
+                if count
+            ]
+        if self.groups:
+            names = list(next(iter(self.groups.values())))
+            wide = min(40, max(17, *(len(key) + 1 for key in self.groups)))
+            lines += ["", f"{one_line('by ' + self.by, wide):<{wide}}" + "".join(f"{name:>14}" for name in names)]
+            lines += [
+                f"{one_line(key, wide):<{wide}}" + "".join(f"{group[name]:>14,}" for name in names)
+                for key, group in list(self.groups.items())[:20]
+            ]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        return html_text(self)
 
 
 def _percent(part: int, whole: int) -> str:
@@ -251,7 +283,16 @@ def fold(files: Sequence[Path], notes: Sequence[str] = ()) -> Description:
         exact_duplicates=int(exact.sum()),
         near_duplicates=int(near.sum()),
         notes=tuple(notes),
+        word_histogram=_by_doubling(histograms["words"]) if rows else {},
     )
+
+
+def _by_doubling(histogram: np.ndarray) -> dict[int, int]:
+    """Counts up to each power of two, from a histogram with several bins for each."""
+    ups = np.concatenate([[0], 1 + (np.arange(len(histogram) - 1) + _PER_DOUBLING - 1) // _PER_DOUBLING])
+    counts = np.bincount(ups, weights=histogram).astype(np.int64)
+    last = int(np.flatnonzero(counts)[-1])
+    return {0 if up == 0 else 2 ** (up - 1): int(counts[up]) for up in range(last + 1)}
 
 
 def _parts(files: Sequence[Path]) -> Iterator[pa.StructArray]:

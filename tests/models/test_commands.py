@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from tamis.errors import ParameterError
-from tamis.models.commands import stats, train_classifier, train_language_model
+from tamis.looking.commands import stats
+from tamis.models.commands import train_classifier, train_language_model
 
 
 @pytest.fixture
