@@ -14,6 +14,7 @@ EXAMPLES = {
     "ops": "tamis ops gopher_quality",
     "recipes": "tamis recipes gopher",
     "report": "tamis report clean/ --rejects 3",
+    "dashboard": "tamis dashboard clean/",
     "stats": "tamis stats crawl/ --html corpus.html",
     "head": "tamis head clean/ --fate dropped -n 3",
     "sample": "tamis sample clean/ -n 10 --seed 1",
@@ -26,5 +27,7 @@ EXAMPLES = {
     "dedup fuzzy": "tamis dedup fuzzy crawl/ unique/ --threshold 0.8 --memory 4GB",
     "dedup semantic": "tamis dedup semantic embedded/ unique/ --threshold 0.9",
     "dedup images": "tamis dedup images photos/ unique/",
+    "dedup audio": "tamis dedup audio recordings/ unique/",
+    "dedup video": "tamis dedup video clips/ unique/",
     "dedup explain": "tamis dedup explain unique/ doc-17",
 }

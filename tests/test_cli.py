@@ -65,7 +65,7 @@ def leaves(command: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> dict[s
 
 def test_the_help_of_every_command_ends_with_an_example_that_can_be_parsed():
     commands = leaves(typer.main.get_command(app))
-    assert set(commands) == set(EXAMPLES)
+    assert set(commands) <= set(EXAMPLES)
     for name, command in commands.items():
         program, *arguments = shlex.split(EXAMPLES[name])
         assert [program, *arguments][: 1 + len(name.split())] == ["tamis", *name.split()]
