@@ -30,8 +30,8 @@ MANIFEST = "manifest.jsonl"
 class AudioWriter(FolderWriter):
     """Write recordings as files, in a folder per partition with a manifest `manifest.jsonl` of NeMo or lhotse.
 
-        nemo      {"audio_filepath": ..., "duration": ..., and all other columns} lhotse    cuts: {"id": ..., "start":
-        0, "duration": ..., "recording": {...}, "supervisions": [...], "custom": {other columns}}
+        nemo      {"audio_filepath": ..., "duration": ..., and all other columns}
+        lhotse    {"id": ..., "start": 0, "duration": ..., "recording": ..., "supervisions": ..., "custom": other columns}
 
     Columns `text`, `language` and `speaker` become the supervision of a cut. Bytes are written unchanged, and
     references are read first. Segments become FLAC files. With `format` "flac", "wav", "opus" or "mp3", recordings in
