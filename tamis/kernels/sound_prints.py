@@ -35,6 +35,9 @@ LOW_HZ, HIGH_HZ = 150.0, 3700.0
 SILENT = 1e-7
 """A frame is silent if the mean square of its samples, within the bands, is below this: -70 dB of full scale."""
 
+LOUDEST = 1000.0
+"""Damaged files with floating-point samples may have values whose power is no number."""
+
 PRESENT = 1 << 42
 FRAMES_AT_A_TIME = 256
 
@@ -104,8 +107,8 @@ class SoundPrinter:
         self.words: list[np.ndarray] = []
 
     def add(self, block: np.ndarray) -> None:
-        """Add samples, float32 at `RATE`. Values that are not numbers count as 0."""
-        block = np.nan_to_num(np.asarray(block, np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        """Add samples, float32 at `RATE`. Values that are not numbers count as 0, and those beyond `LOUDEST` as that."""
+        block = np.nan_to_num(np.asarray(block, np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(-LOUDEST, LOUDEST)
         samples = np.concatenate([self._samples, block]) if len(self._samples) else block
         begin = 0
         while (count := min(FRAMES_AT_A_TIME, (len(samples) - begin - FRAME) // HOP + 1)) > 0:

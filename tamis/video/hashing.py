@@ -10,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
-from tamis.errors import ParameterError
+from tamis.errors import ParameterError, VideoError
 from tamis.kernels.image_hashes import says_little
 from tamis.media import MediaItem, media_items, read_bytes
 from tamis.operators import Map, operator
 from tamis.video.decode import Track, TrackStep, each_frame, tracks
+
+MAX_HASHES = 2**23
+"""Nine days at ten hashes per second. The times of damaged files may be years apart."""
 
 MIN_CONTRAST = 4.0
 """A frame whose brightness deviates less than this from its mean is blank."""
@@ -59,7 +62,12 @@ def sampled_hashes(track: Track, every_s: float) -> np.ndarray:
     """The hashes of the frames that are shown at fixed times, uint64[times]; 0 for blank frames."""
     if not len(track):
         return np.empty(0, np.uint64)
-    times = track.begin + every_s * np.arange(max(1, int(np.ceil((track.end - track.begin) / every_s - 1e-6))))
+    # A segment may claim an end that the video does not have.
+    end = min(track.end, float(track.time[-1]) + (1 / track.rate if track.rate > 0 else every_s))
+    count = max(1.0, np.ceil((end - track.begin) / every_s - 1e-6))
+    if not count <= MAX_HASHES:
+        raise VideoError("damaged", f"its last frame is shown after {end - track.begin:,.0f} s")
+    times = track.begin + every_s * np.arange(int(count))
     shown = np.maximum(np.searchsorted(track.time, times + 1e-6, "right") - 1, 0)
     words = track.hashes.copy()
     words[(track["contrast"] < MIN_CONTRAST) | says_little(words[:, None])] = 0

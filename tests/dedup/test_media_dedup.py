@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tamis.audio import AudioDigest, AudioFingerprint
 from tamis.audio.files import encoded
 from tamis.dedup import AudioDedup, ExactDedup, Groups, VideoDedup
 from tamis.dedup.commands import app
+from tamis.errors import VideoError
 from tamis.recipes.load import load_recipe
 from tamis.video import VideoDigest, VideoHashes
 from tamis.video.decode import Track
@@ -199,6 +201,9 @@ def test_hashes_are_those_of_the_frames_that_are_shown_at_fixed_times():
     none, time = np.zeros(5, np.uint8), np.array([2.0, 2.1, 2.45, 2.5, 2.8])
     track = Track(time, none, numbers, none, none, words, begin=2.0, end=3.0, rate=5.0)
     assert sampled_hashes(track, 0.2).tolist() == [int(words[0]), int(words[1]), int(words[1]), 0, int(words[4])]
+    assert len(sampled_hashes(replace(track, end=1e12), 0.2)) == 5, "a clip that claims to be longer than its video"
+    with pytest.raises(VideoError, match="its last frame is shown after"):
+        sampled_hashes(replace(track, time=time * 1e9, begin=0.0, end=1e12), 0.2)
 
 
 # ------------------------------------------------------------------------------------------------- commands and recipes

@@ -74,6 +74,8 @@ def test_gain_changes_few_bits_and_values_that_are_no_numbers_count_as_0():
     broken[5000:5003] = [np.nan, np.inf, -np.inf]
     zeroed[5000:5003] = 0
     assert (sound_print([broken]) == sound_print([zeroed])).all()
+    zeroed[6000] = 3e38
+    assert len(sound_print([zeroed])) == len(plain)
     assert len(sound_print([samples[: FRAME + LAG * HOP - 1]])) == 0
     assert len(sound_print([])) == 0
 
