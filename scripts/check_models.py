@@ -10,7 +10,7 @@ import sys
 
 from tamis.errors import TamisError
 from tamis.models.fasttext import find_model
-from tamis.models.files import DEFAULTS, IMAGE_DEFAULTS, ModelError, find
+from tamis.models.files import AUDIO_DEFAULTS, DEFAULTS, IMAGE_DEFAULTS, ModelError, find
 
 KNOWN = {
     "minilm": {"model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"},
@@ -33,15 +33,33 @@ IMAGES = {
     "pp-ocr": {"PP-OCRv6_det_small.onnx": "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f"},
 }
 
+AUDIO = {
+    "silero": {"silero_vad_16k_sequence.onnx": "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"},
+    "moonshine-tiny": {
+        "encoder_model.ort": "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
+        "decoder_model_merged.ort": "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
+        "tokenizer.json": "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
+    },
+    "whisper-tiny.en": {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"},
+    "dnsmos": {
+        "sig_bak_ovr.onnx": "269fbebdb513aa23cddfbb593542ecc540284a91849ac50516870e1ac78f6edd",
+        "model_v8.onnx": "9246480c58567bc6affd4200938e77eef49468c8bc7ed3776d109c07456f6e91",
+    },
+    "ge2e": {"pretrained.pt": "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"},
+    "ina-smn": {
+        "keras_speech_music_noise_cnn.hdf5": "f04b5e3c86fa2e81666d106b0867350fe7858c7bd006c2a74c27b5b45507e7d8"
+    },
+}
+
 SINGLE_FILES = {"hatesonar.onnx": "3d881e00b16eb0cf8a6df58a68305f6a1b36e512334aa702a9501eaa0afe51b5"}
 
 
 def main() -> int:
     """Return 1 if a file differs. A package that is not installed is not an error."""
     wrong = []
-    for name, files in (KNOWN | IMAGES).items():
+    for name, files in (KNOWN | IMAGES | AUDIO).items():
         try:
-            found = find(name, defaults=DEFAULTS | IMAGE_DEFAULTS)
+            found = find(name, defaults=DEFAULTS | IMAGE_DEFAULTS | AUDIO_DEFAULTS)
         except ModelError:
             continue
         for path in (*found.weights, *found.others):

