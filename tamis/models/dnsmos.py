@@ -5,7 +5,7 @@
            means over the windows
 
 A recording is passed in blocks and not held. One that is shorter than a window is repeated until it fills one. Scores
-equal those of the package speechmos, which computes the spectrogram of each window anew, although windows overlap by 8
+equal those of the package speechmos, which computes the spectrogram of each window again, although windows overlap by 8
 s.
 """
 

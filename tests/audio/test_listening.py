@@ -162,7 +162,7 @@ def other_voice(begin, end):
     return np.interp(places, np.arange(len(wave)), wave).astype(np.float32)
 
 
-def test_two_voices_are_told_apart():
+def test_two_voices_are_distinguished():
     one, same, other = seconds(1, 8), seconds(21, 28), other_voice(29, 41)
     both = np.concatenate([one, silence(0.6)[0], other])
     counts = SpeakerCount().open(Context()).score(batch_of(one, both))
