@@ -115,6 +115,18 @@ def shoot(
     context.close()
 
 
+def shoot_all(browser: Browser, file: str, url: str) -> None:
+    shoot(browser, file, "report")
+    shoot(browser, file, "report-dark", scheme="dark")
+    for part in ("reasons", "thresholds", "rows", "duplicates", "makeup", "resources", "failures"):
+        shoot(browser, file, part, to=part)
+    shoot(browser, file, "phone", size=(390, 844))
+    shoot(browser, f"{url}runs/2", "running", wait="#progress td:has-text('6 of 8')")
+    shoot(browser, url, "dashboard", wait=".chip.running")
+    shoot(browser, f"{url}runs/3", "failed", wait=".chip.failed")
+    shoot(browser, f"{url}runs/4", "empty", wait="#funnel .empty")
+
+
 def main() -> int:
     TARGET.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
@@ -127,22 +139,16 @@ def main() -> int:
         outputs = [str(folder / name) for name in ("clean-en", "clean-strict", "old-dump", "no-rows")]
         command = [sys.executable, "-m", "tamis", "dashboard", *outputs, "--port", "0"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        assert server.stderr is not None
-        url = server.stderr.readline().removeprefix("dashboard: ").strip()
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
-        shoot(browser, file, "report")
-        shoot(browser, file, "report-dark", scheme="dark")
-        for part in ("reasons", "thresholds", "rows", "duplicates", "makeup", "resources", "failures"):
-            shoot(browser, file, part, to=part)
-        shoot(browser, file, "phone", size=(390, 844))
-        shoot(browser, f"{url}runs/2", "running", wait="#progress td:has-text('6 of 8')")
-        shoot(browser, url, "dashboard", wait=".chip.running")
-        shoot(browser, f"{url}runs/3", "failed", wait=".chip.failed")
-        shoot(browser, f"{url}runs/4", "empty", wait="#funnel .empty")
-        browser.close()
-        server.terminate()
-        server.wait()
-        proceed.set()
+        try:
+            assert server.stderr is not None
+            url = server.stderr.readline().removeprefix("dashboard: ").strip()
+            browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+            shoot_all(browser, file, url)
+            browser.close()
+        finally:
+            server.terminate()
+            server.wait()
+            proceed.set()
         run.join()
     total = sum(path.stat().st_size for path in TARGET.iterdir())
     sys.stdout.write(f"{len(list(TARGET.iterdir()))} screenshots, {total / 1e6:.2f} MB\n")

@@ -237,21 +237,12 @@ class Dashboard:
         run = self._find(request)
         if run is None:
             return await self._unknown(request)
-        parts = await run_in_threadpool(run.parts)
+        have = request.query_params.get("have", "")
+        parts = await run_in_threadpool(changed_parts, run, have)
         view = run.view
         assert view is not None
-        named = {name_of(part): part for part in parts}
-        named["head"] = element("div", sections.head(view), id="head")
-        absent = {name: Html("") for name in ORDER if name not in named}
-        have = request.query_params.get("have", "")
-        return JSONResponse(
-            {
-                "live": view.live,
-                "title": f"{view.name}: dashboard",
-                "nav": sections.navigation(titles_of(parts))[len("<ul>") : -len("</ul>")],
-                "parts": _changed(named | {name: part for name, part in absent.items() if f"{name}:" in have}, have),
-            }
-        )
+        nav = sections.navigation(titles_of(run.parts()))[len("<ul>") : -len("</ul>")]
+        return JSONResponse({"live": view.live, "title": f"{view.name}: dashboard", "nav": nav, "parts": parts})
 
     async def _report(self, request: Request) -> Response:
         run = self._find(request)
@@ -270,6 +261,15 @@ class Dashboard:
 
 def _connection() -> Html:
     return element("span", "connecting", id="connection", class_="connection", role="status")
+
+
+def changed_parts(run: LiveRun, have: str) -> dict[str, dict[str, str]]:
+    """The parts of the page of a run that differ from those that a browser has; a part that is gone is empty."""
+    named = {name_of(part): part for part in run.parts()}
+    assert run.view is not None
+    named["head"] = element("div", sections.head(run.view), id="head")
+    gone = {name: Html("") for name in ORDER if name not in named and f"{name}:" in have}
+    return _changed(named | gone, have)
 
 
 def _changed(parts: dict[str, Html], have: str) -> dict[str, dict[str, str]]:

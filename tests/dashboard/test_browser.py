@@ -244,3 +244,36 @@ def test_a_page_is_made_from_what_is_there(tab, tmp_path):
     assert "run it with --rejects" in tab.page.locator("#rows").inner_text()
     assert tab.page.locator("#failures tbody tr").count() == 2
     assert tab.problems == []
+
+
+def test_a_run_serves_its_own_dashboard_until_it_ends(tab, tmp_path):
+    """What `tamis run --dashboard` does: the address is there before the run starts, and the server ends with the run."""
+    write_rows(tmp_path / "in", [{"id": str(n), "text": "one two three"} for n in range(20)])
+    (tmp_path / "steps.py").write_text(WAITING)
+    command = [sys.executable, "steps.py", str(tmp_path / "in"), str(tmp_path / "out")]
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    line = run.stderr.readline()
+    assert line.startswith("dashboard: http://127.0.0.1:"), line + run.stderr.read()
+    tab.page.goto(line.removeprefix("dashboard: ").strip())
+    tab.page.locator(".chip.running").wait_for()
+    (tmp_path / "go").touch()
+    run.stderr.read()
+    assert run.wait() == 0
+    run.stderr.close()
+    tab.page.get_by_text("connection lost, trying again").wait_for()
+
+
+WAITING = """
+import pathlib, sys, time
+from tamis.dashboard.commands import beside_a_run
+from tamis import JsonlReader, ParquetWriter, Pipeline
+
+def wait(row):
+    while not pathlib.Path("go").exists():
+        time.sleep(0.05)
+    return {"seen": True}
+
+source, output = sys.argv[1:]
+with beside_a_run(output, lambda text: print(text, file=sys.stderr, flush=True)):
+    Pipeline(JsonlReader(source), wait, ParquetWriter(output)).run(executor="inline", max_failed="50%", progress=False)
+"""
