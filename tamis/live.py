@@ -21,7 +21,7 @@ from tamis.progress import StageTally, Tally, abbreviated, duration, shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-EVERY_S = 0.25
+EVERY_S = 0.5
 WIDE = 110
 """From this many columns on, numbers are written in full."""
 SHOWN_ALERTS = 3
@@ -181,7 +181,7 @@ class Notebook:
         self._draw()
 
     def refresh(self) -> None:
-        if self._tally.clock() - self._last >= 2 * EVERY_S:
+        if self._tally.clock() - self._last >= EVERY_S:
             self._draw()
 
     def say(self, text: str) -> None:
