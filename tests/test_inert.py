@@ -86,10 +86,10 @@ report = Pipeline(Rows([{"text": "one two three"}] * 50, rows_per_partition=10),
     progress=True, executor="inline")
 report
 """
-    manager, client = start_new_kernel(extra_arguments=["--colors=NoColor"])
+    manager, client = start_new_kernel(startup_timeout=600)
     try:
         shown = []
-        client.execute_interactive(code, timeout=120, output_hook=shown.append, stdin_hook=None)
+        client.execute_interactive(code, timeout=600, output_hook=shown.append, stdin_hook=None)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
