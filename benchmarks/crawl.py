@@ -1,6 +1,6 @@
 """Compare reading of crawls and extraction with datatrove on the same files, by CPU seconds of one core.
 
-    python benchmarks/crawl.py --peer /tmp/peers/bin/python        # a Python with datatrove[io,processing]
+    python benchmarks/crawl.py --peer /tmp/peers/bin/python        # a Python with datatrove[io,processing] and mwparserfromhell
 
 Pages are those of `scripts/fetch_pages.py`: 110 pages of the sources of trafilatura, repeated in a WARC file with one gzip
 member per record, and the 23 news pages of newspaper4k with texts that people chose.
@@ -25,10 +25,12 @@ from scripts.fetch_pages import fetch  # noqa: E402
 from tamis.batch import Batch  # noqa: E402
 from tamis.context import Context  # noqa: E402
 from tamis.operators import Piece  # noqa: E402
+from tamis.sources.mediawiki import MediawikiReader  # noqa: E402
 from tamis.sources.records import Row  # noqa: E402
 from tamis.sources.warc import WarcReader  # noqa: E402
 from tamis.web.extract import HtmlExtract  # noqa: E402
 from tamis.web.extractors import Settings, extract_of  # noqa: E402
+from tamis.web.wikitext import wikitext_to_text  # noqa: E402
 
 PEER = """
 import json, sys, time
@@ -46,10 +48,52 @@ if __name__ == "__main__":
     if read_only:
         count, words = sum(1 for _ in documents), 0
     else:
-        found = [document.text for document in Trafilatura(favor_precision=True, timeout=60).run(documents)]
+        found = [document.text for document in Trafilatura(timeout=60).run(documents)]
         count, words = len(found), sum(len(text.split()) for text in found)
     print(json.dumps({"rows": count, "words": words, "seconds": used() - began}))
 """
+
+
+WIKI_PEER = """
+import json, re, sys, time
+import mwparserfromhell
+media, magic = re.compile("^(?:File|Image|Media):", re.I), re.compile("__[A-Z]*__")
+def convert(raw):  # as NeMo Curator and the Wikipedia dataset of Hugging Face do
+    parts = []
+    for section in mwparserfromhell.parse(raw).get_sections(flat=True, include_lead=True, include_headings=True):
+        links = section.ifilter_wikilinks(matches=lambda each: bool(media.match(str(each.title))), recursive=True)
+        tags = section.ifilter_tags(matches=lambda each: str(each.tag) in {"ref", "table"}, recursive=True)
+        for found in (links, tags):
+            for each in found:
+                try:
+                    section.remove(each)
+                except ValueError:
+                    pass
+        parts.append(magic.sub("", section.strip_code().strip()))
+    return "\\n\\n".join(parts)
+pages = json.load(open(sys.argv[1]))
+began = time.process_time()
+texts = [convert(page) for page in pages]
+print(json.dumps({"seconds": time.process_time() - began, "texts": texts}))
+"""
+
+
+def compare_wikitext(work: Path, peer: str | None) -> None:
+    (dump,) = fetch("wikipedia").iterdir()
+    rows = MediawikiReader(str(dump)).rows(Piece(str(dump), 0, dump.stat().st_size), None, None)
+    pages = [str(row.values["wikitext"]) for row in rows if isinstance(row, Row)]
+    began = time.process_time()
+    texts = [wikitext_to_text(page) for page in pages]
+    seconds = time.process_time() - began
+    say(f"\n{len(pages)} articles of Wikipedia, {sum(map(len, pages)) / 1e6:.1f} MB: {seconds:.2f} CPU seconds")
+    if peer:
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "pages.json").write_text(json.dumps(pages))
+        command = [peer, "-c", WIKI_PEER, str(work / "pages.json")]
+        theirs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        same = sum(_marks(one, other)[2] for one, other in zip(texts, theirs["texts"], strict=True)) / len(texts)
+        ratio = theirs["seconds"] / seconds
+        say(f"mwparserfromhell: {theirs['seconds']:.2f} CPU seconds, {ratio:.1f} times; words in common: F1 {same:.3f}")
 
 
 def say(text: str) -> None:
@@ -128,6 +172,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=3)
     options = parser.parse_args()
     score_extractors(5)
+    compare_wikitext(options.work, options.peer)
     options.work.mkdir(parents=True, exist_ok=True)
     path = options.work / "pages.warc.gz"
     pages = make_crawl(path, options.copies)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tamis.sinks.webdataset import WebDatasetWriter
     from tamis.sources.download import Download
     from tamis.sources.mediafiles import AudioReader, ImageReader, VideoReader
+    from tamis.sources.mediawiki import MediawikiReader
     from tamis.sources.memory import Rows
     from tamis.sources.references import MediaReference, ReadMedia
     from tamis.sources.tables import ArrowReader, CsvReader, JsonlReader, ParquetReader, TextReader
@@ -94,6 +95,7 @@ _HOMES = {
     "WebDatasetWriter": "sinks.webdataset",
     "Download": "sources.download",
     **dict.fromkeys(["AudioReader", "ImageReader", "VideoReader"], "sources.mediafiles"),
+    "MediawikiReader": "sources.mediawiki",
     "Rows": "sources.memory",
     **dict.fromkeys(["MediaReference", "ReadMedia"], "sources.references"),
     "WarcReader": "sources.warc",
@@ -143,6 +145,7 @@ __all__ = [
     "LocalExecutor",
     "Map",
     "MediaReference",
+    "MediawikiReader",
     "MemoryMonitor",
     "Observations",
     "Operator",

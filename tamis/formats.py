@@ -37,6 +37,7 @@ FORMATS = {
         Format("text", (".txt", ".md"), "text_reader", compressible=True),
         Format("tar", (".tar", ".tgz"), "web_dataset_reader", "web_dataset_writer", compressible=True),
         Format("warc", (".warc", ".wet", ".wat", ".arc"), "warc_reader", compressible=True),
+        Format("mediawiki", (".xml",), "mediawiki_reader", compressible=True),
         Format("image", _IMAGES, "image_reader", "folder_writer", is_media=True),
         Format("audio", _SOUNDS, "audio_reader", "folder_writer", is_media=True),
         Format("video", _VIDEOS, "video_reader", "folder_writer", is_media=True),

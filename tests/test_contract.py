@@ -53,6 +53,7 @@ DATA = Path(__file__).parent / "text" / "data"
 EXAMPLES = {
     "to_backend": {"backend": "cpu"},
     "download": {"column": "text"},  # no text is a URL
+    "wikitext_extract": {"column": "text"},
     "html_extract": {"column": "text", "to": "content", "extractor": "fast"},
     "sample": {"rows": 3},
     "diverse": {"rows": 3},

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tamis.web.extract import HtmlExtract
+    from tamis.web.wiki import WikitextExtract
 
-_HOMES = {"HtmlExtract": "extract"}
+_HOMES = {"HtmlExtract": "extract", "WikitextExtract": "wiki"}
 
-__all__ = ["HtmlExtract"]
+__all__ = ["HtmlExtract", "WikitextExtract"]
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
