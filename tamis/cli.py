@@ -742,7 +742,7 @@ def report(
         ),
     ] = None,
     column: Annotated[
-        str, typer.Option("--column", help="With --contact-sheet: the column with the images.")
+        str, typer.Option("--column", help="With --contact-sheet: the column with the images or sounds.")
     ] = "image",
     html: Annotated[
         str | None,
@@ -768,7 +768,7 @@ def report(
         from tamis.parameters import plural
 
         shown = write_contact_sheet(output, contact_sheet, column)
-        print_status(f"{contact_sheet} shows {plural(shown, 'image')}")
+        print_status(f"{contact_sheet} shows {plural(shown, 'image' if column != 'audio' else 'recording')}")
         return
     if memory:
         from tamis.memory.markdown import memory_markdown

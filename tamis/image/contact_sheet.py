@@ -1,4 +1,4 @@
-"""The contact sheet of a run: what it kept and dropped, as thumbnails on a page.
+"""The contact sheet of a run: what it kept and dropped, as thumbnails on a page, and sounds that can be played.
 
     OUTPUT/*                     a sample of the kept images
     OUTPUT/.tamis/rejects/       dropped images, by reason; those whose scores are closest to a threshold
@@ -23,10 +23,11 @@ from tamis.batch import Batch
 from tamis.dedup.explain import store_file
 from tamis.dedup.groups import Groups
 from tamis.errors import TamisError
+from tamis.features import features_of
 from tamis.formats import FORMATS, media_kind
 from tamis.image.decode import headers, pictures
 from tamis.image.sheet_page import page, thumbnail
-from tamis.media import MediaAccess, Reference, is_media
+from tamis.media import MediaAccess, Reference, is_media, media_name
 from tamis.operators import Reading, Source
 from tamis.parameters import plural
 from tamis.registry import build_operator
@@ -53,6 +54,8 @@ class Card:
     kept: bool | None = None
     note: str = ""
     """Why there is no picture."""
+    sound: bytes | None = None
+    """What can be played: Opus in Ogg."""
 
 
 @dataclass
@@ -191,21 +194,22 @@ class _Sheet:
                         reason = row["_reason"]
                         kept[reason] = kept.get(reason, 0) + 1
                         if kept[reason] <= 50 * self._limits.per_reason:
-                            row["_image"] = self._thumbnail_in(batch, number) if kept[reason] <= 200 else None
+                            row["_shown"] = self._card_in(batch, number) if kept[reason] <= 200 else None
                             yield row
 
-    def _thumbnail_in(self, batch: Any, number: int) -> bytes | None:
+    def _card_in(self, batch: Any, number: int) -> Card | None:
         if self._column not in batch.schema.names:
             return None
         value = batch.column(self._column)[number].as_py()
         if not isinstance(value, dict) or not value.get("bytes"):
             return None
-        cards = list(_cards(Batch.from_rows([{"image": value}]), "image"))
-        return cards[0].picture
+        return next(iter(_cards(Batch.from_rows([{self._column: value}]), self._column)))
 
     def _card_of(self, row: Mapping[str, Any]) -> Card:
         details = [str(row["_reason"]), *_scores(row)]
-        card = Card(_title(row["_address"], row.get("id")), details, row["_image"], kept=False)
+        card = Card(_title(row["_address"], row.get("id")), details, kept=False)
+        if row["_shown"] is not None:
+            card.picture, card.sound = row["_shown"].picture, row["_shown"].sound
         if card.picture is None:
             self._want(row["_address"], card)
         return card
@@ -231,7 +235,7 @@ class _Sheet:
             try:
                 for card in self._cards_at(file, addresses):
                     for waiting in self._wanted[card.title]:
-                        waiting.picture, waiting.note = card.picture, card.note
+                        waiting.picture, waiting.note, waiting.sound = card.picture, card.note, card.sound
                         waiting.details += card.details
             except (TamisError, OSError) as error:
                 for address in addresses:
@@ -306,7 +310,10 @@ def _sampled(source: Source, column: str, access: MediaAccess, count: int) -> It
 
 
 def _cards(batch: Batch, column: str) -> Iterator[Card]:
-    """A card for each row with an image."""
+    """A card for each row with an image or a sound."""
+    if _is_sound(batch, column):
+        yield from _sound_cards(batch, column)
+        return
     view = batch.view({column: column})
     for row in range(len(batch)):
         one = view.select(slice(row, row + 1))
@@ -324,6 +331,29 @@ def _cards(batch: Batch, column: str) -> Iterator[Card]:
         header = headers(one, column)
         size = f"{header.width[0]} x {header.height[0]} {header.format[0]}, {int(header.num_bytes[0]):,} bytes"
         yield Card(title, [size], thumbnail(picture), kept=True)
+
+
+def _is_sound(batch: Batch, column: str) -> bool:
+    return column == "audio" or features_of(batch.table.schema).get(column, {}).get("_type") == "Audio"
+
+
+def _sound_cards(batch: Batch, column: str) -> Iterator[Card]:
+    from tamis.audio.decode import recordings
+    from tamis.audio.preview import PICTURE_S, drawn, first_seconds, playable
+
+    for row, recording in enumerate(recordings(batch, column)):
+        title = _title(batch.origin.address(row), None)
+        if recording is None:
+            yield Card(title, note="no sound", kept=True)
+            continue
+        try:
+            info, wave = recording.info, first_seconds(recording, PICTURE_S)
+            detail = f"{recording.duration:.2f} s, {info.rate:,} Hz, {plural(info.channels, 'channel')}, {info.codec}"
+            path = recording.item.path
+            title = Path(media_name(path)).name if path else title
+            yield Card(title, [detail], thumbnail(drawn(wave)), kept=True, sound=playable(wave))
+        except TamisError as error:
+            yield Card(title, note=str(error).splitlines()[0], kept=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- texts

@@ -71,6 +71,9 @@ def _figure(card: Card, *, with_picture: bool) -> Html:
         shown = element("img", alt="", src=Html(f"data:image/jpeg;base64,{b64encode(card.picture).decode()}"))
     else:
         shown = element("span", plain(card.note or "no picture", LONGEST))
+    if card.sound is not None and with_picture:
+        source = Html(f"data:audio/ogg;base64,{b64encode(card.sound).decode()}")
+        shown = join([shown, element("audio", controls=True, preload="none", src=source)])
     details = [element("span", plain(each, LONGEST)) for each in card.details]
     caption = element("figcaption", element("b", plain(card.title, LONGEST)), details)
     return element("figure", element("div", shown), caption, class_=fate)
