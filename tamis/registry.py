@@ -112,6 +112,7 @@ OPERATOR_MODULES = (
     "tamis.video.frames",
     "tamis.video.previews",
     "tamis.video.transnet",
+    "tamis.video.caption",
 )
 
 

@@ -97,6 +97,7 @@ EXAMPLES = {
     "aesthetics": {"model": "small/clip", "head": "aesthetics.safetensors"},
     "faces": {"max_faces": 0},
     "video_codec": {"keep": ["h264"]},
+    "caption": {"endpoint": shared_server().url, "cache": None},
     "frame_filter": {"step": {"image_brightness": {}}, "number": 2},
     "frame_columns": {"step": {"image_hash": {}}, "number": 2},
     "audio_codec": {"keep": ["flac"]},

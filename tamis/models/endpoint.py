@@ -41,6 +41,9 @@ MAX_RETRY_AFTER_S = 600.0
 MAX_BODY_BYTES = 32_000_000
 TOKENS_PER_MESSAGE = 64
 """An upper bound for the tokens that a chat template adds to a message."""
+
+TOKENS_PER_IMAGE = 16_384
+"""What the largest image becomes at most: the limit of the processor of Qwen2.5-VL."""
 _BILLION = 10**9
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _COUNTS = ("requests", "retries", "cached", "input_tokens", "output_tokens", "cost")
@@ -86,9 +89,16 @@ class Question:
     def most_input_tokens(self) -> int:
         """An upper bound: no tokenizer makes more tokens than there are bytes."""
         texts = [message["content"] for message in self.body.get("messages", ())] or [self.body["prompt"]]
-        return sum(len(text.encode("utf-8", "replace")) + TOKENS_PER_MESSAGE for text in texts) + (
+        return sum(_most_tokens(text) + TOKENS_PER_MESSAGE for text in texts) + (
             len(json.dumps(self.schema)) if self.schema is not None else 0
         )
+
+
+def _most_tokens(content: str | Sequence[Mapping[str, Any]]) -> int:
+    """Of a message: a text, or texts and images."""
+    if isinstance(content, str):
+        return len(content.encode("utf-8", "replace"))
+    return sum(_most_tokens(part["text"]) if part["type"] == "text" else TOKENS_PER_IMAGE for part in content)
 
 
 class _Retry(Exception):

@@ -9,6 +9,7 @@ from tamis.curator_names import unknown_name
 
 if TYPE_CHECKING:
     from tamis.video.appearance import VideoBars, VideoBlack, VideoFlashing, VideoFrozen, VideoMotion, VideoShake
+    from tamis.video.caption import Caption
     from tamis.video.cut import VideoCut
     from tamis.video.filters import (
         VideoBitRate,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "appearance": ("VideoBars", "VideoBlack", "VideoFlashing", "VideoFrozen", "VideoMotion", "VideoShake"),
+    "caption": ("Caption",),
     "cut": ("VideoCut",),
     "filters": (
         "VideoBitRate", "VideoCodec", "VideoDecodable", "VideoDuration", "VideoProbe", "VideoRate", "VideoSize", "VideoSound",
@@ -41,6 +43,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "Caption",
     "FixedClips",
     "FrameColumns",
     "FrameFilter",
