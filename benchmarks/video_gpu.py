@@ -56,8 +56,8 @@ def main() -> None:
     on_cpu = TransNet(found).predict(frames)
     difference = np.abs(network.predict(frames) - on_cpu).max()
     calls, share = measured(options.seconds, lambda: network.predict(frames))
-    print(f"TransNetV2: {calls * STEP:,.0f} frames/s, GPU busy {share:.0f} %, differs by {difference:.1e} from the CPU") 
-    # noqa: T201
+    line = f"TransNetV2: {calls * STEP:,.0f} frames/s, GPU busy {share:.0f} %, differs by {difference:.1e} from the CPU"
+    print(line)  # noqa: T201
     model = transformers.ViTModel(transformers.ViTConfig()).cuda().eval().to(torch.bfloat16)
     clips = 32
     pixels = torch.randint(0, 256, (clips * 8, 3, 224, 224), dtype=torch.uint8).pin_memory()
