@@ -9,6 +9,9 @@ owner reads before it writes a record. Times in an object store are those of the
 In a store with conditional writes (S3 since 2024, and servers that follow it), creating, renewing and taking over the object
 each succeed for one run only: the object must be missing, or the same as when it was read. In other stores, two runs that start
 within the same second may both believe for a moment that they own it; the one whose name is in the object continues.
+
+The file systems of Google Cloud Storage and Azure (gcsfs 2026.10, adlfs 2026.8) can create an object only if it is missing, but
+not replace one only if it is unchanged, which renewing and taking over need. They count as stores without conditional writes.
 """
 
 from __future__ import annotations

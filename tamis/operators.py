@@ -1,4 +1,4 @@
-"""The steps of a pipeline: the kinds of operator, the rules of filters, and the registry of names.
+"""The steps of a pipeline: the kinds of operator, and the registry of names.
 
     Source   files -> batches            Map      rows -> the same rows, more columns
     Sink     batches -> shards           Filter   rows -> fewer rows, each drop with a reason
@@ -19,21 +19,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tamis.batch import Batch, Column, Failure, as_array
+from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.curator_names import explain_keywords
 from tamis.errors import OperatorError, TamisError
-from tamis.exchange import Exchange
+from tamis.gathering import Decide, Observations, Work
 from tamis.identity import identify, parameter_identity
 from tamis.media import MediaAccess
 from tamis.modules import home_of
 from tamis.parameters import as_text, check_parameters, parse_bytes
+
+# Modules with operators import these from here, too.
+from tamis.partitions import CopyingWriter, Layout, Partition, Piece, Reading, Shard, ShardWriter  # noqa: F401
+from tamis.rules import Rule, at_least, at_most, between, less_than, one_of  # noqa: F401
 
 Scores: TypeAlias = Mapping[str, "np.ndarray | Column"]
 ALL = "*"
@@ -229,73 +232,6 @@ class Operator:
         )
 
 
-# ---------------------------------------------------------------- rules: thresholds as data, reasons derived from them
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Keeps a row if its score is within the bounds; the violated bound becomes the reason for the drop."""
-
-    score: str
-    minimum: float | None = None
-    maximum: float | None = None
-    allowed: tuple[str, ...] | None = None
-    below: float | None = None
-    """An exclusive upper bound, for sources that define it so where many rows lie exactly on the bound."""
-
-    def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
-        """(reason, mask of the rows that violate it), disjoint, in a fixed order."""
-        result = []
-        if values.null_count:
-            result.append((f"{self.score} is missing", _mask(pc.is_null(values))))
-        if pa.types.is_floating(values.type):
-            nan = _mask(pc.is_nan(values))
-            if nan.any():
-                result.append((f"{self.score} is not a number", nan))
-        if self.minimum is not None:
-            result.append((f"{self.score} < {_number(self.minimum)}", _mask(pc.less(values, self.minimum))))
-        if self.maximum is not None:
-            result.append((f"{self.score} > {_number(self.maximum)}", _mask(pc.greater(values, self.maximum))))
-        if self.below is not None:
-            result.append((f"{self.score} >= {_number(self.below)}", _mask(pc.greater_equal(values, self.below))))
-        if self.allowed is not None:
-            outside = pc.invert(pc.is_in(values, value_set=pa.array(self.allowed, type=values.type)))
-            broken = _mask(outside) & ~_mask(pc.is_null(values))
-            result.append((f"{self.score} not in {', '.join(map(str, self.allowed))}", broken))
-        return result
-
-
-def between(score: str, minimum: float | None, maximum: float | None) -> Rule:
-    """Keep rows whose score is at least `minimum` and at most `maximum`."""
-    return Rule(score, minimum, maximum)
-
-
-def at_least(score: str, minimum: float) -> Rule:
-    return Rule(score, minimum=minimum)
-
-
-def at_most(score: str, maximum: float) -> Rule:
-    return Rule(score, maximum=maximum)
-
-
-def less_than(score: str, bound: float | None) -> Rule:
-    """Keep rows whose score is below `bound`."""
-    return Rule(score, below=bound)
-
-
-def one_of(score: str, allowed: Sequence[str]) -> Rule:
-    return Rule(score, allowed=tuple(allowed))
-
-
-def _mask(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    array = as_array(values)
-    return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # ------------------------------------------------------------------------------------------------- the kinds of step
 
 
@@ -410,143 +346,7 @@ class Gather(Operator):
         raise self._undefined("rewrite")
 
 
-class Observations(Protocol):
-    """The facts from `observe`: one Arrow table per partition, in source order, memory-mapped on demand."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[pa.Table]: ...
-
-    def __getitem__(self, partition: int) -> pa.Table: ...
-
-    def num_rows(self, partition: int) -> int:
-        """The number of rows of a partition, without reading them."""
-        ...
-
-
-class Decide(Protocol):
-    """Records which rows of a partition are dropped, one entry per row; can be pickled and called in a worker."""
-
-    def __call__(
-        self,
-        partition: int,
-        drop: np.ndarray,
-        reason: str | Sequence[str | None] | pa.Array,
-        payload: pa.Array | None = None,
-    ) -> None: ...
-
-
-class Work(Protocol):
-    """What `resolve` may use: an exchange, and the workers."""
-
-    exchange: Exchange
-    """Holds intermediate results, until the run finishes so that it can resume."""
-    stage: int
-    """The number of the stage that the Gather ends."""
-    workers: int
-    worker_bytes: int
-    """The memory that each call in a worker may use."""
-
-    def map(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        items: Sequence[tuple[Any, ...]],
-        *,
-        new_workers: bool = False,
-        on_gpu: bool = False,
-    ) -> list[Any]:
-        """`[function(*item) for item in items]` in the workers, with results in order.
-
-        With `new_workers`, the calls run in newly started workers, whose heap is empty. With `on_gpu`, they run in workers that
-        have a GPU each, if the run may use GPUs; `tamis.models.devices.assigned()` says which.
-
-        Each result must be JSON-serializable (write large results to files). It is recorded when it arrives, so a resumed run
-        computes only what is missing. What `function` writes to the exchange can be read when all calls are done. It must
-        return the same result when called again.
-        """
-        ...
-
-    def publish(self, name: str, content: Path | bytes) -> None:
-        """Copy a file, or write bytes, to `.tamis/<name>` in the output folder."""
-        ...
-
-    def published(self, folder: str) -> list[str]:
-        """The names in `.tamis/<folder>`, from this run and earlier ones."""
-        ...
-
-    def withdraw(self, name: str) -> None:
-        """Remove `.tamis/<name>`, a file or folder that an earlier run published."""
-        ...
-
-
 # --------------------------------------------------------------------------------------------------- sources and sinks
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a file that can be read on its own: a range of bytes or of row groups."""
-
-    path: str
-    start: int
-    stop: int
-    size: int = 0
-    """Estimated bytes in memory."""
-    limit: int | None = None
-    """The maximum number of rows to read."""
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Consecutive pieces that are read, processed and committed together."""
-
-    index: int
-    pieces: tuple[Piece, ...]
-    identity: str
-    """Changes when the content of the pieces changes."""
-
-    @property
-    def size(self) -> int:
-        return sum(piece.size for piece in self.pieces)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a source reads: which columns, how many bytes at a time, and where to report bad rows."""
-
-    columns: tuple[str, ...] | None
-    schema: pa.Schema
-    batch_bytes: int
-    fail: Callable[[Failure], None]
-    keep_lines: bool = False
-    """Add the line that each row was read from, in the column `tamis.batch.LINE`."""
-    max_row_bytes: int | None = None
-    """Larger rows fail with an error that gives their size, because they do not fit in memory."""
-    damaged: frozenset[str] = frozenset()
-    """Frames of compressed files, by place, that an earlier attempt found to be damaged: their rows are failed."""
-    on_damage: Callable[[str], None] | None = None
-    """Called with the place of each damaged frame that is not in `damaged`; what was read is then read again."""
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Pieces of the partition, by number, that crash their reader, and how: they are failed and not read."""
-    on_piece: Callable[[int], None] = lambda number: None
-    """Called with the number of each piece before it is read."""
-    chosen: np.ndarray | None = None
-    """The rows to read, as a mask by row number; only for sources that `can_choose_rows`, and if no row is bad."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The columns and partitions of a source, and the reasons for them."""
-
-    schema: pa.Schema
-    partitions: tuple[Partition, ...]
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    num_files: int = 0
-    num_bytes: int = 0
-    damaged_files: Mapping[str, str] = field(default_factory=dict)
-    """Files that could not be opened or understood, with the error of each; no partition reads them."""
-    num_rows: int | None = None
-    """If the source knows it without reading the rows."""
 
 
 class Source(Operator):
@@ -581,39 +381,6 @@ class Source(Operator):
     def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
         """The rows of a partition in source order, in batches of about `reading.batch_bytes`."""
         raise self._undefined("read")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """An output file, as recorded in the ledger."""
-
-    name: str
-    rows: int
-    size: int
-    schema: str = ""
-    """Its columns and types, as a base64-encoded Arrow schema; empty for formats without types."""
-    checksum: str = ""
-    """Of the bytes of the file, as `tamis.store.checksum_of` computes it."""
-
-
-class ShardWriter(Protocol):
-    """Writes the rows of one partition to one or more files in a folder."""
-
-    def write(self, table: pa.Table) -> None: ...
-
-    def close(self) -> list[Shard]: ...
-
-
-class CopyingWriter(ShardWriter, Protocol):
-    """A writer of a sink that `can_copy_rows`."""
-
-    def as_stored(self, table: pa.Table) -> pa.Table:
-        """Rows in the form of `Sink.stored_rows`."""
-        ...
-
-    def append(self, table: pa.Table) -> None:
-        """Append rows in that form."""
-        ...
 
 
 class Sink(Operator):

@@ -44,7 +44,7 @@ LAYERS = [
     {"registry"},
     {"store", "account", "events"},
     {"functions"},
-    {"operators"},
+    {"operators", "rules", "partitions", "gathering"},
     {"identity"},
     {"kernels", "models"},
     {"batch", "context", "mapped", "modules", "media", "segments", "features", "exchange", "remote"},
