@@ -264,7 +264,7 @@ def _connection() -> Html:
 
 
 def changed_parts(run: LiveRun, have: str) -> dict[str, dict[str, str]]:
-    """The parts of the page of a run that differ from those that a browser has; a part that is gone is empty."""
+    """The parts of the page of a run that differ from those that a browser has; a part that no longer exists is empty."""
     named = {name_of(part): part for part in run.parts()}
     assert run.view is not None
     named["head"] = element("div", sections.head(run.view), id="head")

@@ -169,7 +169,6 @@ class VideoMotion(TrackFilter):
 
     Changes are those of the brightness at 64 x 64 pixels, as levels per 1/25 second, so that the frame rate does not matter.
     `patch_motion` is the change in the calmest of 16 parts of the picture; with `min_patch_motion`, everything has to move.
-    `MotionVectors` measures the motion that a codec found instead.
     """
 
     min_motion: float | None = 0.5
