@@ -132,7 +132,11 @@ BODY = "<p>grün</p>"
         (reply(b"PK\x03\x04\x14\0\0\0 a zip file that calls itself HTML"), None),
         (reply(b"\x89PNG", "image/png"), None),
     ],
-)
+    ids=[
+        "chunked", "chunked, decoded", "gzip", "zlib", "deflate", "brotli", "zstd", "brotli, decoded", "latin-1", "utf-16",
+        "charset in the page", "unknown charset", "wrong charset", "zip", "png",
+    ],
+)  # fmt: skip
 def test_bodies_are_decoded(tmp_path, block, html):
     (tmp_path / "a.warc").write_bytes(warc_record("response", block))
     (row,) = rows_of(tmp_path / "a.warc")
