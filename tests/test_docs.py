@@ -15,7 +15,9 @@ from PIL import Image
 
 from tamis.memory.alerts import parse_alerts
 from tamis.recipes.load import load_recipe
+from tests.audio.sounds import sound, tone
 from tests.language_server import LanguageServer, shared_server
+from tests.video.make_videos import scene, video
 
 LANGUAGE_SERVER = "http://127.0.0.1:8000/v1"
 ROOT = Path(__file__).parent.parent
@@ -87,6 +89,10 @@ def test_the_shell_commands_of_the_readme_run(tmp_path):
     (tmp_path / "photos").mkdir()
     for size in (256, 512):
         Image.effect_mandelbrot((size, size), (-2, -1.5, 1, 1.5), 50).save(tmp_path / "photos" / f"{size}.png")
+    for folder in ("videos", "sounds"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(video([(scene(1, (320, 240)), 25), (scene(2, (320, 240)), 25)]))
+    (tmp_path / "sounds" / "a.wav").write_bytes(sound(tone(3)))
     commands = re.findall(r"^(tamis [^,\n]*?)  +\S.*$", text, flags=re.MULTILINE)
     assert len(commands) >= 5
     for command in commands:
