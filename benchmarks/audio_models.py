@@ -1,0 +1,129 @@
+"""Networks on speech: word error rates on real clips, and speed against the loops of the packages that publish the models.
+
+    python benchmarks/audio_models.py wer WAVES TRANSCRIPTS [--clips 200]
+    python benchmarks/audio_models.py speed WAVES PYTHON [--clips 40]
+
+WAVES is the folder of wav files of the Debian package asterisk-core-sounds-en-wav, TRANSCRIPTS the file core-sounds-en.txt of
+asterisk-core-sounds-en (unpacked). PYTHON is that of an environment with `pip install silero-vad speechmos
+soundfile librosa`. Times are CPU seconds, with models loaded; every loop decodes the files, too.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pyarrow as pa
+
+from tamis.audio import SpeechQuality, SpeechShare, Transcribe, WordErrorRate
+from tamis.audio.transcripts import error_rates
+from tamis.batch import Batch
+from tamis.context import Context
+
+PEER = """
+import json, sys, time
+import librosa, numpy as np, soundfile
+what, *paths = sys.argv[1:]
+def load(path):
+    wave, rate = soundfile.read(path, dtype="float32")
+    return librosa.resample(wave, orig_sr=rate, target_sr=16000, res_type="soxr_hq")
+if what == "vad":
+    import torch
+    from silero_vad import get_speech_timestamps, load_silero_vad
+    torch.set_num_threads(1)
+    model = load_silero_vad(onnx=True)
+    call = lambda wave: sum(s["end"] - s["start"] for s in get_speech_timestamps(torch.from_numpy(wave), model)) / len(wave)
+else:
+    from speechmos import dnsmos
+    call = lambda wave: float(dnsmos.run(np.clip(wave, -1, 1), sr=16000)["ovrl_mos"])
+call(load(paths[0]))
+start = time.process_time()
+found = [call(load(path)) for path in paths]
+print(json.dumps([time.process_time() - start, found]))
+"""
+
+
+def batch_of(paths: list[Path], **columns: Any) -> Batch:
+    rows = [{"bytes": path.read_bytes(), "path": path.name} for path in paths]
+    media = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    return Batch(pa.table({"audio": media, **columns}))
+
+
+def transcribed(waves: Path, transcripts: Path, most: int) -> list[tuple[Path, str]]:
+    """Clips of at least three words, with what is said in them."""
+    found = []
+    for line in transcripts.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, text = line.partition(": ")
+        path = waves / f"{name}.wav"
+        if not line.startswith(";") and len(text.split()) >= 3 and "[" not in text and path.is_file():
+            found.append((path, text))
+    return found[:: max(1, len(found) // most)][:most]
+
+
+def hours_of(paths: list[Path]) -> float:
+    return sum((path.stat().st_size - 44) / 2 / 8000 for path in paths) / 3600  # 16 bits, 8 kHz, one channel
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    found = call()
+    return time.process_time() - start, found
+
+
+def wer(waves: Path, transcripts: Path, most: int) -> None:
+    chosen = transcribed(waves, transcripts, most)
+    paths = [path for path, _ in chosen]
+    print(f"{len(paths)} clips, {60 * hours_of(paths):.1f} minutes\n")
+    print("| model | WER | CER | real-time factor |\n|---|---|---|---|")
+    for model in ("moonshine-tiny", "whisper-tiny.en"):
+        step = Transcribe(model).open(Context())
+        step.apply(batch_of(paths[:1]))
+        seconds, found = timed(lambda step=step: step.apply(batch_of(paths)))
+        rows = Batch(pa.table({"transcript": found["transcript"], "text": pa.array([text for _, text in chosen])}))
+        rates = error_rates(WordErrorRate().open(Context()).score(rows))
+        factor = seconds / 3600 / hours_of(paths)
+        print(f"| {model} | {rates['wer']:.3f} | {rates['cer']:.3f} | {factor:.3f} |", flush=True)
+
+
+def speed(waves: Path, python: str, most: int) -> None:
+    paths = sorted(waves.glob("*.wav"), key=lambda path: -path.stat().st_size)[:most]
+    print(f"{len(paths)} clips, {60 * hours_of(paths):.1f} minutes\n")
+    print("| | package, CPU s | Tamis, CPU s | ratio | largest difference |\n|---|---|---|---|---|")
+    for what, step, column in (
+        ("vad", SpeechShare(score_only=True), "speech_share"),
+        ("dnsmos", SpeechQuality(score_only=True), "dnsmos_ovrl"),
+    ):
+        runner = step.open(Context())
+        runner.score(batch_of(paths[:1]))
+        ours, found = timed(lambda runner=runner: runner.score(batch_of(paths)))
+        done = subprocess.run([python, "-c", PEER, what, *map(str, paths)], capture_output=True, text=True, check=True)
+        theirs, expected = json.loads(done.stdout.splitlines()[-1])
+        gap = max(abs(a - b) for a, b in zip(found[column].to_pylist(), expected, strict=True))
+        print(f"| {what} | {theirs:.2f} | {ours:.2f} | {theirs / ours:.2f} | {gap:.4f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["wer", "speed"])
+    parser.add_argument("waves", type=Path)
+    parser.add_argument("other")
+    parser.add_argument("--clips", type=int)
+    given = parser.parse_args()
+    if given.what == "wer":
+        wer(given.waves, Path(given.other), given.clips or 200)
+    else:
+        speed(given.waves, given.other, given.clips or 40)
+
+
+if __name__ == "__main__":
+    main()
