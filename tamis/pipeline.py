@@ -255,7 +255,7 @@ class Pipeline:
         source = self.steps[0].changed(limit=rows) if hasattr(self.steps[0], "limit") else self.steps[0]
         steps = [source, *shape_of(self.steps).operators]
         parent = make_scratch(scratch) if scratch is not None else None
-        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
+        with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder, ExitStack() as stack:
             if self.sink is not None:
                 elsewhere = {"path": folder, "mode": "overwrite", "storage_options": None}
                 known = {spec.name for spec in dataclasses.fields(self.sink)}

@@ -165,10 +165,10 @@ def _count_groups(observed: Observations, partition: int) -> dict[str, int]:
 def shares_of(counts: Mapping[str, int], rows: int, temperature: float) -> dict[str, float]:
     """The share of the rows of each group to keep, so that about `rows` are kept in total.
 
-    >>> shares_of({"a": 900, "b": 100}, 500, 1.0)
-    {'a': 0.5, 'b': 0.5}
-    >>> shares_of({"a": 900, "b": 100}, 500, 1e9)
-    {'a': 0.4444444444444444, 'b': 1.0}
+    >>> [round(share, 3) for share in shares_of({"a": 900, "b": 100}, 500, 1.0).values()]
+    [0.5, 0.5]
+    >>> [round(share, 3) for share in shares_of({"a": 900, "b": 100}, 500, 1e9).values()]
+    [0.444, 1.0]
     """
     most = max(counts.values(), default=0)
     weights = {name: (number / most) ** (1 / temperature) for name, number in counts.items()}

@@ -269,7 +269,7 @@ def test_no_pattern_of_data_matches_internal_files(parquet, jsonl):
         names = [path.name for path in (folder / ".tamis").rglob("*") if path.is_file()]
         assert not [name for name in names if format_of(name) and not name.endswith((".json", ".md"))]
         assert sorted(name for name in names if name.endswith(".json")) == [
-            "learned.json", "manifest.json", "report.json", "summary.json"
+            "learned.json", "manifest.json", "report.json", "run.json", "summary.json"
         ]  # fmt: skip
 
 

@@ -196,6 +196,16 @@ def test_the_english_cascade_is_that_of_nemo_curator():
 
 
 def test_every_recipe_is_looked_at_here(script):
-    rest = {"length", "code", "code_fertility", "images", "image_text", "image_dedup"}  # images: tests/image
+    rest = {"length", "code", "code_fertility"}
+    rest |= {
+        "images",
+        "image_text",
+        "image_dedup",
+        "speech",
+        "audio_dedup",
+        "video_split",
+        "video_dedup",
+    }  # their own folders
+    rest |= {"fineweb_from_warc", "wikipedia"}  # tests/web
     asks = {name for name, recipe in shipped().items() if any(step.name.startswith("ask") for step in recipe.steps)}
     assert {*script.RECIPES, *rest, *asks} == set(shipped())  # test_ask.py looks at those that ask a language model
