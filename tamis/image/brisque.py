@@ -46,8 +46,8 @@ class Brisque(ImageFilter):
     regression on the statistics of neighbouring pixels, trained on people's opinions of distorted photos. Drawings and
     screenshots have no natural statistics, and high scores. Photos are measured with a short side of 512 pixels, close to
     those of the training data; with `side=None`, all pixels are measured, as the package brisque 0.2.0 does. A row without
-    image is dropped. Needs `tamis[image]` and the file svm.txt of that package, or another file of LIBSVM (`model`). About 70
-    photos of 400,000 pixels per second and core, ten times as many as the package.
+    image is dropped. Needs `tamis[image]` and the file svm.txt of that package, or another file of LIBSVM (`model`). A photo of
+    240,000 pixels takes 12 ms after decoding, an eighth of what the package takes.
 
     >>> Brisque(max_brisque=40).rules()[0].maximum
     40
