@@ -3,24 +3,30 @@
     part-000000/manifest.jsonl     {"audio_filepath":"00000000.flac","duration":3.2,"text":"good morning"}
     part-000000/00000000.flac
 
+    part-000000/cuts.000000.jsonl.gz     lhotse Shar: cuts, and an archive of their recordings in the same order
+    part-000000/recording.000000.tar
+
 Paths are relative to the folder of the manifest. A folder is one shard, as for `FolderWriter`.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from tamis.audio.edit import AudioConvert
-from tamis.audio.files import read_info
-from tamis.operators import Operator, ShardWriter, operator
+from tamis.audio.files import Info, read_info
+from tamis.media import LARGE_BYTES
+from tamis.operators import Operator, Shard, ShardWriter, operator
 from tamis.sinks.folder import FolderWriter, ShardFolder
-from tamis.sinks.samples import Sample
+from tamis.sinks.samples import Content, Sample
+from tamis.sinks.streams import ByteStream
+from tamis.sinks.webdataset import add_member
 from tamis.sources.references import ReadMedia
 
 MANIFEST = "manifest.jsonl"
@@ -32,6 +38,8 @@ class AudioWriter(FolderWriter):
 
         nemo      {"audio_filepath": ..., "duration": ..., and all other columns}
         lhotse    {"id": ..., "start": 0, "duration": ..., "recording": ..., "supervisions": ..., "custom": other columns}
+        shar      the same in cuts.000000.jsonl.gz, with the recordings in recording.000000.tar; numbers are those of the
+                  folders, so that all files may be moved into one
 
     Columns `text`, `language` and `speaker` become the supervision of a cut. Bytes are written unchanged, and
     references are read first. Segments become FLAC files. With `format` "flac", "wav", "opus" or "mp3", recordings in
@@ -41,14 +49,19 @@ class AudioWriter(FolderWriter):
     ''
     """
 
-    manifest: Literal["nemo", "lhotse"] = "nemo"
+    manifest: Literal["nemo", "lhotse", "shar"] = "nemo"
     format: Literal["same", "flac", "wav", "opus", "mp3"] = "same"
 
     def parts(self) -> Sequence[Operator]:
         convert = () if self.format == "same" else (AudioConvert(format=self.format),)
-        return (*convert, ReadMedia(columns=self.fields), self)
+        return (*convert, ReadMedia(columns=self.fields, leave_above=LARGE_BYTES), self)
+
+    def packages(self) -> Mapping[str, str]:
+        return {"av": "audio"}
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
+        if self.manifest == "shar":
+            return _Shar(folder / stem, self._selection, schema)
         return _Manifest(folder / stem, self._selection, schema, self.manifest)
 
 
@@ -66,13 +79,67 @@ class _Manifest(ShardFolder):
         found = sample.media.get("audio")
         name = own.get("file_name") or own.get("audio_file_name")
         rest = {key: value for key, value in own.items() if key not in ("file_name", "audio_file_name")}
-        info = None if found is None else read_info(io.BytesIO(found[0]))
+        info = None if found is None else _info(found[0])
         if self._kind == "nemo":
             head = {"audio_filepath": name, "duration": None if info is None else round(info.duration, 6)}
             row = {**head, **{key: value for key, value in others.items() if key not in head}, **rest}
         else:
             row = _cut(f"{self._path.name}-{self._rows:08d}", name, info, {**others, **rest})
-        return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return _json(row) + b"\n"
+
+
+class _Shar(ShardFolder):
+    """A folder with a list of cuts and an archive of their recordings."""
+
+    manifest_compression = "gz"
+
+    def __init__(self, path: Path, selection: Any, schema: pa.Schema) -> None:
+        super().__init__(path, selection, schema)
+        self._number = path.name.rpartition("-")[2]
+        self.manifest_name = f"cuts.{self._number}.jsonl.gz"
+        self._archive: ByteStream | None = None
+
+    def _line(self, sample: Sample, names: dict[str, str]) -> bytes:
+        if self._archive is None:
+            self._archive = ByteStream(self._path / f"recording.{self._number}.tar", None)
+        key = f"{self._path.name}-{self._rows:08d}"
+        found = sample.media.get("audio")
+        info = None if found is None else _info(found[0])
+        cut = _cut(key, None, info, json.loads(sample.fields))
+        if found is None:
+            del cut["recording"]
+            add_member(self._archive, f"{key}.nodata", Content(pa.py_buffer(b"")))
+            add_member(self._archive, f"{key}.nometa", Content(pa.py_buffer(b"")))
+        else:
+            cut["recording"]["sources"][0] |= {"type": "shar", "source": ""}
+            content, extension, _ = found
+            add_member(self._archive, f"{key}.{extension}", content)
+            add_member(self._archive, f"{key}.json", Content(pa.py_buffer(_json(cut["recording"]))))
+            content.release()
+        return _json(cut) + b"\n"
+
+    def close(self) -> list[Shard]:
+        if self._archive is not None:
+            self._archive.write(b"\0" * (2 * tarfile.BLOCKSIZE))
+            self._size += self._archive.close()
+            self._archive = None
+        return super().close()
+
+    def abort(self) -> None:
+        """Delete the folder."""
+        if self._archive is not None:
+            self._archive.abort()
+            self._archive = None
+        super().abort()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _info(content: Content) -> Info:
+    with content.opened() as file:
+        return read_info(file)
 
 
 def _cut(key: str, name: str | None, info: Any, columns: dict[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from tamis.errors import SinkError
-from tamis.media import is_media
+from tamis.media import LARGE_BYTES, is_media
 from tamis.operators import Operator, Shard, ShardWriter, operator
 from tamis.remote import is_remote
-from tamis.sinks.samples import Sample, samples
+from tamis.sinks.samples import Sample, check_file_names, samples
 from tamis.sinks.streams import ByteStream, synced
 from tamis.sinks.tables import TableSink
 from tamis.sinks.writers import Selection
@@ -30,24 +30,14 @@ from tamis.store import sync_folder
 MANIFEST = "metadata.jsonl"
 
 
-@operator()
-class FolderWriter(TableSink):
-    """Write media as files, in a folder per partition with a manifest `metadata.jsonl` of all other columns.
-
-    `datasets.load_dataset("imagefolder", data_dir=...)` reads the output. If rows have one media column, `file_name` has the
-    names of its files; if they have several, `image_file_name` has those of column `image`. Bytes are written unchanged;
-    references are read first, and a row whose file cannot be read fails. Only for folders on a disk: for object stores,
-    and for millions of small files, write archives with `WebDatasetWriter`.
-
-    >>> FolderWriter("clean/").file_suffix
-    ''
-    """
+class FolderSink(TableSink):
+    """Shared by the sinks that write a folder per partition, with media as files in it."""
 
     compressions = ()
     preload = ("tamis.kernels.json",)
 
     def parts(self) -> Sequence[Operator]:
-        return (ReadMedia(columns=self.fields), self)
+        return (ReadMedia(columns=self.fields, leave_above=LARGE_BYTES), self)
 
     def check(self) -> None:
         super().check()
@@ -59,6 +49,20 @@ class FolderWriter(TableSink):
         if self.target_shard_size is not None:
             raise SinkError(f"`{self.name}` has one folder per partition and no `target_shard_size`")
 
+
+@operator()
+class FolderWriter(FolderSink):
+    """Write media as files, in a folder per partition with a manifest `metadata.jsonl` of all other columns.
+
+    `datasets.load_dataset("imagefolder", data_dir=...)` reads the output. If rows have one media column, `file_name` has the
+    names of its files; if they have several, `image_file_name` has those of column `image`. Bytes are written unchanged;
+    references are read first, and a row whose file cannot be read fails. Only for folders on a disk: for object stores,
+    and for millions of small files, write archives with `WebDatasetWriter`.
+
+    >>> FolderWriter("clean/").file_suffix
+    ''
+    """
+
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return ShardFolder(folder / stem, self._selection, schema)
 
@@ -67,6 +71,7 @@ class ShardFolder:
     """The folder of a partition. It is created with its first row."""
 
     manifest_name = MANIFEST
+    manifest_compression: str | None = None
 
     def __init__(self, path: Path, selection: Selection, schema: pa.Schema) -> None:
         self._path, self._selection, self._expected = path, selection, schema
@@ -85,9 +90,10 @@ class ShardFolder:
                 f"the rows have a column `{taken}`, which the manifest has for the names of files",
                 hint=f'rename it: columns={{"{taken}": "original_{taken}"}}, or leave it out with fields=[...]',
             )
+        check_file_names(media, _part)
         if self._manifest is None:
             self._path.mkdir()
-            self._manifest = ByteStream(self._path / self.manifest_name, None)
+            self._manifest = ByteStream(self._path / self.manifest_name, self.manifest_compression)
         for sample in samples(chosen, "", {}):
             self._manifest.write(self._line(sample, names))
             self._rows += 1
@@ -99,12 +105,14 @@ class ShardFolder:
             own[written] = None
             if column in sample.media:
                 data, extension, _ = sample.media[column]
-                tail = "" if written == "file_name" else f"-{column}"
-                own[written] = f"{self._rows:08d}{''.join(c if c.isalnum() else '_' for c in tail)}.{extension}"
-                with (self._path / str(own[written])).open("xb") as file:
-                    file.write(data)
+                tail = "" if written == "file_name" else f"_{_part(column)}"
+                own[written] = f"{self._rows:08d}{tail}.{extension}"
+                data.write_to(self._path / str(own[written]))
                 self._size += data.size
-        return self.line(sample, own)
+        line = self.line(sample, own)
+        for data, _, _ in sample.media.values():
+            data.release()
+        return line
 
     def line(self, sample: Sample, own: dict[str, str | None]) -> bytes:
         """The line of a row, whose files have the names in `own`."""
@@ -131,3 +139,8 @@ class ShardFolder:
             self._manifest.abort()
             self._manifest = None
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _part(column: str) -> str:
+    """The name of a column as a part of file names."""
+    return "".join(each if each.isalnum() else "_" for each in column)

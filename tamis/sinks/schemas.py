@@ -194,6 +194,11 @@ def decode_schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
+def widest(schemas: Sequence[str]) -> str:
+    """The text of the schema that rows of all these fit into."""
+    return encode_schema(merge_schemas(decode_schema(schema) for schema in schemas))
+
+
 def _conform_field(array: pa.Array, field: pa.Field, where: str) -> pa.Array:
     index = array.type.get_field_index(field.name)
     if index < 0:

@@ -19,12 +19,20 @@ import pyarrow as pa
 from tamis.errors import ParameterError, did_you_mean
 from tamis.operators import ALL, Shard, ShardWriter, Sink, operator
 from tamis.parameters import parse_bytes
+from tamis.sinks.delimited import CsvShards, rewrite_csv
 from tamis.sinks.formats import ArrowFormat, ParquetFormat, TypedFormat, rewrite
-from tamis.sinks.schemas import conform, decode_schema, encode_schema, merge_schemas, plain, with_media_features
+from tamis.sinks.schemas import (
+    conform,
+    decode_schema,
+    encode_schema,
+    merge_schemas,
+    plain,
+    widest,
+    with_media_features,
+)
 from tamis.sinks.streams import COMPRESSIONS
 from tamis.sinks.writers import (
     CHUNK_BYTES,
-    CsvShards,
     JsonlShards,
     Selection,
     TypedShards,
@@ -125,7 +133,7 @@ class TypedSink(TableSink):
         return Shard(name, 0, size, encode_schema(chosen))
 
     def widest(self, schemas: Sequence[str]) -> str:
-        return encode_schema(merge_schemas(decode_schema(schema) for schema in schemas))
+        return widest(schemas)
 
     def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
         return rewrite(self._format, file, decode_schema(schema), target)
@@ -162,7 +170,8 @@ class CsvWriter(TableSink):
     """Write comma-separated values with a header in each file.
 
     A null is an empty field, an empty text is `""`. Nested values are written as JSON text, binary values as base64. All
-    columns must be known before the first row of a file. `compression` is gz, zst, bz2, xz or lz4.
+    files have the same columns: one that first appears after rows were written is added to these, at the end.
+    `compression` is gz, zst, bz2, xz or lz4.
 
     >>> CsvWriter("clean/").file_suffix
     '.csv'
@@ -172,6 +181,12 @@ class CsvWriter(TableSink):
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         return CsvShards(folder, stem, self.file_suffix, self._selection, schema, self._target, self.compression)
+
+    def widest(self, schemas: Sequence[str]) -> str:
+        return widest(schemas)
+
+    def rewrite(self, file: Path, schema: str, target: Path) -> Shard:
+        return rewrite_csv(file, schema, target, self.compression)
 
 
 @operator()

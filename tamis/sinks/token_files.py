@@ -4,6 +4,7 @@
     nanogpt     part-000000.bin                    numbers alone, as nanoGPT maps them
     olmo        part-000000.npy  .csv.gz           numbers alone, and where each document begins and ends (dolma)
     datatrove   part-000000.ds   .ds.index  .ds.metadata   numbers, ends of documents, tokenizer and count
+    arrow       part-000000.arrow                  a list of numbers per sequence, and the sizes of its documents
 
 Numbers are little-endian: 16 bits where the vocabulary fits, else 32. With loss masks, a file `.mask` (`.ds.loss` in datatrove)
 has a byte per token: 0 for padding.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from tamis.errors import SinkError
 from tamis.sinks.packing import Sequence
@@ -25,6 +27,10 @@ from tamis.sinks.streams import ByteStream
 MEGATRON_MAGIC, MEGATRON_VERSION = b"MMIDIDX\x00\x00", 1
 MEGATRON_TYPES = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
 """Codes of Megatron-LM's DType."""
+
+
+ARROW_TOKENS = 1 << 20
+"""Tokens in a record batch."""
 
 
 class TokenFile:
@@ -49,6 +55,11 @@ class TokenFile:
     @staticmethod
     def type_for(vocabulary: int) -> np.dtype:
         return np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read: trainers map files into memory, which an empty one cannot be."""
+        return self.count == 0
 
     @property
     def paths(self) -> list[Path]:
@@ -181,9 +192,72 @@ class DatatroveFile(TokenFile):
         return [_written(index, ends.astype("<u8").tobytes()), _written(metadata, note.encode())]
 
 
+class ArrowFile(TokenFile):
+    """Lists of tokens in an Arrow file, a row per sequence. With packing, `sizes` has the number of tokens of each document."""
+
+    suffix = ".arrow"
+    padded = False
+
+    def __init__(self, path: Path, tokenizer: str, vocabulary: int, pad: int | None, length: int | None) -> None:
+        super().__init__(path, tokenizer, vocabulary, pad, length)
+        names = ["input_ids", *(["sizes"] if length is not None else [])]
+        self._schema = pa.schema([(name, pa.list_(pa.int32())) for name in names])
+        self._waiting: list[Sequence] = []
+        self._waiting_tokens = 0
+        self._writer = pa.ipc.new_file(pa.PythonFile(_Sink(self._tokens), mode="w"), self._schema)
+
+    @property
+    def is_empty(self) -> bool:
+        return False  # an empty list is a row
+
+    def add(self, sequence: Sequence, names: Items[str | None]) -> None:
+        self._waiting.append(sequence)
+        self._waiting_tokens += len(sequence.ids)
+        self.count += len(sequence.ids)
+        if self._waiting_tokens >= ARROW_TOKENS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            columns = [[each.ids for each in self._waiting], [each.sizes for each in self._waiting]]
+            arrays = [_lists(parts) for parts in columns[: len(self._schema)]]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+        self._waiting, self._waiting_tokens = [], 0
+
+    def close(self) -> list[tuple[Path, int]]:
+        self._flush()
+        self._writer.close()
+        return super().close()
+
+
+def _lists(parts: Items[np.ndarray]) -> pa.ListArray:
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts).astype(np.int32)))
+
+
+class _Sink:
+    """A stream as Arrow writes to it; the stream is closed by its owner, who syncs it."""
+
+    closed = False
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 FORMATS: dict[str, type[TokenFile]] = {
     "megatron": MegatronFile,
     "nanogpt": NanoGptFile,
     "olmo": OlmoFile,
     "datatrove": DatatroveFile,
+    "arrow": ArrowFile,
 }

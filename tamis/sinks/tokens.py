@@ -29,24 +29,26 @@ WITHOUT_TOKENIZER = 1 << 31
 class TokenWriter(Sink):
     """Write the tokens of documents in the format of a trainer, one shard per partition.
 
-    `format` is `megatron` (.bin and .idx), `nanogpt` (numbers alone), `olmo` (numbers alone, with a table of the documents) or
-    `datatrove` (.ds with an index). `tokenizer` is a `tokenizer.json` or a SentencePiece `.model`; without one, the column
-    `input_ids` has the tokens. `end_token` follows every document; formats without an index of documents need one.
+    `format` is `megatron` (.bin and .idx), `nanogpt` (numbers alone), `olmo` (numbers alone, with a table of the documents),
+    `datatrove` (.ds with an index) or `arrow` (lists of numbers). `tokenizer` is a `tokenizer.json` or a SentencePiece
+    `.model`; without one, the column `input_ids` has the tokens. `end_token` follows every document; formats without an index
+    of documents need one.
 
     With `sequence_length`, documents are packed into sequences of this many tokens: longer ones are cut, then each piece is put
     where the least space is left (Ding et al. 2024). In Megatron's format, a packed sequence is a document with a sequence
-    for each piece; in the others, it is filled up with `pad_token` (by default `end_token`), and a mask marks what is padding.
+    for each piece; in Arrow files, `sizes` has the tokens of each piece; in the others, it is filled up with `pad_token` (by
+    default `end_token`), and a mask marks what is padding.
 
-    `tokens_per_shard` starts a new file after this many tokens. The report has the number of tokens, by the values of column
-    `source` if it is given. To write lists of tokens as Parquet or Arrow, use `TokenIds` before another sink. Needs
-    `tamis[text]`.
+    `tokens_per_shard` starts a new file after this many tokens; no file is written for documents without tokens alone. The
+    report has the number of tokens, by the values of column `source` if it is given. To write lists of tokens as Parquet or
+    Arrow, use `TokenIds` before another sink. Needs `tamis[text]`.
 
         TokenWriter("tokens/", tokenizer="tokenizer.json", end_token="<|endoftext|>", sequence_length=4096)
     """
 
     path: str | Path
     tokenizer: str | None = None
-    format: Literal["megatron", "nanogpt", "olmo", "datatrove"] = "megatron"
+    format: Literal["megatron", "nanogpt", "olmo", "datatrove", "arrow"] = "megatron"
     end_token: str | None = None
     pad_token: str | None = None
     sequence_length: int | None = None
@@ -67,10 +69,13 @@ class TokenWriter(Sink):
         return FORMATS[self.format].suffix
 
     def reads(self) -> tuple[str, ...]:
-        return (IDS, *(("id",) if self.format == "olmo" else ()))
+        return (IDS,)
 
     def optional_reads(self) -> tuple[str, ...]:
         return ("id",)
+
+    def without(self, column: str) -> str:
+        return "name a `tokenizer` (--tokenizer), or use TokenIds in a step before"
 
     def parts(self) -> Sequence[Operator]:
         if self.tokenizer is None:
@@ -176,17 +181,19 @@ class _TokenShard(Writer):
         return self._file
 
     def _close_file(self) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        if self._file.is_empty:
+            self._file.abort()
+        else:
             for number, (path, size) in enumerate(self._file.close()):
                 self._shards.append(Shard(path.name, 0 if number else self._rows, size))
             self._files += 1
-            self._file, self._rows = None, 0
+        self._file, self._rows = None, 0
 
     def _finish(self) -> None:
         for sequence in self._packer.finish():
             self._append(sequence, [None] * len(sequence.sizes))
-        if self._rows:
-            self._open_file()  # documents without tokens count as written, too
         self._close_file()
 
     def _discard(self) -> None:

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from tamis.errors import ParameterError
 from tamis.formats import media_kind
+from tamis.media import LARGE_BYTES, is_media
 from tamis.operators import Operator, Shard, ShardWriter, operator
-from tamis.sinks.samples import Sample, samples
+from tamis.sinks.samples import Content, Sample, check_file_names, samples
 from tamis.sinks.streams import ByteStream
 from tamis.sinks.tables import TableSink
 from tamis.sinks.writers import Writer
@@ -52,7 +53,7 @@ class WebDatasetWriter(TableSink):
     preload = ("tamis.kernels.json",)
 
     def parts(self) -> Sequence[Operator]:
-        return (ReadMedia(columns=self.fields), self)
+        return (ReadMedia(columns=self.fields, leave_above=LARGE_BYTES), self)
 
     def check(self) -> None:
         super().check()
@@ -90,6 +91,7 @@ class _Archives(Writer):
         self._names = _Keys()
 
     def _write(self, table: pa.Table) -> None:
+        check_file_names([name for name in table.column_names if is_media(table.schema.field(name).type)], _part)
         for sample in samples(table, KEY, self._texts):
             if self._stream is None:
                 self._stream = ByteStream(self._next_path(), self._compression)
@@ -104,15 +106,16 @@ class _Archives(Writer):
         key = self._names.next(sample)
         for column, (data, extension, _) in sample.media.items():
             own = media_kind(f"x.{extension}") == column
-            _member(stream, f"{key}.{extension}" if own else f"{key}.{_part(column)}.{extension}", data)
+            add_member(stream, f"{key}.{extension}" if own else f"{key}.{_part(column)}.{extension}", data)
+            data.release()
         for extension, text in sample.texts.items():
-            _member(stream, f"{key}.{extension}", pa.py_buffer(text))
+            add_member(stream, f"{key}.{extension}", Content(pa.py_buffer(text)))
         fields = sample.fields
         if sample.key is not None and sample.key != key:  # so that the original key is not lost
             original = f'"{KEY}":{json.dumps(sample.key, ensure_ascii=False)}}}'.encode()
             fields = fields[:-1] + (b"," if fields != b"{}" else b"") + original
         if fields != b"{}" or not (sample.media or sample.texts):
-            _member(stream, f"{key}.json", pa.py_buffer(fields))
+            add_member(stream, f"{key}.json", Content(pa.py_buffer(fields)))
 
     def _finish(self) -> None:
         if self._stream is not None:
@@ -127,9 +130,11 @@ class _Archives(Writer):
             self._stream = None
 
 
-def _member(stream: ByteStream, name: str, data: pa.Buffer) -> None:
+def add_member(stream: ByteStream, name: str, data: Content) -> None:
+    """Append a file to a tar archive."""
     stream.write(_header(name.encode("utf-8"), data.size))
-    stream.write(data)
+    for piece in data.pieces():
+        stream.write(piece)
     stream.write(b"\0" * (-data.size % tarfile.BLOCKSIZE))
 
 
@@ -138,8 +143,8 @@ _CHECKSUM = sum(_EMPTY) - sum(_EMPTY[124:136]) - sum(_EMPTY[148:156]) + 8 * 32
 
 
 def _header(name: bytes, size: int) -> bytes:
-    """The header of a member; `tarfile` takes ten times as long for it, and is used for names that need two of them."""
-    if len(name) > 100:
+    """The header of a member; `tarfile` takes ten times as long for it, and is used for long names and sizes from 8 GB on."""
+    if len(name) > 100 or size >= 8**11:
         info = tarfile.TarInfo(name.decode())
         info.size = size
         return info.tobuf(tarfile.GNU_FORMAT, "utf-8")

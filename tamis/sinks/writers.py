@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 
 from tamis.batch import LINE, bytes_of
 from tamis.errors import ColumnError, SinkError, did_you_mean
 from tamis.features import features_of, with_features
 from tamis.media import media_file_of
 from tamis.operators import Shard
-from tamis.sinks.encode import encode_rows, json_text, json_values
+from tamis.sinks.encode import encode_rows
 from tamis.sinks.formats import TypedFile, TypedFormat
 from tamis.sinks.media import MediaFile, by_reference
 from tamis.sinks.schemas import conform, encode_schema, merge_schemas, merge_types, plain, with_media_features
@@ -228,59 +227,21 @@ class JsonlShards(Writer):
     def _finish(self) -> None:
         if self._stream is not None:
             size = self._stream.close()
-            self._shards.append(Shard(self._stream.path.name, self._rows, size))
+            self._shards.append(Shard(self._stream.path.name, self._rows, size, self._schema()))
             if self._media is not None:
                 self._shards.append(Shard(self._media.path.name, 0, self._media.close()))
             self._files += 1
             self._stream, self._media, self._rows = None, None, 0
+
+    def _schema(self) -> str:
+        """The columns of the file that is being written, if all files of the output must have the same."""
+        return ""
 
     def _discard(self) -> None:
         for file in (self._stream, self._media):
             if file is not None:
                 file.abort()
         self._stream = self._media = None
-
-
-class CsvShards(JsonlShards):
-    """Comma-separated values with a header; nested values are JSON text."""
-
-    _header: list[str] | None = None
-
-    def _write(self, table: pa.Table) -> None:
-        if self._header is None:
-            expected = self._selection.schema(self._expected).names
-            self._header = list(dict.fromkeys([*expected, *table.column_names]))
-        new = [name for name in table.column_names if name not in self._header]
-        if new:
-            raise SinkError(
-                f"column `{new[0]}` first appears after the CSV header was written",
-                hint="name the columns in advance with fields=[...], or write JSONL or Parquet",
-            )
-        there = set(table.column_names)
-        columns = [table.column(name) if name in there else pa.nulls(table.num_rows) for name in self._header]
-        super()._write(pa.table(columns, names=self._header))
-
-    def _begin(self, table: pa.Table) -> None:
-        assert self._stream is not None
-        self._stream.write(_csv(self._text(table.slice(0, 0)), header=True))
-
-    def _encode(self, table: pa.Table) -> pa.Buffer:
-        return _csv(self._text(table), header=False)
-
-    @staticmethod
-    def _text(table: pa.Table) -> pa.Table:
-        columns = []
-        for name, column in zip(table.column_names, table.columns, strict=True):
-            array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-            values = json_values(array, name)
-            columns.append(json_text(values, name) if pa.types.is_nested(values.type) else values)
-        return pa.table(columns, names=table.column_names)
-
-
-def _csv(table: pa.Table, *, header: bool) -> pa.Buffer:
-    out = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(table, out, pyarrow.csv.WriteOptions(include_header=header))
-    return out.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------- typed files

@@ -26,7 +26,7 @@ _FOOTERS_READ = 200
 _BUFFER_BYTES = 2**20
 
 
-class _Columnar(FileSource):
+class Columnar(FileSource):
     """A reader of files that contain tables and their schema."""
 
     def _emit(
@@ -60,7 +60,7 @@ class _Columnar(FileSource):
 
 
 @operator()
-class ParquetReader(_Columnar):
+class ParquetReader(Columnar):
     """Read rows of Parquet files, split by row groups. Only the columns that are needed are read.
 
     Files may have different columns: missing ones are null, and numbers are widened. If a row group is damaged, its
@@ -95,7 +95,7 @@ class ParquetReader(_Columnar):
         if len(footers) < len(full):
             return layout
         num_rows = sum(footer.num_rows for path, footer in footers.items() if path not in layout.damaged_files)
-        return replace(layout, num_rows=min(num_rows, self.limit) if self.limit is not None else num_rows)
+        return replace(layout, num_rows=self.counted(num_rows))
 
     def _pieces(self, file: File, footer: pq.FileMetaData | None, blocksize: int, ratio: float) -> list[Piece]:
         if not file.size:
@@ -162,12 +162,21 @@ class ParquetReader(_Columnar):
             step = _rows_per_batch(meta, groups, columns, reading.batch_bytes)
         except DECODE_ERRORS as error:
             raise _not_parquet(piece.path, error) from error
+        for name in columns:
+            if _holds_lists_of_no_values(kind := parquet.schema_arrow.field(name).type):
+                raise SourceError(
+                    f"column `{name}` of {piece.path} is {kind}, which Arrow cannot read from Parquet files",
+                    hint="name the columns to read, without this one: ParquetReader(..., fields=[...])",
+                )
 
         def tables() -> Iterator[tuple[int, pa.Table]]:
             row = sum(meta.row_group(i).num_rows for i in range(groups.start))
-            end = NEVER if piece.limit is None else row + piece.limit
+            begin, end = row + piece.skip, NEVER if piece.limit is None else row + piece.skip + piece.limit
             for group in groups:
                 group_end = min(end, row + meta.row_group(group).num_rows)
+                if group_end <= begin:
+                    row = group_end
+                    continue
                 damage: Exception | None = None
                 try:
                     for batch in parquet.iter_batches(step, [group], columns, use_threads=False):
@@ -175,8 +184,9 @@ class ParquetReader(_Columnar):
                         table = pa.Table.from_batches([batch])
                         if table.num_rows > group_end - row:
                             table = table.slice(0, group_end - row)
-                        if table.num_rows:
-                            yield row, table
+                        if row + table.num_rows > begin:
+                            late = max(0, begin - row)
+                            yield row + late, table.slice(late)
                         row += table.num_rows
                     if row < group_end:
                         damage = ValueError("it holds fewer rows than the footer says")
@@ -193,7 +203,7 @@ class ParquetReader(_Columnar):
                 if row >= end:
                     return
 
-        return _coalesced(tables(), rows=step)
+        return coalesced(tables(), rows=step)
 
 
 def _not_parquet(path: str, error: Exception) -> DamagedFile:
@@ -201,6 +211,13 @@ def _not_parquet(path: str, error: Exception) -> DamagedFile:
         f"{path} is not a Parquet file, or its footer is missing or damaged: {error}",
         hint="copy it again or exclude it; a Parquet file that is still being written has no footer yet",
     )
+
+
+def _holds_lists_of_no_values(kind: pa.DataType) -> bool:
+    """Whether a type is a fixed-size list of size 0, or contains one."""
+    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
+        return True
+    return any(_holds_lists_of_no_values(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _groups(parquet: pq.ParquetFile, piece: Piece) -> range:
@@ -231,7 +248,7 @@ def _rows_per_batch(meta: pq.FileMetaData, groups: range, columns: Sequence[str]
     return max(1, min(rows, int(batch_bytes * rows / num_bytes) if num_bytes else rows))
 
 
-def _coalesced(
+def coalesced(
     tables: Iterator[tuple[int, pa.Table]], *, rows: int = NEVER, batch_bytes: int = NEVER
 ) -> Iterator[tuple[int, pa.Table]]:
     """Concatenate small neighbouring tables, so that small row groups do not make small batches."""
@@ -255,7 +272,7 @@ def _coalesced(
 
 
 @operator()
-class ArrowReader(_Columnar):
+class ArrowReader(Columnar):
     """Read rows of Arrow IPC files and streams (.arrow, .feather version 2, .ipc), split by record batches.
 
     Local files are memory-mapped, not copied. Files on other file systems are not split. If a record batch is damaged,
@@ -331,7 +348,7 @@ class ArrowReader(_Columnar):
             if piece.start == piece.stop:
                 continue
             try:
-                for row, table in _coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
+                for row, table in coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
                     if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
                         yield batch
                         release_pages()
@@ -341,7 +358,7 @@ class ArrowReader(_Columnar):
     def _tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         """Tables with the number of their first row; a record batch that is damaged is failed."""
         row = self.count_rows(Piece(piece.path, 0, piece.start), NEVER)
-        end = NEVER if piece.limit is None else row + piece.limit
+        begin, end = row + piece.skip, NEVER if piece.limit is None else row + piece.skip + piece.limit
         with self._reader(piece.path) as whole:
             columns = None if wanted is None else [name for name in whole.schema.names if name in wanted]
         with self._reader(piece.path, columns) as reader:
@@ -357,11 +374,12 @@ class ArrowReader(_Columnar):
                 except DECODE_ERRORS as error:
                     self._fail_part(reading, piece.path, row, rows, what, error)
                 else:
-                    table = pa.Table.from_batches([batch.slice(0, rows)])
+                    late = min(rows, max(0, begin - row))
+                    table = pa.Table.from_batches([batch.slice(late, rows - late)])
                     if columns is not None:
                         table = table.select(columns)
-                    for start in range(0, table.num_rows, step := _rows_of(table, reading.batch_bytes)):
-                        yield row + start, table.slice(start, step)
+                    for start in range(0, table.num_rows, step := rows_of(table, reading.batch_bytes)):
+                        yield row + late + start, table.slice(start, step)
                 row += rows
                 if row >= end:
                     return
@@ -379,7 +397,7 @@ def _plausible_rows(batch: pa.RecordBatch, reader: _Ipc) -> int:
     return batch.num_rows if batch.num_rows <= 8 * reader.size or not batch.num_columns else 0
 
 
-def _rows_of(table: pa.Table, batch_bytes: int) -> int:
+def rows_of(table: pa.Table, batch_bytes: int) -> int:
     size = bytes_of(table)
     return max(1, int(batch_bytes * table.num_rows / size) if size else table.num_rows)
 

@@ -25,7 +25,7 @@ from tamis.errors import DamagedFile, ParameterError
 from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import open_file
-from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles
+from tamis.sources.filesource import NEVER, ByteSource, DamagedFiles, end_of
 from tamis.sources.lines import KEPT_OF_BAD_ROW, Chunk, Unread
 from tamis.sources.schemas import conform, unify
 
@@ -112,9 +112,9 @@ class CsvReader(ByteSource):
         wanted = self.wanted(reading)
         schema = self.file_schema(reading.schema)
         for numbers, table in self._tables(piece, reading, {}):
-            if piece.limit is not None:
-                within = int(np.searchsorted(numbers, piece.limit))
-                table, numbers = table.slice(0, within), numbers[:within]
+            if piece.limit is not None or piece.skip:
+                first, last = np.searchsorted(numbers, [piece.skip, end_of(piece) or NEVER]).tolist()
+                table, numbers = table.slice(first, last - first), numbers[first:last]
             if wanted is not None:
                 table = table.select([name for name in table.column_names if name in wanted])
             table, numbers = self._typed(table, numbers, piece.path, reading)
@@ -124,7 +124,7 @@ class CsvReader(ByteSource):
     def _tables(self, piece: Piece, reading: Reading, bad: dict[int, str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Rows as bytes, with their numbers in the file; `bad` collects the errors of malformed rows by number."""
         names = self._header(piece.path) if piece.start != piece.stop else []
-        limit = NEVER if piece.limit is None else piece.limit
+        limit = end_of(piece) or NEVER
         texts: dict[int, str] = {}
         given = row = 0  # rows yielded; number of the next row in the file
         longest = min(_LONGEST_ROW, reading.max_row_bytes or _LONGEST_ROW)
@@ -151,7 +151,7 @@ class CsvReader(ByteSource):
                         yield numbers, table
                         given += table.num_rows
                         row = int(numbers[-1]) + 1
-                        self._report_malformed(reading, piece.path, bad, texts, min(row, limit))
+                        self._report_malformed(reading, piece, bad, texts, min(row, limit))
                         if row >= limit:
                             return
                 except pa.ArrowInvalid as error:
@@ -161,18 +161,19 @@ class CsvReader(ByteSource):
                         continue
                     what = f"a row is longer than {longest:,} bytes; perhaps a quote is never closed" if long else error
                     self.fail_file(reading, piece.path, f"cannot be read from here on: {what}", row=row, rows=1)
-                self._report_malformed(reading, piece.path, bad, texts, limit)
+                self._report_malformed(reading, piece, bad, texts, limit)
                 if stream.damage is not None:
                     self.fail_file(reading, piece.path, stream.damage.error, row=row)
                 return
 
     def _report_malformed(
-        self, reading: Reading, path: str, bad: dict[int, str], texts: dict[int, str], until: int
+        self, reading: Reading, piece: Piece, bad: dict[int, str], texts: dict[int, str], until: int
     ) -> None:
-        """Report the malformed rows before `until`, each once."""
+        """Report the malformed rows before `until` that are not skipped, each once."""
         for number in sorted(number for number in texts if number < until):
             row = texts.pop(number).encode("utf-8", errors="replace")[:KEPT_OF_BAD_ROW]
-            reading.fail(Failure(f"{path}:{number}", self.name, bad[number], row))
+            if number >= piece.skip:
+                reading.fail(Failure(f"{piece.path}:{number}", self.name, bad[number], row))
 
     def _open(
         self, stream: _Stream, names: Sequence[str], path: str, block: int, malformed: Any

@@ -24,6 +24,10 @@ from tamis.sources.jsonmedia import MEDIA
 class OutcomeRule(Rule):
     """Keeps a row whose outcome is "ok"; any other outcome is the reason for the drop."""
 
+    @property
+    def met(self) -> str:
+        return f"{self.score}: {OK}"
+
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         outcomes = contiguous(values).to_numpy(zero_copy_only=False)
         reasons = sorted(outcome for outcome in pc.unique(values).to_pylist() if outcome != OK)

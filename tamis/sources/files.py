@@ -24,12 +24,16 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeAlias
 
 from tamis.errors import DamagedFile, SourceError, did_you_mean
-from tamis.formats import FORMATS, format_of
+from tamis.formats import FORMATS, format_of, media_kind
 from tamis.remote import open_store
+from tamis.sources import hub
 from tamis.sources.listing import listed_once
 
 Paths: TypeAlias = str | Path | Sequence[str | Path]
 Options: TypeAlias = Mapping[str, Any] | None
+
+NOTES = frozenset({"readme", "license", "licence", "notice", "changelog", "citation", "authors"})
+"""Names, without extension, of text files that describe the data beside them."""
 
 _EDGE_BYTES = 4096
 
@@ -50,13 +54,20 @@ class File:
 def detect_format(paths: Paths, storage_options: Options = None) -> str:
     """The format of all files in `paths`, by its name in `FORMATS`.
 
-    Images, sounds and videos beside tables belong to the rows of these. So do the files that img2dataset writes beside a tar
-    archive: `00000.parquet` and `00000_stats.json` beside `00000.tar`.
+    Images, sounds, videos and documents beside tables belong to the rows of these, but those beside a tar archive do not, since
+    it holds its own. What img2dataset writes beside an archive belongs to it: `00000.parquet` and `00000_stats.json` beside
+    `00000.tar`. Beside other data, `README.md` and the like are not data, and text files are captions or notes if there are at
+    least as many images, sounds or videos.
     """
-    files = list_files(paths, None, storage_options)
+    listed = list_files(paths, None, storage_options)
+    files = [file for file in listed if not _is_note(file.path)] or listed
+    others = [file for file in files if format_of(file.path) != "text"]
+    if len(files) - len(others) <= sum(media_kind(file.path) is not None for file in others):
+        files = others
     found = sorted({format_of(file.path) or "" for file in files})
-    tables = [name for name in found if name and not FORMATS[name].is_media]
-    found = tables or found
+    tables = [name for name in found if name and not (FORMATS[name].is_media or FORMATS[name].is_document)]
+    if tables != ["tar"]:
+        found = tables or found
     if "tar" in found and len(found) > 1 and _is_beside_archives(files):
         return "tar"
     if found == [""] or not found:
@@ -67,11 +78,17 @@ def detect_format(paths: Paths, storage_options: Options = None) -> str:
         )
     found = [name for name in found if name]
     if len(found) > 1:
+        most = max(found, key=[format_of(file.path) for file in files].count)
         raise SourceError(
             f"{_shown(paths)} contains files of several formats: {', '.join(found)}",
-            hint=f"select the files of one format with a glob, for example *{FORMATS[found[0]].suffixes[0]}",
+            hint=f"select the files of one format with a glob, for example *{FORMATS[most].suffixes[0]}",
         )
     return found[0]
+
+
+def _is_note(path: str) -> bool:
+    """Whether a file describes the data beside it."""
+    return format_of(path) == "text" and PurePosixPath(path).stem.lower() in NOTES
 
 
 def _is_beside_archives(files: Sequence[File]) -> bool:
@@ -115,6 +132,11 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
         files.extend(_expand(str(argument), format, storage_options))
     seen: set[str] = set()
     for file in files:
+        if not _is_text(file.path):
+            raise SourceError(
+                f"the name of {file.path.encode('utf-8', 'surrogateescape')!r} is not UTF-8",
+                hint="rename the file, or exclude it with a glob",
+            )
         name = _full_name(file.path)
         if name in seen:
             raise SourceError(
@@ -123,6 +145,15 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
             )
         seen.add(name)
     return files
+
+
+def _is_text(path: str) -> bool:
+    """Whether a name can be written: names of local files may be any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def leads_to(paths: Paths, path: str, format: str) -> bool:
@@ -177,7 +208,10 @@ def _expand(argument: str, format: str | None, options: Options) -> list[File]:
 
 def _listed(argument: str, options: Options) -> tuple[list[File], bool]:
     """The files that a path leads to, and whether it is a folder."""
-    expand = _expand_local if is_local(argument) else functools.partial(_expand_remote, options=options)
+    if argument.startswith(hub.PREFIX):
+        expand: Callable[[str], tuple[list[File], bool]] = functools.partial(_expand_hub, options=options)
+    else:
+        expand = _expand_local if is_local(argument) else functools.partial(_expand_remote, options=options)
     return listed_once((argument, os.getcwd(), repr(options)), lambda: expand(argument))  # noqa: PTH109
 
 
@@ -186,16 +220,20 @@ def _of_format(files: list[File], format: str) -> list[File]:
 
 
 def _nothing_fits(argument: str, found: list[File], format: str | None) -> SourceError:
-    wanted = ", ".join(FORMATS[format].suffixes) if format else "a known format"
+    wanted = f"files with the suffix {', '.join(FORMATS[format].suffixes)}" if format else "files in a known format"
     others = sorted({format_of(file.path) or "" for file in found} - {""})
     if not found:
         hint = "the folder is empty; names that begin with _ or . are skipped"
     elif others:
-        hint = f"read it with {' or '.join(FORMATS[name].reader for name in others)}"
+        documents = (
+            format is not None and FORMATS[format].is_document
+        )  # for which a tar file is an archive, not a shard
+        readers = {"archive_reader" if documents and name == "tar" else FORMATS[name].reader for name in others}
+        hint = f"read it with {' or '.join(sorted(readers))}"
     else:
         hint = 'to read files with another extension, give their paths or a glob: file_paths="folder/*.dump"'
     kinds = _extensions(file.path for file in found)
-    return SourceError(f"{argument} has no files of type {wanted} (found: {kinds})", hint=hint)
+    return SourceError(f"{argument} has no {wanted} (found: {kinds})", hint=hint)
 
 
 def _manifest(path: str, format: str | None, options: Options) -> list[File]:
@@ -259,6 +297,11 @@ def _walk(folder: str, deep: bool = True) -> Iterator[File]:
             if entry.name.startswith(("_", ".")):
                 continue
             if entry.is_dir():
+                if entry.is_symlink() and f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(entry.path)}/"):
+                    raise SourceError(
+                        f"{entry.path} is a link to a folder that it is in, whose files would be read again and again",
+                        hint="remove the link, or exclude it with a glob",
+                    )
                 folders.append(entry.name)
             else:
                 try:
@@ -285,8 +328,15 @@ def _missing(path: str) -> SourceError:
     parent = Path(path).parent
     if not parent.is_dir():
         return SourceError(f"{path} does not exist", hint=f"the folder {parent} does not exist either")
-    near = did_you_mean(Path(path).name, (entry.name for entry in parent.iterdir()))
-    return SourceError(f"{path} does not exist", hint=near or f"the folder {parent} exists; check the name")
+    near = did_you_mean(Path(path).name, _similar(path, [entry.name for entry in parent.iterdir()]))
+    where = f"the current folder ({Path.cwd()})" if parent == Path() else str(parent)
+    return SourceError(f"{path} does not exist", hint=near or f"nothing in {where} has a similar name")
+
+
+def _similar(path: str, names: Sequence[str]) -> list[str]:
+    """The names that are similar without their endings, since nearly all names in a folder may have the same."""
+    wanted = Path(path).name.partition(".")[0]
+    return [name for name in names if did_you_mean(wanted, [name.partition(".")[0]])]
 
 
 # -- globs
@@ -374,6 +424,22 @@ def _expand_remote(argument: str, options: Options) -> tuple[list[File], bool]:
     details = system.find(path, detail=True)
     found = [info for info in details.values() if info["type"] == "file" and not info["name"].endswith("/")]
     return [_remote_file(system, info) for info in found if _visible(info["name"], path)], True
+
+
+def _expand_hub(argument: str, options: Options) -> tuple[list[File], bool]:
+    """The files of a repository of the Hugging Face Hub, or of its copy in the cache if the Hub cannot be reached."""
+    problem: SourceError | None = None
+    if not hub.is_offline():
+        try:
+            return _expand_remote(argument, options)
+        except SourceError as error:
+            if not error.message.startswith("cannot reach"):
+                raise
+            problem = error
+    path = hub.in_cache(argument)
+    if path is None:
+        raise hub.not_reached(argument, problem) from problem
+    return _expand_local(path)
 
 
 def _visible(name: str, root: str) -> bool:

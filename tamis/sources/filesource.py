@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, cast
+from typing import IO, Any, ClassVar, Literal, TypeVar, cast
 
 import pyarrow as pa
 
@@ -28,6 +28,11 @@ WHOLE = -1
 """As the stop of a piece: the end of the file."""
 NEVER = 2**62
 """As a blocksize: do not split files."""
+
+
+def end_of(piece: Piece) -> int | None:
+    """The number of rows of a piece, with those that are skipped, after which reading ends; None for all."""
+    return None if piece.limit is None else piece.skip + piece.limit
 
 
 class DamagedFiles:
@@ -95,8 +100,11 @@ class FileSource(Source):
     limit: int | None = None
     storage_options: Mapping[str, Any] | None = None
     media_roots: Sequence[str] = ()
+    skip: int = 0
 
     format = "jsonl"
+    other_formats: ClassVar[tuple[str, ...]] = ()
+    """Formats of other readers that it reads too, if a recipe names it."""
 
     def check(self) -> None:
         if self.files_per_partition is not None and self.blocksize is not None:
@@ -108,6 +116,8 @@ class FileSource(Source):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ParameterError(f"`{name}` of `{self.name}` must be at least 1, got {value}")
+        if self.skip < 0:
+            raise ParameterError(f"`skip` of `{self.name}` must not be negative, got {self.skip}")
         if self.blocksize is not None:
             parse_bytes(self.blocksize)
         names = list((self.columns or {}).values())
@@ -161,6 +171,11 @@ class FileSource(Source):
         chosen = pa.schema([spec for spec in result if spec.name in self.fields])
         return with_features(chosen, features_of(result))
 
+    def counted(self, num_rows: int) -> int:
+        """How many rows are read if there are `num_rows`."""
+        left = max(0, num_rows - self.skip)
+        return left if self.limit is None else min(left, self.limit)
+
     def file_schema(self, schema: pa.Schema) -> pa.Schema:
         """The schema of the dataset with the column names of the files."""
         return pa.schema([spec.with_name(self.in_file(spec.name)) for spec in schema])
@@ -193,6 +208,8 @@ class FileSource(Source):
     def pieces_to_read(self, partition: Partition, reading: Reading) -> Iterator[Piece]:
         """The pieces of a partition, without those that are known to crash the reader, which are failed."""
         for number, piece in enumerate(partition.pieces):
+            if piece.limit == 0:
+                continue
             if number in reading.unreadable:
                 self.fail_file(reading, piece.path, reading.unreadable[number])
                 continue
@@ -218,9 +235,12 @@ class FileSource(Source):
         damaged: DamagedFiles,
     ) -> Layout:
         """The layout of `pieces`, without those of damaged files."""
-        if self.limit is not None:
-            pieces = division.first_rows(
-                damaged.without(pieces), self.limit, lambda piece, most: damaged.count(self.count_rows, piece, most)
+        if self.limit is not None or self.skip:
+            pieces = division.some_rows(
+                damaged.without(pieces),
+                self.skip,
+                self.limit,
+                lambda piece, most: damaged.count(self.count_rows, piece, most),
             )
         by_path = {file.path: file for file in files}
         used = dict.fromkeys(piece.path for piece in pieces)
@@ -241,7 +261,9 @@ class FileSource(Source):
             given=self.blocksize is not None,
             files_per_partition=self.files_per_partition,
         )
-        why += f", limited to the first {self.limit:,} rows" if self.limit is not None else ""
+        why += f", without the first {self.skip:,} rows" if self.skip else ""
+        after = " after these" if self.skip else ""
+        why += f", limited to the first {self.limit:,} rows{after}" if self.limit is not None else ""
         partitions = division.partitions_of(groups, fingerprints)
         return Layout(
             self.seen_schema(schema),

@@ -16,24 +16,25 @@ import ipaddress
 import random
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from tamis.errors import require
 from tamis.parameters import format_bytes
 from tamis.sources import robots
-from tamis.sources.robots import Robots, opted_out
+from tamis.sources.robots import Robots, opted_out, product_token
 
 _T = TypeVar("_T")
 OK = "ok"
-_REDIRECTS = (301, 302, 303, 307, 308)
-_MOST_REDIRECTS = 5
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_MAX_WAIT_S = 60.0
+REDIRECTS = (301, 302, 303, 307, 308)
+MOST_REDIRECTS = 5
+AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _MAX_URL = 8192
 _KNOWN_RULES_BYTES = 20_000_000
 _CHUNK_BYTES = 65_536
@@ -53,11 +54,13 @@ class FetchSettings:
     robots: bool
     opt_out: tuple[str, ...]
     private: bool
+    max_wait_s: float = 60.0
+    """A server that asks for more is not asked again."""
 
     @property
     def token(self) -> str:
         """The name under which robots.txt knows this crawler."""
-        return self.user_agent.partition("/")[0].strip().split(" ")[0].lower()
+        return product_token(self.user_agent)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,15 @@ class Fetched:
     data: bytes | None = None
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """A URL that is not fetched, or not again."""
 
 
-class _Again(Exception):
+_NO_RULES = Refused("robots.txt cannot be read")
+"""If a robots.txt cannot be read because of the server, nothing may be fetched (RFC 9309, 2.3.1.4)."""
+
+
+class Again(Exception):
     """An attempt that may succeed if it is repeated."""
 
     def __init__(self, outcome: str, after_s: float | None = None) -> None:
@@ -89,9 +96,10 @@ class Fetcher:
 
     def __init__(self, settings: FetchSettings) -> None:
         self._aiohttp = require("aiohttp", extra="download", purpose="a step that downloads")
+        self._yarl = require("yarl", extra="download", purpose="a step that downloads")
         self.settings = settings
         self._thread: threading.Thread | None = None
-        self._rules: OrderedDict[str, asyncio.Task[Robots]] = OrderedDict()
+        self._rules: OrderedDict[str, asyncio.Task[Robots | Refused]] = OrderedDict()
         self._places: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     def fetch(self, urls: Sequence[str | None]) -> list[Fetched]:
@@ -150,7 +158,7 @@ class Fetcher:
         for url in waiting:
             try:
                 found[url] = Fetched(OK, await self._repeated(url))
-            except _Refused as refusal:
+            except Refused as refusal:
                 found[url] = Fetched(str(refusal))
 
     async def _repeated(self, url: str) -> bytes:
@@ -158,25 +166,25 @@ class Fetcher:
         for attempt in range(self.settings.retries + 1):
             try:
                 return await self._followed(url, obey=self.settings.robots)
-            except _Again as problem:
+            except Again as problem:
                 wait = self.settings.retry_wait_s * 2**attempt * random.uniform(0.5, 1.5)
-                if attempt == self.settings.retries or (problem.after_s or 0) > _MAX_WAIT_S:
-                    raise _Refused(problem.outcome) from problem
-                await asyncio.sleep(min(_MAX_WAIT_S, max(wait, problem.after_s or 0)))
+                if attempt == self.settings.retries or (problem.after_s or 0) > self.settings.max_wait_s:
+                    raise Refused(problem.outcome) from problem
+                await asyncio.sleep(min(self.settings.max_wait_s, max(wait, problem.after_s or 0)))
         raise AssertionError("the last attempt returns or raises")
 
     async def _followed(self, url: str, *, obey: bool, most: int | None = None) -> bytes:
         """The bytes at a URL, or at the one it redirects to."""
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(MOST_REDIRECTS + 1):
             host = self._checked(url)
             if obey and not (await self._robots(url, host)).allows(url):
-                raise _Refused("robots.txt")
+                raise Refused("robots.txt")
             async with self._place(host):
                 reply = await self._got(url, most or self.settings.max_bytes, whole=most is None)
             if isinstance(reply, bytes):
                 return reply
             url = urljoin(url, reply)
-        raise _Refused("too many redirects")
+        raise Refused("too many redirects")
 
     @asynccontextmanager
     async def _place(self, host: str) -> AsyncIterator[None]:
@@ -197,63 +205,46 @@ class Fetcher:
         try:
             parts = urlsplit(url)
             port = parts.port
+            host = str(self._yarl.URL(url).raw_host or "") if parts.hostname else ""  # to which the library connects
         except ValueError:
-            raise _Refused("not a URL") from None
-        good = parts.scheme in ("http", "https") and parts.hostname and not parts.username and len(url) <= _MAX_URL
+            raise Refused("not a URL") from None
+        good = parts.scheme in ("http", "https") and host and not parts.username and len(url) <= _MAX_URL
         if not good or any(c.isspace() or not c.isprintable() for c in url):
-            raise _Refused("not a URL")
+            raise Refused("not a URL")
         try:
-            address = ipaddress.ip_address(str(parts.hostname).partition("%")[0])
+            address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
-            pass  # a name, which the resolver checks
+            if host.replace(".", "").isdigit():  # 127.1, which the library connects to without resolving it
+                raise Refused("not a URL") from None
         else:
             if not self.settings.private and not is_public(address):
-                raise _Refused("private address")
-        return f"{parts.scheme}://{parts.hostname}:{port or ''}"
+                raise Refused("private address")
+        return f"{parts.scheme}://{host}:{port or ''}"
 
     # ----------------------------------------------------------------------------------------------------------- one reply
 
     async def _got(self, url: str, most: int, *, whole: bool) -> bytes | str:
         """The bytes of a reply, or where it redirects to. If not `whole`, only the first `most` bytes are of interest."""
-        aiohttp = self._aiohttp
-        try:
+        with as_outcomes(self._aiohttp):
             async with self._session.get(url, allow_redirects=False) as reply:
-                if reply.status in _REDIRECTS and reply.headers.get("Location"):
+                if reply.status in REDIRECTS and reply.headers.get("Location"):
                     return str(reply.headers["Location"])
-                if reply.status in _AGAIN:
-                    raise _Again(f"HTTP {reply.status}", _seconds(reply.headers.get("Retry-After")))
+                if reply.status in AGAIN:
+                    raise Again(f"HTTP {reply.status}", retry_after_s(reply.headers.get("Retry-After")))
                 if reply.status not in (200, 203):
-                    raise _Refused(f"HTTP {reply.status}")
+                    raise Refused(f"HTTP {reply.status}")
+                if reply.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
+                    raise Refused("compressed reply")
                 if whole:
                     self._check_headers(reply, most)
                 return await self._body(reply, most, whole=whole)
-        except _PrivateAddress:
-            raise _Refused("private address") from None
-        except TimeoutError:
-            raise _Again("time-out") from None
-        except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch):
-            raise _Refused("TLS error") from None
-        except aiohttp.ClientConnectorDNSError as error:
-            if isinstance(error.__cause__, _PrivateAddress):
-                raise _Refused("private address") from None
-            raise _Again("host not found") from None
-        except (aiohttp.InvalidURL, UnicodeError):
-            raise _Refused("not a URL") from None
-        except aiohttp.ClientPayloadError:
-            raise _Again("reply cut off") from None
-        except aiohttp.ClientResponseError:
-            raise _Again("invalid reply") from None
-        except (aiohttp.ClientError, OSError):
-            raise _Again("connection failed") from None
 
     def _check_headers(self, reply: Any, most: int) -> None:
         directive = opted_out(reply.headers.items(), self.settings.opt_out, self.settings.token)
         if directive is not None:
-            raise _Refused(f"opt-out: {directive}")
-        if reply.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
-            raise _Refused("compressed reply")
+            raise Refused(f"opt-out: {directive}")
         if (reply.content_length or 0) > most:
-            raise _Refused(f"larger than {format_bytes(most)}")
+            raise Refused(f"larger than {format_bytes(most)}")
 
     async def _body(self, reply: Any, most: int, *, whole: bool) -> bytes:
         parts: list[bytes] = []
@@ -263,10 +254,10 @@ class Fetcher:
             size += len(chunk)
             if size > most:
                 if whole:
-                    raise _Refused(f"larger than {format_bytes(most)}")
+                    raise Refused(f"larger than {format_bytes(most)}")
                 return b"".join(parts)[:most]
         if whole and not size:
-            raise _Refused("empty reply")
+            raise Refused("empty reply")
         return b"".join(parts)
 
     # ---------------------------------------------------------------------------------------------------------- robots.txt
@@ -277,33 +268,38 @@ class Fetcher:
             self._rules[host] = asyncio.ensure_future(self._read_robots(urljoin(url, "/robots.txt")))
         self._rules.move_to_end(host)
         rules = await asyncio.shield(self._rules[host])
-        if rules is robots.NOTHING:
-            raise _Refused("robots.txt cannot be read")
         self._forget_rules()
+        if isinstance(rules, Refused):
+            raise Refused(str(rules))
         return rules
 
-    async def _read_robots(self, url: str) -> Robots:
+    async def _read_robots(self, url: str) -> Robots | Refused:
         """RFC 9309: without a robots.txt everything is allowed, and nothing if it cannot be reached."""
         for attempt in range(self.settings.retries + 1):
             try:
                 data = await self._followed(url, obey=False, most=robots.MAX_BYTES)
-                return Robots.parse(data.decode("utf-8", "replace"), self.settings.token)
-            except _Refused as refusal:
-                # A redirect to a private address says nothing about the host; all other refusals are replies.
-                return Robots() if str(refusal).startswith(("HTTP 4", "too many")) else robots.NOTHING
-            except _Again:
-                await asyncio.sleep(min(_MAX_WAIT_S, self.settings.retry_wait_s * 2**attempt))
-        return robots.NOTHING
+                return Robots.parse(data.decode("utf-8-sig", "replace"), self.settings.token)
+            except Refused as refusal:
+                if str(refusal) == "private address":
+                    return refusal
+                return Robots() if str(refusal).startswith(("HTTP 4", "too many")) else _NO_RULES
+            except Again:
+                await asyncio.sleep(min(self.settings.max_wait_s, self.settings.retry_wait_s * 2**attempt))
+        return _NO_RULES
 
     def _forget_rules(self) -> None:
         """Forget the rules of hosts that were not used for the longest time, if all rules together are too large."""
-        done = {host: task.result().size for host, task in self._rules.items() if task.done()}
+        done = {host: _size(task.result()) for host, task in self._rules.items() if task.done()}
         held = sum(done.values())
         for host, size in done.items():
             if held <= _KNOWN_RULES_BYTES:
                 return
             del self._rules[host]
             held -= size
+
+
+def _size(rules: Robots | Refused) -> int:
+    return rules.size if isinstance(rules, Robots) else 0
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -335,6 +331,40 @@ def _public_resolver(aiohttp: Any) -> Any:
     return PublicResolver()
 
 
-def _seconds(text: str | None) -> float | None:
-    """The value of a Retry-After header; a date counts as none."""
-    return float(text) if text is not None and text.strip().isdecimal() else None
+@contextmanager
+def as_outcomes(aiohttp: Any) -> Iterator[None]:
+    """Turn the errors of a request into outcomes."""
+    try:
+        yield
+    except _PrivateAddress:
+        raise Refused("private address") from None
+    except TimeoutError:
+        raise Again("time-out") from None
+    except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch):
+        raise Refused("TLS error") from None
+    except aiohttp.ClientConnectorDNSError as error:
+        if isinstance(error.__cause__, _PrivateAddress):
+            raise Refused("private address") from None
+        raise Again("host not found") from None
+    except (aiohttp.InvalidURL, UnicodeError):
+        raise Refused("not a URL") from None
+    except aiohttp.ClientPayloadError:
+        raise Again("reply cut off") from None
+    except aiohttp.ClientResponseError:
+        raise Again("invalid reply") from None
+    except (aiohttp.ClientError, OSError):
+        raise Again("connection failed") from None
+
+
+def retry_after_s(text: str | None, now: float | None = None) -> float | None:
+    """The seconds that a Retry-After header asks to wait, which it says as a number or as a date.
+
+    >>> retry_after_s("120"), retry_after_s("Thu, 01 Jan 1970 00:01:00 GMT", now=20.0), retry_after_s("soon")
+    (120.0, 40.0, None)
+    """
+    if text is None or text.strip().isdecimal():
+        return None if text is None else float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now))
+    except (ValueError, OverflowError):
+        return None

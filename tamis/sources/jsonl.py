@@ -62,8 +62,6 @@ class JsonlParser:
     max_line_bytes: int = 2**31 - 2
 
     def __post_init__(self) -> None:
-        self._as_json = [name for name, kind in self.declared.items() if kind == JSON and self._wants(name)]
-        self._as_string = [name for name, kind in self.declared.items() if kind == "string" and self._wants(name)]
         self._strict = {
             name: pa.string() if kind == JSON else pa.type_for_alias(kind) for name, kind in self.declared.items()
         }
@@ -78,9 +76,12 @@ class JsonlParser:
             # If undeclared fields are ignored, pyarrow also drops new fields within objects and columns of unknown
             # type. In that case, everything is parsed and columns that are not needed are dropped afterwards.
             self._open |= known is None or known != spec.type or has_fields(known)
-        for name, kind in self._strict.items():
-            if self._wants(name):
-                self._explicit.setdefault(name, kind)
+        # If everything is parsed, the declared types of columns that are not needed keep their rows from failing.
+        parsed = [name for name in self.declared if self._open or self._wants(name)]
+        self._as_json = [name for name in parsed if self.declared[name] == JSON]
+        self._as_string = [name for name in parsed if self.declared[name] == "string"]
+        for name in parsed:
+            self._explicit.setdefault(name, self._strict[name])
 
     def _wants(self, name: str) -> bool:
         return self.wanted is None or name in self.wanted

@@ -406,19 +406,24 @@ def head(lines: Lines, count: int) -> Text:
     return Text(lines.text.data, lines.text.begin, end, lines.text.frames)
 
 
-def limited(texts: Iterable[Text | Unread], limit: int | None) -> Iterator[Text | Unread]:
-    """The first `limit` rows; unreadable rows count."""
-    if limit is None:
-        yield from texts
-        return
+def some_of(texts: Iterable[Text | Unread], skip: int, limit: int | None) -> Iterator[Text | Unread]:
+    """The first `limit` rows after `skip` others; unreadable rows count."""
     left = limit
     for text in texts:
-        if left <= 0:
+        if left is not None and left <= 0:
             return
-        if isinstance(text, Text):
-            lines = Lines.of(text)
-            yield text if len(lines) <= left else head(lines, left)
-            left -= len(lines)
-        else:
+        if not skip and left is None:
             yield text
-            left -= text.rows
+        elif isinstance(text, Text):
+            lines = Lines.of(text)
+            skipped, skip = min(skip, len(lines)), max(0, skip - len(lines))
+            taken = len(lines) - skipped if left is None else min(left, len(lines) - skipped)
+            if taken:
+                end = head(lines, skipped + taken).end if skipped + taken < len(lines) else text.end
+                yield Text(text.data, int(lines.starts[skipped]) if skipped else text.begin, end, text.frames)
+            left = None if left is None else left - taken
+        else:
+            skipped, skip = min(skip, text.rows), max(0, skip - text.rows)
+            if skipped < text.rows or not text.rows:
+                yield replace(text, rows=text.rows - skipped)
+            left = None if left is None else left - (text.rows - skipped)

@@ -1,4 +1,4 @@
-"""Readers of images, sounds and videos that are files of their own: one row per file, which refers to it."""
+"""Readers of images, sounds, videos and documents that are files of their own: one row per file, which refers to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Origin
+from tamis.errors import SourceError
 from tamis.features import media_feature, with_features
 from tamis.operators import Layout, Partition, Piece, Reading, operator
-from tamis.sources.files import is_local, local_path
+from tamis.sources.files import File, is_local, list_files, local_path
 from tamis.sources.filesource import DamagedFiles, FileSource
 from tamis.sources.jsonmedia import MEDIA
 
@@ -24,14 +25,17 @@ _ROW_BYTES = 500
 class _MediaFiles(FileSource):
     """One row per file, with its path and its size."""
 
+    rows_are_files = True
+
     def layout(self, blocksize: int) -> Layout:
         size = self.block_bytes(blocksize)
         files, damaged = self.list_files(), DamagedFiles()
         schema = pa.schema([(self.format, MEDIA), ("path", pa.string()), ("size", pa.int64())])
-        schema = with_features(schema, {self.format: media_feature(self.format)})
+        if self.format != "document":  # Hugging Face datasets have no such feature
+            schema = with_features(schema, {self.format: media_feature(self.format)})
         pieces = [Piece(file.path, 0, file.size, file.size + _ROW_BYTES) for file in files]
         layout = self.divided(files, pieces, schema, size, {}, damaged)
-        return replace(layout, num_rows=sum(len(partition.pieces) for partition in layout.partitions))
+        return replace(layout, num_rows=sum(piece.limit != 0 for each in layout.partitions for piece in each.pieces))
 
     def count_rows(self, piece: Piece, most: int) -> int:
         return 1
@@ -85,13 +89,24 @@ class ImageReader(_MediaFiles):
 class AudioReader(_MediaFiles):
     """Read sound files, one row per file, with its `path` and its `size` in bytes.
 
-    Column `audio` refers to the file, which is read when a step needs it. Many small files become one partition.
+    Column `audio` refers to the file, which is read when a step needs it. Many small files become one partition. Videos
+    are read for their sound if a folder has no sound files, or if the path names them.
 
     >>> AudioReader("clips/**/*.flac").name
     'audio_reader'
     """
 
     format = "audio"
+    other_formats = ("video",)
+
+    def list_files(self) -> list[File]:
+        try:
+            return super().list_files()
+        except SourceError as nothing:
+            try:
+                return list_files(self.file_paths, "video", self.storage_options)
+            except SourceError:
+                raise nothing from None
 
 
 @operator()
@@ -105,3 +120,17 @@ class VideoReader(_MediaFiles):
     """
 
     format = "video"
+
+
+@operator()
+class DocumentReader(_MediaFiles):
+    """Read documents in files (PDF, HTML, EPUB, Office, LaTeX), one row per file, with its `path` and its `size` in bytes.
+
+    Column `document` refers to the file, which is read when a step needs it: `DocumentExtract`, `PdfExtract` or
+    `LatexExtract` make text of it. Many small files become one partition. `ArchiveReader` reads documents in archives.
+
+    >>> DocumentReader("papers/**/*.pdf").name
+    'document_reader'
+    """
+
+    format = "document"

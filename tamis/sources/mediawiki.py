@@ -23,10 +23,11 @@ from tamis.errors import DamagedFile
 from tamis.formats import codec_of
 from tamis.operators import Layout, Piece, Reading, operator
 from tamis.sources import partitions as division
-from tamis.sources.bytestream import ByteStream, StreamDamage, plain_bytes
+from tamis.sources.bytestream import ByteStream, StreamDamage, frame_start
+from tamis.sources.compression import magic_numbers
 from tamis.sources.files import File, open_file
 from tamis.sources.filesource import NEVER, DamagedFiles
-from tamis.sources.lines import Chunk, Chunks
+from tamis.sources.lines import Chunk
 from tamis.sources.records import RecordSource, Row, bad_record
 
 _READ_BYTES = 262_144
@@ -56,7 +57,7 @@ class MediawikiReader(RecordSource):
     Columns: `id`, `title`, `url`, `date`, `language`, `redirect`, `namespace`, `wikitext`; `WikitextExtract` makes text of it.
     `namespaces` selects pages, by default articles (0); redirects are rows only with `redirects=True`. A multistream dump is
     split at its bz2 streams, which are found by their first bytes and need no index; any other dump is one piece. A dump that
-    is cut off is read up to there.
+    is cut off is read up to there. Damage costs the rest of its stream, and a page that is larger than the memory allows fails.
 
     >>> MediawikiReader("enwiki-latest-pages-articles-multistream.xml.bz2").name
     'mediawiki_reader'
@@ -84,7 +85,7 @@ class MediawikiReader(RecordSource):
         """The address of pages, and the language, which the beginning of a dump says."""
         with open_file(file.path, self.storage_options) as opened:
             try:
-                data = ByteStream(self._chunks(opened, Piece(file.path, 0, file.size), None)).ahead(65_536)
+                data = ByteStream(self.stream_of(opened, Piece(file.path, 0, file.size), None)).ahead(65_536)
             except StreamDamage as damage:
                 raise DamagedFile(f"{file.path}: {damage.error}") from damage
         if file.size and b"<mediawiki" not in data:
@@ -108,45 +109,58 @@ class MediawikiReader(RecordSource):
                 result.append(piece)
         return result
 
-    def _chunks(self, file: IO[bytes], piece: Piece, reading: Reading | None) -> Chunks:
-        if codec_of(piece.path) is None:
-            return plain_bytes(file, piece)
-        damaged = reading.damaged if reading is not None else frozenset()
-        on_damage = reading.on_damage if reading is not None else None
-        return self.chunks(file, piece, _READ_BYTES, damaged=damaged, on_damage=on_damage)
-
     def rows(self, piece: Piece, wanted: frozenset[str] | None, reading: Reading | None) -> Iterator[Row | Failure]:
         if piece.start == piece.stop:
             return
         base, language = self._head(File(piece.path, piece.stop, ""))
-        most = min(_LONGEST_PAGE, self.most_bytes(reading))
         with open_file(piece.path, self.storage_options) as file:
-            stream = ByteStream(self._chunks(file, piece, reading))
-            place, position = piece.path, 0
-            try:
-                while (start := stream.find(_PAGE, most)) is not None:
-                    stream.skip(start - len(b"<page>"))
-                    if not stream.is_mine():
-                        return
-                    place, position = stream.here()
-                    stream.damaged = stream.chunk().is_damaged
-                    end = stream.find(_END, most)
-                    if end is None:
-                        error = (
-                            "the dump ends within the page, or the page is larger than the limit that --memory allows"
-                        )
-                        yield bad_record(self.name, place, position, error, damaged=piece.path)
-                        return
-                    data = stream.read(end)
-                    if stream.damaged:
-                        error = f"{place} does not match its checksum"
-                        yield bad_record(self.name, place, position, error, damaged=piece.path)
-                        continue
-                    values = self._values(data.decode("utf-8", "replace"), base, language)
-                    if values is not None:
-                        yield Row(place, position, values)
-            except StreamDamage as damage:
-                yield bad_record(self.name, damage.place, damage.position, damage.error, damaged=piece.path)
+            position: int | None = piece.start
+            while position is not None:
+                part = replace(piece, start=position)
+                stream = ByteStream(self.stream_of(file, part, reading))
+                position = None
+                try:
+                    yield from self._pages(stream, piece.path, base, language, reading)
+                except StreamDamage as damage:
+                    start = frame_start(damage.place, piece.path)
+                    if start >= piece.stop:
+                        return  # the piece that begins there says so
+                    yield bad_record(self.name, damage.place, damage.position, damage.error, damaged=piece.path)
+                    position = self._next_stream(file, part, start + 1)
+
+    def _pages(
+        self, stream: ByteStream, path: str, base: str, language: str | None, reading: Reading | None
+    ) -> Iterator[Row | Failure]:
+        most = min(_LONGEST_PAGE, self.most_bytes(reading))
+        while stream.go_to(_PAGE, len(b"<page>")) and stream.is_mine():
+            place, position = stream.here()
+            stream.damaged = False
+            end = stream.find(_END, most)
+            if end is None:
+                if len(stream.peek(most)) < most:
+                    yield bad_record(self.name, place, position, "the dump ends within the page", damaged=path)
+                    return
+                yield bad_record(
+                    self.name, place, position, f"the page has more than the {most:,} bytes that --memory allows"
+                )
+                stream.skip(len(b"<page>"))
+                continue
+            data = stream.read(end)
+            if stream.damaged:
+                yield bad_record(self.name, place, position, f"{place} does not match its checksum", damaged=path)
+                continue
+            values = self._values(data.decode("utf-8", "replace"), base, language)
+            if values is not None:
+                yield Row(place, position, values)
+
+    def _next_stream(self, file: IO[bytes], piece: Piece, after: int) -> int | None:
+        """Where to continue after damage: at the next stream that can be decoded; None if nothing is left of the piece."""
+        codec = codec_of(piece.path)
+        assert codec is not None, "plain bytes are not damaged"
+        for start in magic_numbers(file, codec, after, piece.stop):
+            if isinstance(next(iter(self.chunks(file, replace(piece, start=start), _READ_BYTES)), None), Chunk):
+                return start
+        return None
 
     def _values(self, page: str, base: str, language: str | None) -> dict[str, object] | None:
         found = {name: match[1] for name, pattern in _FIELDS.items() if (match := pattern.search(page))}

@@ -33,6 +33,7 @@ class Rows(Source):
     rows_per_partition: int | None = None
     limit: int | None = None
     media_roots: Sequence[str] = ()
+    skip: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +42,8 @@ class Rows(Source):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ParameterError(f"`{name}` of `rows` must be at least 1, got {value}")
+        if self.skip < 0:
+            raise ParameterError(f"`skip` of `rows` must not be negative, got {self.skip}")
 
     @property
     def access(self) -> MediaAccess:
@@ -49,10 +52,10 @@ class Rows(Source):
     @property
     def table(self) -> pa.Table:
         assert isinstance(self.rows, pa.Table)
-        return self.rows if self.limit is None else self.rows.slice(0, self.limit)
+        return self.rows.slice(self.skip, self.limit) if self.skip or self.limit is not None else self.rows
 
     def parameters(self) -> dict[str, Any]:
-        return {**super().parameters(), "rows": self.table.to_pylist()}
+        return {**super().parameters(), "rows": self.rows.to_pylist()}  # type: ignore[attr-defined]
 
     def recorded_parameters(self) -> dict[str, Any]:
         digest = f"{self.table.num_rows} rows with digest {content_hash(self.table)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tamis.operators import Partition, Piece, digest
 from tamis.parameters import format_bytes
@@ -55,26 +56,41 @@ def split_bytes(file: File, blocksize: int) -> list[Piece]:
     ]
 
 
-def first_rows(pieces: Iterable[Piece], limit: int, count: Callable[[Piece, int], int]) -> list[Piece]:
-    """The pieces with the first `limit` rows; `count(piece, most)` may stop counting at `most`."""
+def some_rows(pieces: Iterable[Piece], skip: int, limit: int | None, count: Callable[[Piece, int], int]) -> list[Piece]:
+    """The pieces with the first `limit` rows after `skip` others; `count(piece, most)` may stop counting at `most`."""
     result: list[Piece] = []
     left = limit
+    empty: list[Piece] = []
     for piece in pieces:
-        if left <= 0:
+        empty = empty or [replace(piece, limit=0)]  # if nothing is left, it keeps the columns
+        if left is not None and left <= 0:
             break
-        rows = count(piece, left)
-        result.append(Piece(piece.path, piece.start, piece.stop, piece.size, left if rows >= left else None))
-        left -= rows
-    return result
+        if left is None and not skip:
+            result.append(piece)
+            continue
+        most = skip + (1 if left is None else left)
+        rows = count(piece, most)
+        if rows <= skip:
+            skip -= rows
+            continue
+        limited = left if left is not None and rows >= most else None
+        result.append(replace(piece, limit=limited, skip=skip))
+        left = None if left is None else left - (rows - skip)
+        skip = 0
+    return result or empty
 
 
 def partitions_of(
     groups: Iterable[tuple[Piece, ...]], fingerprints: Mapping[str, list[object]]
 ) -> tuple[Partition, ...]:
     """Partitions with identities, derived from the fingerprints of their files."""
+
+    def known(piece: Piece) -> list[object]:
+        skipped = [piece.skip] if piece.skip else []  # runs of versions that could not skip stay valid
+        return [fingerprints[piece.path], piece.start, piece.stop, piece.limit, *skipped]
+
     return tuple(
-        Partition(index, pieces, digest([[fingerprints[p.path], p.start, p.stop, p.limit] for p in pieces]))
-        for index, pieces in enumerate(groups)
+        Partition(index, pieces, digest([known(piece) for piece in pieces])) for index, pieces in enumerate(groups)
     )
 
 

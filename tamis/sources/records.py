@@ -9,16 +9,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Failure, Origin
 from tamis.errors import DamagedFile
+from tamis.formats import codec_of
 from tamis.media import MAX_BYTES
 from tamis.operators import Partition, Piece, Reading
-from tamis.sources.filesource import ByteSource
+from tamis.sources.bytestream import plain_bytes
+from tamis.sources.filesource import ByteSource, end_of
+from tamis.sources.lines import Chunks
 
+_READ_BYTES = 262_144
 _ROW_BYTES = 200
 """An estimate of what a row takes besides its texts."""
 
@@ -30,6 +35,8 @@ class Row:
     place: str
     position: int
     values: Mapping[str, object]
+    num_bytes: int = 0
+    """What the row holds, or refers to, besides its texts."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,14 @@ class RecordSource(ByteSource):
     def rows(self, piece: Piece, wanted: frozenset[str] | None, reading: Reading | None) -> Iterator[Row | Failure]:
         """The records of a piece. Columns that are not `wanted` need not be made; None means all of them."""
         raise NotImplementedError
+
+    def stream_of(self, file: IO[bytes], piece: Piece, reading: Reading | None) -> Chunks:
+        """The decoded bytes of a piece, and of what follows it."""
+        if codec_of(piece.path) is None:
+            return plain_bytes(file, piece)
+        damaged = reading.damaged if reading is not None else frozenset()
+        on_damage = reading.on_damage if reading is not None else None
+        return self.chunks(file, piece, _READ_BYTES, damaged=damaged, on_damage=on_damage)
 
     def count_rows(self, piece: Piece, most: int) -> int:
         found = self.rows(piece, frozenset(), None)
@@ -56,12 +71,13 @@ class RecordSource(ByteSource):
         for piece in self.pieces_to_read(partition, reading):
             try:
                 found = self.rows(piece, None if names is None else frozenset(names), reading)
-                for each in itertools.islice(found, piece.limit):
+                for each in itertools.islice(found, piece.skip, end_of(piece)):
                     if isinstance(each, Failure):
                         reading.fail(each)
                         continue
                     held.append(each)
-                    size += _ROW_BYTES + sum(len(v) for v in each.values.values() if isinstance(v, (str, bytes)))
+                    size += _ROW_BYTES + each.num_bytes
+                    size += sum(len(v) for v in each.values.values() if isinstance(v, (str, bytes)))
                     if size >= reading.batch_bytes:
                         yield self._batch(held, schema, names)
                         held, size = [], 0

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
+from tamis.context import Context
 from tamis.errors import ParameterError
-from tamis.media import is_media, media_name, read_bytes, with_full_paths
+from tamis.media import MediaItem, is_media, media_items, media_name, read_bytes, sizes_of, with_full_paths
 from tamis.operators import ALL, Map, operator
+from tamis.segments import is_clip
 from tamis.sources.jsonmedia import MEDIA
+
+SPOOL = ".tamis-spool"
+"""The folder of temporary files, within that of the stage; a sink removes a file there once it has copied it."""
+
+LONG_S = 600.0
+"""Segments that are longer than this are cut into a file."""
 
 
 @operator(reads="path", writes="image")
@@ -53,11 +66,18 @@ class ReadMedia(Map):
     Sinks that write bytes do this themselves; before a `ParquetWriter` it makes the output independent of its input. A row
     whose reference cannot be read fails. `columns` limits it to some columns; by default all media columns are read.
 
+    Sinks that copy files set `leave_above`: a file on a disk with more bytes stays a reference to them. A file in a store or a
+    member of a zip archive with more bytes is copied to a temporary file, and a segment of sound that is longer than ten
+    minutes is cut into one, so that none of them is held in memory.
+
     >>> ReadMedia(columns=["image"]).name
     'read_media'
     """
 
     columns: Sequence[str] | None = None
+    leave_above: int | None = None
+
+    incidental = frozenset({"leave_above"})
 
     def check(self) -> None:
         if self.columns is not None and not self.columns:
@@ -69,13 +89,66 @@ class ReadMedia(Map):
     def optional_reads(self) -> tuple[str, ...]:
         return () if self.columns is None else tuple(self.columns)
 
+    def open(self, context: Context) -> _MediaLoader:
+        return _MediaLoader(self, context.scratch)
+
+
+class _MediaLoader:
+    def __init__(self, step: ReadMedia, scratch: Path) -> None:
+        self._step, self._scratch = step, scratch
+
     def apply(self, batch: Batch) -> Mapping[str, Column]:
-        made = {}
+        made, step = {}, self._step
         for name in batch.columns:
             column = batch[name]
-            if (self.columns is None or name in self.columns) and is_media(column.type) and _refers(column):
-                made[name] = _with_bytes(batch, name)
+            if (step.columns is None or name in step.columns) and is_media(column.type) and _refers(column):
+                left = {} if step.leave_above is None else self._left(batch, name, step.leave_above)
+                made[name] = _with_bytes(batch, name, left)
         return made
+
+    def _left(self, batch: Batch, name: str, most: int) -> dict[int, str]:
+        """References to files that are too large to be held, by row."""
+        found, items = {}, media_items(batch, name)
+        for row, (item, size) in enumerate(zip(items, sizes_of(items), strict=True)):
+            if item is None or item.data is not None:
+                continue
+            called = media_name(item.path or "")
+            if _is_long_sound(item):
+                found[row] = self._spooled(item, _cut_into, called)
+            elif size is not None and size > most:
+                place = item.place_on_disk()
+                found[row] = (
+                    self._spooled(item, MediaItem.copy_to, called)
+                    if place is None
+                    else f"{place[0]}@{place[1]}+{place[2]}#{called}"
+                )
+        return found
+
+    def _spooled(self, item: MediaItem, write: Callable[[MediaItem, IO[bytes]], int], called: str) -> str:
+        """A reference to a temporary file, which `write` fills."""
+        folder = self._scratch / SPOOL
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(descriptor, "w+b") as target:
+                size = write(item, target)
+        except BaseException:
+            Path(path).unlink()
+            raise
+        return f"{path}@0+{size}#{called}"
+
+
+def _cut_into(item: MediaItem, target: IO[bytes]) -> int:
+    cut_into = importlib.import_module("tamis.audio.cut").cut_into  # knows codecs, so it is above this module
+    cut_into(target, item)
+    return target.seek(0, os.SEEK_END)
+
+
+def _is_long_sound(item: MediaItem) -> bool:
+    segment = item.segment
+    if segment is None or is_clip(item.name, segment):
+        return False
+    return segment.duration is None or segment.duration > LONG_S
 
 
 def _refers(column: pa.Array) -> bool:
@@ -84,9 +157,14 @@ def _refers(column: pa.Array) -> bool:
     return bool(pc.any(referring).as_py())
 
 
-def _with_bytes(batch: Batch, name: str) -> pa.Array:
-    """A media column with the bytes of all its rows, and names instead of references."""
+def _with_bytes(batch: Batch, name: str, left: Mapping[int, str]) -> pa.Array:
+    """A media column with the bytes of all rows but those that are left references, and names instead of references."""
     column = batch[name]
+    if left:
+        rest = [None if row in left else value.as_py() for row, value in enumerate(column)]
+        made = _with_bytes(batch.with_columns({name: pa.array(rest, column.type)}), name, {}).to_pylist()
+        values = [{"bytes": None, "path": left[row]} if row in left else value for row, value in enumerate(made)]
+        return pa.array(values, MEDIA)
     held = pc.is_valid(pc.struct_field(column, "bytes")).to_pylist()
     paths = pc.struct_field(column, "path").to_pylist()
     names = [path if held or path is None else media_name(path) for held, path in zip(held, paths, strict=True)]

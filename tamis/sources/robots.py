@@ -40,9 +40,10 @@ class Robots:
             if not colon:
                 continue
             if field == "user-agent":
-                agents = [value.lower()] if in_rules else [*agents, value.lower()]
+                name = product_token(value)
+                agents = [name] if in_rules else [*agents, name]
                 in_rules = False
-                found |= value.lower() == token.lower()
+                found |= name == token.lower()
             elif field in ("allow", "disallow"):
                 in_rules = True
                 if value:
@@ -66,8 +67,13 @@ class Robots:
         return 100 + sum(100 + len(pattern) for _, pattern in self.rules)
 
 
-NOTHING = Robots(((False, "/"),))
-"""If a robots.txt cannot be read because of the server, nothing may be fetched (RFC 9309, 2.3.1.4)."""
+def product_token(agent: str) -> str:
+    """The name of a crawler, which may be followed by its version.
+
+    >>> product_token("ExampleBot/1.0 (+https://example.org/bot)")
+    'examplebot'
+    """
+    return agent.partition("/")[0].strip().split(" ")[0].lower()
 
 
 def _normalised(path: str) -> str:

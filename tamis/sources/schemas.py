@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,7 +50,7 @@ def missing_column(reader: str, parameter: str, name: str, there: Sequence[str])
     hint = near or f"the files have: {', '.join(there[:20]) or 'no columns'}"
     if reader == "JsonlReader":
         hint += f'; if it is rare, declare it: types={{"{name}": "string"}}'
-    return SourceError(f"`{parameter}` of {reader} names column `{name}`, which the files do not have", hint=hint)
+    return SourceError(f"the files have no column `{name}`, which `{parameter}` of {reader} names", hint=hint)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -97,16 +98,71 @@ def plain(table: pa.Table) -> pa.Table:
     schema = plain_schema(table.schema)
     if not len(schema) or table.schema.types == schema.types:
         return table.replace_schema_metadata(schema.metadata)
+    columns = [_decoded(column) for column in table.columns]
+    # Arrow's cast damages lists of lists of nulls, even to their own type.
     return pa.Table.from_arrays(
-        [_decoded(column).cast(spec.type) for column, spec in zip(table.columns, schema, strict=True)], schema=schema
+        [
+            column if column.type == spec.type else column.cast(spec.type)
+            for column, spec in zip(columns, schema, strict=True)
+        ],
+        schema=schema,
     )
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without run-end encoding, which Arrow does not cast."""
-    if not pa.types.is_run_end_encoded(column.type):
+    """The column without run-end encoding and views of lists, at any depth. Arrow casts neither of them correctly."""
+    if not _holds_uncastable(column.type):
         return column
-    return pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
+    chunks = [_rebuilt(chunk) for chunk in column.chunks]
+    return pa.chunked_array(chunks, None if chunks else plain_type(column.type))
+
+
+def _holds_uncastable(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_uncastable(kind.storage_type)
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _holds_uncastable(kind.value_type)
+    return any(_holds_uncastable(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _rebuilt(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if not _holds_uncastable(kind):
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return _rebuilt(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _rebuilt(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return _rebuilt(pc.run_end_decode(array))
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind):
+        parts = [_rebuilt(array.field(number)) for number in range(kind.num_fields)]
+        fields = [kind.field(number).with_type(part.type) for number, part in enumerate(parts)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = _rebuilt(array.values.slice(array.offset * size, len(array) * size))
+        return pa.FixedSizeListArray.from_arrays(
+            values, type=pa.list_(kind.value_field.with_type(values.type), size), mask=mask
+        )
+    if pa.types.is_map(kind):
+        offsets, first = pc.subtract(array.offsets, array.offsets[0]), array.offsets[0].as_py()
+        keys, items = (_rebuilt(part.slice(first, offsets[-1].as_py())) for part in (array.keys, array.items))
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=mask)
+    large = pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        values = _rebuilt(array.flatten())
+        offsets = pa.array(ends, pa.int64() if large else pa.int32())
+    else:
+        offsets = pc.subtract(array.offsets, array.offsets[0])
+        values = _rebuilt(array.values.slice(array.offsets[0].as_py(), offsets[-1].as_py()))
+    made, make = (pa.LargeListArray, pa.large_list) if large else (pa.ListArray, pa.list_)
+    return made.from_arrays(offsets, values, type=make(kind.value_field.with_type(values.type)), mask=mask)
 
 
 def cheapest_column(schema: pa.Schema) -> list[str]:

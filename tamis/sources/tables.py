@@ -35,8 +35,8 @@ from tamis.sources.lines import (
     Text,
     Unread,
     join_texts,
-    limited,
     line_too_long,
+    some_of,
     whole_lines,
 )
 from tamis.sources.schemas import unify
@@ -75,7 +75,7 @@ class _LineSource(ByteSource):
         def texts() -> Iterator[Text | Unread]:
             for piece in self.pieces_to_read(partition, reading):
                 try:
-                    yield from limited(self.texts(piece, reading.batch_bytes, most, reading), piece.limit)
+                    yield from some_of(self.texts(piece, reading.batch_bytes, most, reading), piece.skip, piece.limit)
                 except DamagedFile as error:
                     yield Unread(piece.path, piece.start, error.message, rows=0, damaged_file=piece.path)
 

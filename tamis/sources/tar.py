@@ -82,6 +82,11 @@ class ByteWindow:
         """A window on a stream."""
         return ByteWindow(lambda size: next(chunks, b""))
 
+    @property
+    def num_held(self) -> int:
+        """Bytes that are read from the file and not yet consumed."""
+        return len(self._held) - self._cursor
+
     def peek(self, size: int) -> bytes:
         """The next `size` bytes, fewer only at the end."""
         parts = [self._held[self._cursor :]] if len(self._held) > self._cursor else []
@@ -234,6 +239,11 @@ def _pax_records(data: bytes, at: int) -> dict[str, str]:
         records[_text(key)] = _text(value[:-1])
         data = data[length:]
     return records
+
+
+def leads_out(name: str) -> bool:
+    """Whether the name of a member leads out of the archive."""
+    return name.startswith("/") or ".." in name.replace("\\", "/").split("/") or "\0" in name
 
 
 def _text(name: bytes) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import SEEK_END
 from typing import IO, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -24,9 +25,10 @@ from tamis.batch import Failure
 from tamis.context import Context
 from tamis.errors import DamagedFile, ParameterError
 from tamis.formats import codec_of
+from tamis.media import MAX_BYTES
 from tamis.operators import Layout, Piece, Reading, operator
 from tamis.sources import partitions as division
-from tamis.sources.bytestream import ByteStream, StreamDamage, plain_bytes
+from tamis.sources.bytestream import ByteStream, StreamDamage, frame_start
 from tamis.sources.compression import magic_numbers
 from tamis.sources.files import File, is_local, open_file
 from tamis.sources.filesource import NEVER, DamagedFiles
@@ -41,6 +43,12 @@ _TEXTS = (*HTML, "text/plain", "application/xml", "text/xml")
 _MAGIC = re.compile(rb"WARC/\d\.\d{1,3}\r*\n")
 _ARC = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:[^ \r\n]{0,8000}(?: [^ \r\n]{0,500}){4,12}\r?\n")
 _HEAD_END = re.compile(rb"\r*\n\r*\n")
+_BEGINNING = re.compile(
+    rb"WARC/\d\.\d{1,3}\r{0,3}\n[A-Za-z]"
+    rb"|(?<![!-~])[A-Za-z][A-Za-z0-9+.\-]{0,20}:[!-~]{0,8000} [^ \r\n]{1,500} \d{14}(?: [^ \r\n]{0,500}){1,9}\d\r?\n"
+)
+"""The first line of a record, wherever it is found: after zeros or other damage there is no line end before it."""
+_LONGEST_BEGINNING = 16_384
 _NOT_TEXT = (
     b"PK\x03\x04",
     b"%PDF",
@@ -54,6 +62,7 @@ _NOT_TEXT = (
 )
 _MOST_HEAD = 65_536
 _READ_BYTES = 262_144
+_PROBED_BYTES = 4_194_304
 _SCHEMA = {
     "id": pa.string(),
     "url": pa.string(),
@@ -67,6 +76,7 @@ _SCHEMA = {
 }
 _BODIES = frozenset({"html", "text", "metadata", "content", "charset", "status", "mime"})
 """Columns that are made of the block of a record."""
+_OF_HEADERS = frozenset({"status", "mime"})
 
 
 @operator()
@@ -184,60 +194,52 @@ class WarcReader(RecordSource):
             position: int | None = piece.start
             while position is not None:
                 part = replace(piece, start=position)
-                stream = _Stream(self._opened(file, part, reading))
+                plain = file if codec_of(piece.path) is None else None
+                stream = _Stream(self.stream_of(file, part, reading), plain)
                 position, failed = None, ""
                 try:
-                    for each in self._records(stream, wanted, reading):
-                        failed = each.address.rpartition(":")[0] if isinstance(each, Failure) else ""
+                    for each in self._records(stream, piece.path, wanted, reading):
+                        failed = each.address.rpartition(":")[0] if isinstance(each, Failure) and stream.damaged else ""
                         yield each
                 except StreamDamage as damage:
                     if damage.place != failed:  # the record of a member whose checksum is wrong has failed already
                         yield bad_record(self.name, damage.place, damage.position, damage.error, damaged=piece.path)
                     position = self._next_record(file, part, damage)
 
-    def _opened(self, file: IO[bytes], piece: Piece, reading: Reading | None) -> Chunks:
-        if codec_of(piece.path) is None:
-            return plain_bytes(file, piece)
-        damaged = reading.damaged if reading is not None else frozenset()
-        on_damage = reading.on_damage if reading is not None else None
-        return self.chunks(file, piece, _READ_BYTES, damaged=damaged, on_damage=on_damage)
-
     def _next_record(self, file: IO[bytes], piece: Piece, damage: StreamDamage) -> int | None:
         """Where to continue after damage; None if nothing is left of the piece."""
         codec = codec_of(piece.path)
         if codec is None:
             return _find_plain(file, damage.position + 1, piece.stop)
-        frame = damage.place.removeprefix(piece.path)
-        after = (int(frame[1:]) if frame else 0) + 1
-        starts = magic_numbers(file, codec, after, piece.stop)
+        starts = magic_numbers(file, codec, frame_start(damage.place, piece.path) + 1, piece.stop)
         return next((start for start in starts if self._begins_with_record(file, replace(piece, start=start))), None)
 
     def _records(
-        self, stream: _Stream, wanted: frozenset[str] | None, reading: Reading | None
+        self, stream: _Stream, path: str, wanted: frozenset[str] | None, reading: Reading | None
     ) -> Iterator[Row | Failure]:
         most, types = self.most_bytes(reading), frozenset(self.records or self.default_records)
-        needs_block = wanted is None or not _BODIES.isdisjoint(wanted)
         while stream.at_record():
             place, position = stream.here()
-            head = _read_head(stream, place, position)
-            if head is None:
-                raise StreamDamage(place, position, "not a record of a WARC or ARC file")
-            chosen = head.type in types and (self.records is not None or not head.is_remark)
             try:
-                if not chosen or not needs_block or head.length > most:
-                    block = b""
-                    stream.skip(head.length)
-                else:
-                    block = stream.read(head.length)
-                damaged = stream.damaged  # before bytes of the next record are read
+                head = _read_head(stream)
+                chosen = head.type in types and (self.records is not None or not head.is_remark)
+                kept = _needed(wanted) if chosen and head.length <= most else 0
+                block = stream.block(head, kept)
                 stream.finish(head)
+            except _NotARecord as damage:
+                if stream.is_plain:
+                    raise StreamDamage(place, position, damage.error) from None
+                yield bad_record(self.name, place, position, damage.error, damaged=path)
+                if not stream.go_to(_BEGINNING, _LONGEST_BEGINNING):
+                    return
+                continue
             except StreamDamage as damage:
                 raise StreamDamage(place, position, damage.error) from None
             if not chosen:
                 continue
-            if damaged:
+            if stream.damaged:
                 error = f"{place} does not match its checksum"
-                yield bad_record(self.name, place, position, error, damaged=place.rpartition("@")[0] or place)
+                yield bad_record(self.name, place, position, error, damaged=path)
             elif head.length > most:
                 error = f"the record has {head.length:,} bytes, more than the limit of {most:,} that --memory allows"
                 yield bad_record(self.name, place, position, error)
@@ -267,7 +269,7 @@ class WarcReader(RecordSource):
             content_type = reply.headers.get("content-type")
             values["status"] = reply.status
         values["mime"] = values["mime"] or _mime(content_type)
-        if head.type == "revisit" or not block or (wanted is not None and wanted <= {"mime", "status"}):
+        if head.type == "revisit" or not block or _needed(wanted) <= _MOST_HEAD:
             return values
         body = decoded_body(reply or Reply(None, {}, block), most)
         if self.raw:
@@ -291,6 +293,12 @@ def is_text(body: bytes, mime: str) -> bool:
     if start.startswith(_NOT_TEXT):
         return False
     return b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+
+
+def _needed(wanted: frozenset[str] | None) -> int:
+    """How many bytes of a block are read to make columns of it: all, those of the headers, or none."""
+    needed = _BODIES if wanted is None else _BODIES & wanted
+    return MAX_BYTES if needed - _OF_HEADERS else _MOST_HEAD if needed else 0
 
 
 def _mime(content_type: str | None) -> str | None:
@@ -317,24 +325,32 @@ def _is_record(data: bytes) -> bool:
     return _MAGIC.match(data) is not None or _ARC.match(data) is not None
 
 
-def _read_head(stream: _Stream, place: str, position: int) -> _Head | None:
-    """The head of the record at the position of the stream; None if there is no record."""
+class _NotARecord(StreamDamage):
+    """Bytes that are no record, or whose length is wrong; what follows them can be read."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__("", 0, error)
+
+
+def _read_head(stream: _Stream) -> _Head:
+    """The head of the record at the position of the stream."""
     data = stream.peek(16)
     if _MAGIC.match(data):
         end = stream.find(_HEAD_END, _MOST_HEAD)
         if end is None:
-            raise StreamDamage(place, position, "a record whose header does not end")
+            stream.skip(1)
+            raise _NotARecord("a record whose header does not end")
         fields = parse_headers(stream.read(end).split(b"\n")[1:])
         length = fields.get("content-length", "")
         if not length.isdecimal() or len(length) > 18:
-            raise StreamDamage(place, position, f"a record with the Content-Length {length!r:.50}")
+            raise _NotARecord(f"a record with the Content-Length {length!r:.50}")
         return _Head(fields.get("warc-type", "").lower(), int(length), fields)
     end = stream.find(_ARC, _MOST_HEAD, at_start=True)
     if end is None:
-        return None
+        raise _NotARecord("not a record of a WARC or ARC file")
     url, *rest = stream.read(end).decode("utf-8", "replace").split()
     if len(rest) < 4 or not rest[-1].isdecimal():
-        raise StreamDamage(place, position, "an ARC record without a length")
+        raise _NotARecord("an ARC record without a length")
     day = rest[1]
     date = (
         f"{day[:4]}-{day[4:6]}-{day[6:8]}T{day[8:10]}:{day[10:12]}:{day[12:14]}Z"
@@ -350,7 +366,17 @@ def _read_head(stream: _Stream, place: str, position: int) -> _Head | None:
 
 
 class _Stream(ByteStream):
-    """The records of a piece."""
+    """The records of a piece of a file, which is given if it is plain."""
+
+    def __init__(self, chunks: Chunks, plain: IO[bytes] | None) -> None:
+        super().__init__(chunks)
+        self._plain = plain
+        self._beginnings: list[int] = []
+        """Where in the stream a member begins with a record."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self._plain is not None
 
     def at_record(self) -> bool:
         """Go to the next record; False if the piece ends before it."""
@@ -362,33 +388,83 @@ class _Stream(ByteStream):
             if not skipped:
                 break
             self.skip(skipped)
-        self.damaged = self.chunk().is_damaged
+        self.damaged = False
         return self.is_mine()
 
+    def block(self, head: _Head, kept: int) -> bytes:
+        """Go past the block of a record, and return its first `kept` bytes.
+
+        A wrong length must not cost more than the record: no other member is read, and little of a plain file.
+        """
+        if self._plain is not None and head.length >= _PROBED_BYTES:
+            self._probe(self._plain, head)
+        here = self._passed + self._at
+        end = here + head.length
+        parts: list[bytes] = []
+        while here < end:
+            if self._at >= len(self._data) and not self._pull():
+                self._cut_off()
+            stop = min([end, self._passed + len(self._data), *(at for at in self._beginnings if at >= here)])
+            parts.append(self._data[self._at : self._at + min(stop - here, max(0, kept))])
+            kept -= stop - here
+            self._advance(stop - here)
+            here = stop
+            if here in self._beginnings and here < end:
+                raise _NotARecord(_wrong_length(head))
+        return b"".join(parts)
+
+    def _probe(self, file: IO[bytes], head: _Head) -> None:
+        """Check what follows a long record without reading it."""
+        position = file.tell()
+        end = self.here()[1] + head.length
+        if end > file.seek(0, SEEK_END):
+            self._cut_off()
+        file.seek(end)
+        follows = file.read(16)
+        file.seek(position)
+        if not _may_follow(head, follows):
+            raise _NotARecord(_wrong_length(head))
+
     def finish(self, head: _Head) -> None:
-        """Check that a record ends where its length says, and that it is followed by another or by nothing."""
-        follows = self.ahead(16)
-        rest = follows.lstrip(b"\r\n")
-        if not rest or rest.startswith((b"WARC/", b"WARC"[: len(rest)])):
-            return
-        if not head.is_arc or not re.match(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:", rest):
-            place, position = self.here()
-            raise StreamDamage(
-                place, position, f"the record is not {head.length:,} bytes long, as its Content-Length says"
-            )
+        """Check that a record ends where its length says."""
+        if not _may_follow(head, self.ahead(16)):
+            raise _NotARecord(_wrong_length(head))
+
+    def _mark(self, chunk: Chunk, index: int) -> None:
+        super()._mark(chunk, index)
+        if not self.is_plain and chunk.offset == 0:
+            self._beginnings = [at for at in self._beginnings if at >= self._passed]
+            if _BEGINNING.match(chunk.data, 0, chunk.size):
+                self._beginnings.append(self._passed + index)
+
+
+def _may_follow(head: _Head, follows: bytes) -> bool:
+    """Whether a record ends before these bytes: before another, or nothing, or the two empty lines after every record.
+
+    What is damaged behind the empty lines does not belong to the record.
+    """
+    rest = follows.lstrip(b"\r\n")
+    if not rest or rest.startswith((b"WARC/", b"WARC"[: len(rest)])):
+        return True
+    if head.is_arc:
+        return re.match(rb"[A-Za-z][A-Za-z0-9+.\-]{0,20}:", rest) is not None
+    return follows.startswith(b"\r\n\r\n")
+
+
+def _wrong_length(head: _Head) -> str:
+    return f"the record is not {head.length:,} bytes long, as its Content-Length says"
 
 
 def _find_plain(file: IO[bytes], begin: int, end: int) -> int | None:
     """The next place in a plain file, before `end`, at which a record seems to begin."""
-    position, kept = begin, b""
-    pattern = re.compile(rb"(?<=\n)WARC/1\.\d\r?\n(?=[A-Za-z])")
-    file.seek(begin)
+    position, kept = begin - 1, b""  # the byte before matters
+    file.seek(position)
     while position < end and (data := file.read(_READ_BYTES)):
         window = kept + data
-        found = pattern.search(window)
+        found = _BEGINNING.search(window, 0 if kept else 1)
         if found:
             place = position - len(kept) + found.start()
             return place if place < end else None
-        kept = window[-64:]
+        kept = window[-_LONGEST_BEGINNING:]
         position += len(data)
     return None

@@ -31,12 +31,12 @@ from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO
 from tamis.sources.delimited import check_types
 from tamis.sources.files import File, expand_braces, is_local, list_files, local_path, open_file
-from tamis.sources.filesource import ByteSource, DamagedFiles
+from tamis.sources.filesource import ByteSource, DamagedFiles, end_of
 from tamis.sources.jsonl import JSON, JsonlParser
 from tamis.sources.jsonmedia import MEDIA
 from tamis.sources.lines import Chunk, Chunks, Lines, Text, Unread
 from tamis.sources.schemas import conform, unify
-from tamis.sources.tar import END, ByteWindow, Member, TarDamage, cut_off, members
+from tamis.sources.tar import END, ByteWindow, Member, TarDamage, cut_off, leads_out, members
 
 KEY = "__key__"
 TEXTS = ("txt", "text", "caption", "transcript", "md", "html", "xml", "yaml", "yml", "csv", "tsv", "srt", "vtt", "lab")
@@ -64,10 +64,6 @@ def split_name(name: str) -> tuple[str, str] | None:
 def _is_hidden(name: str) -> bool:
     """Whether a member is one of those that archives hold besides data: `._0001.jpg`, `__MACOSX/...`, `__meta__.json`."""
     return any(part.startswith((".", "__")) and part not in (".", "..") for part in name.split("/"))
-
-
-def _leads_out(name: str) -> bool:
-    return name.startswith("/") or ".." in name.split("/") or "\0" in name
 
 
 def _key_of(member: Member) -> tuple[str, str] | None:
@@ -114,6 +110,7 @@ class WebDatasetReader(ByteSource):
     types: Mapping[str, str] | None = None
 
     format = "tar"
+    rows_are_members = True
 
     def check(self) -> None:
         super().check()
@@ -220,7 +217,7 @@ class WebDatasetReader(ByteSource):
                 chunks = self.chunks(
                     file, piece, 2**16, damaged=damaged, on_damage=reading.on_damage if reading is not None else None
                 )
-                yield _Archive(piece, ByteWindow.over(_decoded(chunks)))
+                yield _Archive(piece, ByteWindow.over(decoded(chunks)))
             else:
                 size = file.seek(0, io.SEEK_END)
                 path = local_path(piece.path) if is_local(piece.path) else None
@@ -236,7 +233,7 @@ class WebDatasetReader(ByteSource):
             size = 0
             try:
                 with self._opened(piece, reading) as archive:
-                    for row in itertools.islice(self._rows(archive, wanted, most, uses), piece.limit):
+                    for row in itertools.islice(self._rows(archive, wanted, most, uses), piece.skip, end_of(piece)):
                         if row.error is not None:
                             reading.fail(Failure(f"{piece.path}:{row.place}", self.name, row.error, row.key))
                             continue
@@ -387,7 +384,7 @@ def _check_member(row: _Row, member: Member, extension: str) -> None:
     """Raise if a member cannot be part of a row."""
     if member.kind != "file":
         raise _BadMember(f"is a {member.kind}")
-    if _leads_out(member.name):
+    if leads_out(member.name):
         raise _BadMember("leads out of the archive; names with `..` or a leading `/` are not read")
     if not extension:
         raise _BadMember("has no extension, so it belongs to no row")
@@ -463,7 +460,7 @@ def _integer(text: str) -> int:
     return int(digits)
 
 
-def _decoded(chunks: Chunks) -> Iterator[bytes]:
+def decoded(chunks: Chunks) -> Iterator[bytes]:
     """The bytes of a compressed archive."""
     position = 0
     for chunk in chunks:
