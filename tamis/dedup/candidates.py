@@ -24,7 +24,7 @@ from tamis.batch import contiguous
 from tamis.dedup.decisions import Blocks, PairWriter, histogram
 from tamis.dedup.index import Index
 from tamis.dedup.joining import Components
-from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
+from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros, take_mapped
 from tamis.dedup.shuffle import (
     NumberedFiles,
     ShuffleWriter,
@@ -42,7 +42,6 @@ from tamis.errors import BudgetError, is_shortage
 from tamis.exchange import Blob
 from tamis.kernels import groups as kernel
 from tamis.kernels import sets as packing
-from tamis.mapped import release_pages
 
 Verify: TypeAlias = Literal["jaccard", "signature", "none"]
 
@@ -322,21 +321,8 @@ def _take(table: pa.Table, order: np.ndarray, *, mapped: bool) -> pa.Table:
     """`table.take(order)`. A mapped table is read a little at a time, while Arrow would copy all of its chunks."""
     if not mapped:
         return table.take(pa.array(order))
-    batches = table.to_batches()
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    inside = np.searchsorted(ends, order, side="right")
-    by_batch = np.argsort(inside, kind="stable")
     step = max(1, MAX_MAPPED_BYTES // (FAULT_BYTES + table.nbytes // table.num_rows))
-    parts = []
-    for start in range(0, len(order), step):
-        some = by_batch[start : start + step]
-        for number in np.unique(inside[some]):
-            places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
-            parts.append(batches[number].take(pa.array(places)))
-        release_pages()
-    back = np.empty(len(order), np.int64)
-    back[by_batch] = np.arange(len(order))
-    return pa.Table.from_batches(parts, table.schema).take(pa.array(back))
+    return take_mapped(table.to_batches(), order, step)
 
 
 class BucketDecisions:

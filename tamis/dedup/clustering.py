@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.dedup.index import Index
-from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros
+from tamis.dedup.rows import FAULT_BYTES, MAX_MAPPED_BYTES, RowNumbers, column_or_zeros, take_mapped
 from tamis.dedup.shuffle import (
     NumberedFiles,
     ShuffleWriter,
@@ -246,33 +246,14 @@ def sort_members(shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: B
         release_pages()
         width = max(1, table.nbytes // table.num_rows)
         step = max(1000, memory // 4 // width)
+        mapped = max(1, 4 * MAX_MAPPED_BYTES // (FAULT_BYTES // 8 + width))
         with pa.ipc.new_file(path, table.schema) as writer:
             for start in range(0, len(order), step):
-                part = take_mapped(batches, order[start : start + step])
+                part = take_mapped(batches, order[start : start + step], mapped)
                 check_free_space(blob.exchange, part.nbytes)
-                writer.write_batch(part)
+                writer.write_table(part)
                 release_pages()
     return len(order)
-
-
-def take_mapped(batches: list[pa.RecordBatch], order: np.ndarray) -> pa.RecordBatch:
-    """Some rows of mapped batches, in this order. Arrow's own `take` would copy all of a chunked column first."""
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    inside = np.searchsorted(ends, order, side="right")
-    by_batch = np.argsort(inside, kind="stable")
-    width = max(1, batches[0].nbytes // max(1, batches[0].num_rows))
-    step = max(1, 4 * MAX_MAPPED_BYTES // (FAULT_BYTES // 8 + width))
-    parts = []
-    for start in range(0, len(order), step):
-        some = by_batch[start : start + step]
-        for number in np.unique(inside[some]):
-            places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
-            parts.append(batches[number].take(pa.array(places)))
-        release_pages()
-    back = np.empty(len(order), np.int64)
-    back[by_batch] = np.arange(len(order))
-    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    return joined.take(pa.array(back))
 
 
 class Members:

@@ -43,6 +43,7 @@ from tamis.dedup.shuffle import (
 )
 from tamis.errors import BudgetError
 from tamis.exchange import Blob, Exchange
+from tamis.gathering import DETAILS, GROUPS, stage_number
 from tamis.mapped import release_pages
 from tamis.operators import Decide, Work
 from tamis.parameters import format_bytes
@@ -64,12 +65,13 @@ PAIRS = pa.schema(
         "dropped": pa.bool_(),
     }
 )
-_REQUESTS = pa.schema({name: PAIRS.field(name).type for name in ("row", "unit", "survivor")})
+_REQUESTS = pa.schema({name: PAIRS.field(name).type for name in ("row", "unit", "survivor", "dropped")})
+_COUNTS = pa.schema({"row": pa.int64(), "count": pa.int64()})
 _SURVIVOR_NAMES = pa.schema(
     {"row": pa.int64(), "unit": pa.int32(), "address": pa.large_string(), "id": pa.large_string()}
 )
 
-GROUPS, DETAILS, NEAR_MISSES = "groups", "dedup", "near_misses"
+NEAR_MISSES = "near_misses"
 
 GROUP_SCHEMA = pa.schema(
     {
@@ -87,6 +89,8 @@ GROUP_SCHEMA = pa.schema(
         "unit": pa.int32(),
         "kept_unit": pa.int32(),
         "bytes": pa.int64(),
+        "start": pa.int64(),
+        "kept_start": pa.int64(),
         "row": pa.int64(),
         "kept_row": pa.int64(),
         "index": pa.string(),
@@ -219,6 +223,8 @@ class Decisions:
     write_entries: WriteEntries | None = None
     max_removed: float = 1.0
     """The largest share of its text that a row may lose, if units are cut."""
+    counted: bool = False
+    """Whether kept rows get a payload: the number of rows that they stand for, themselves included."""
 
     @property
     def rows(self) -> RowNumbers:
@@ -230,9 +236,15 @@ class Decisions:
             self.exchange.sub("names"), f"{self.pairs.stem}{self.blocks.division}-", self.blocks.num_groups
         )
 
+    @property
+    def counts(self) -> NumberedFiles:
+        return NumberedFiles(
+            self.exchange.sub("counts"), f"{self.pairs.stem}{self.blocks.division}-", self.blocks.num_groups
+        )
+
     def run(self, work: Work, name: str, decide: Callable[..., dict[str, int]] | None = None) -> list[Any]:
         """Look up the names of survivors, then call `decide` (default `decide_rows`) for each partition."""
-        name = f"{name}, {self.blocks.division}"
+        name = f"{name}, {self.blocks.division}{', counted' if self.counted else ''}"
         groups, partitions = range(self.blocks.num_groups), range(self.rows.num_partitions)
         run_in_workers(work, f"survivors, {name}", look_up_survivors, [(self, group) for group in groups])
         return run_in_workers(
@@ -245,12 +257,26 @@ def look_up_survivors(decisions: Decisions, group: int) -> int:
     """Look up the addresses and ids of the survivors in one group of blocks, as many at a time as a block has rows."""
     blocks, requested = decisions.blocks, [blob.with_suffix(REQUESTS) for blob in decisions.pairs]
     found = 0
-    with ShuffleWriter(decisions.names[group], blocks.num_blocks, _SURVIVOR_NAMES) as writer:
+    with ExitStack() as stack:
+        writer = stack.enter_context(ShuffleWriter(decisions.names[group], blocks.num_blocks, _SURVIVOR_NAMES))
+        counts = None
+        if decisions.counted:
+            counts = stack.enter_context(ShuffleWriter(decisions.counts[group], blocks.num_blocks, _COUNTS))
         for requests in _pieces(requested, group, blocks.num_groups, blocks.block_rows):
             table = _answer(blocks, requests)
             writer.write(table, blocks.block_of(as_numpy(table.column("row"))))
             found += table.num_rows
+            if counts is not None:
+                rows, times = _dropped_for(requests, blocks.rows.total)
+                counts.write(pa.table({"row": rows, "count": times}, schema=_COUNTS), blocks.block_of(rows))
     return found
+
+
+def _dropped_for(requests: pa.Table, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows that are kept for others, how many each), without entries of an index."""
+    survivors = as_numpy(requests.filter(requests.column("dropped")).column("survivor"))
+    rows, times = np.unique(survivors[survivors < total], return_counts=True)
+    return rows, times.astype(np.int64)
 
 
 def _pieces(blobs: Iterable[Blob], bucket: int, num_buckets: int, piece_rows: int) -> Iterator[pa.Table]:
@@ -297,6 +323,7 @@ def decide_rows(decisions: Decisions, partition: int) -> dict[str, int]:
     rows = decisions.rows
     start, count = int(rows.offsets[partition]), rows.observed.num_rows(partition)
     drop, reasons = np.zeros(count, np.bool_), np.zeros(count, np.int8)
+    stands_for = np.ones(count if decisions.counted else 0, np.int64)
     with GroupWriter(decisions, GROUPS, partition) as groups, GroupWriter(decisions, NEAR_MISSES, partition) as near:
         for block in decisions.blocks.blocks_of(partition):
             facts, first = decisions.blocks.facts(block), int(decisions.blocks.starts[block]) - start
@@ -311,12 +338,17 @@ def decide_rows(decisions: Decisions, partition: int) -> dict[str, int]:
                 reasons[local[as_numpy(duplicates.column("survivor")) >= rows.total]] = 3
                 groups.write(block, facts, duplicates, names.filter(dropped), {})
                 near.write(block, facts, pairs.filter(pc.invert(dropped)), names.filter(pc.invert(dropped)), {})
+            if decisions.counted:
+                times = read_whole_bucket(decisions.counts, block, decisions.blocks.num_blocks)
+                if times is not None:
+                    np.add.at(stands_for, as_numpy(times.column("row")) - start, as_numpy(times.column("count")))
             kept = np.flatnonzero(~drop[first : first + facts.num_rows])
             if decisions.write_entries is not None and decisions.index_parts is not None and len(kept):
                 decisions.write_entries(facts, kept, decisions.index_parts, block)
             release_pages()
     texts = pa.array([None, decisions.reason, decisions.short_reason, decisions.index_reason], pa.string())
-    decisions.decide(partition, drop, pa.DictionaryArray.from_arrays(pa.array(reasons), texts))
+    payload = pa.array(stands_for) if decisions.counted else None
+    decisions.decide(partition, drop, pa.DictionaryArray.from_arrays(pa.array(reasons), texts), payload)
     return {"rows": count, "dropped": int(drop.sum())}
 
 
@@ -419,11 +451,6 @@ def publish(work: Work, summary: Mapping[str, Any], more: Mapping[str, Iterable[
 def _tables(work: Work, kind: str) -> list[Blob]:
     exchange = work.exchange.sub(kind)
     return [Blob(exchange, name) for name in exchange.names() if name.endswith(TABLE)]
-
-
-def stage_number(name: str) -> int:
-    """The number in `stage-3` and `stage-3-000001.table`."""
-    return int(name.split("-")[1]) if name.startswith("stage-") else 0
 
 
 def index_parts_of(update: bool, work: Work, blocks: Blocks) -> Exchange | None:

@@ -27,7 +27,8 @@ from tamis.dedup.decisions import (
     publish,
 )
 from tamis.dedup.equal_digests import EqualDigests, read_digests
-from tamis.dedup.index import Index, Options, add_generation, contents_of, own_generation, write_part
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.indexed import IndexedDedup
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of, column_or_zeros
 from tamis.dedup.shuffle import (
@@ -40,13 +41,12 @@ from tamis.dedup.shuffle import (
     chunk_rows,
     handles_shortage,
     pieces,
-    retry_with_less_memory,
     run_in_workers,
 )
 from tamis.dedup.texts import Normalization, comparable, digest_columns, lengths_of
 from tamis.errors import ParameterError
 from tamis.exchange import Blob, Exchange
-from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Resources, Work, operator
 
 RECORD_BYTES = 40
 """Disk space per digest: 16 bytes, the row, its order and source."""
@@ -55,7 +55,7 @@ SORTING_BYTES = 3 * RECORD_BYTES
 
 
 @operator(reads="text", resources=Resources(memory=RESOLVING_BYTES))
-class ExactDedup(Gather):
+class ExactDedup(IndexedDedup):
     """Keep one of the rows with the same value in `column` (text, URL, any key; the bytes of images, sounds or videos; or
     several columns).
 
@@ -68,11 +68,13 @@ class ExactDedup(Gather):
     a source are kept.
 
     With `unit="paragraph"` or `"line"`, repeats anywhere in the corpus are cut out of the text and the first occurrence is
-    kept. A document that would lose more than `max_removed` of its text is dropped. Units shorter than `min_unit_bytes` are
-    not compared.
+    kept. A document that would lose more than `max_removed` of its text is dropped; the first occurrence in a document that
+    is kept then counts instead of those in dropped ones. Units shorter than `min_unit_bytes` are not compared.
 
     `against` names an index of rows from earlier runs; rows that it contains are dropped. `update` adds the rows kept by
     this run. An index in an object store (see `storage_options`) is first copied to the run's exchange.
+
+    `count_column` names a column with the number of rows that each kept row stands for: itself, and those dropped for it.
 
     `tamis dedup explain` and `.tamis/groups/` show why each row was dropped. Costs about 80 bytes of disk space per row (per
     unit) during the run, and memory within the budget.
@@ -97,9 +99,9 @@ class ExactDedup(Gather):
     against: str | None = None
     update: bool = False
     storage_options: Mapping[str, Any] | None = None
+    count_column: str | None = None
 
-    incidental = frozenset({"storage_options"})
-    path_parameters = frozenset({"against"})
+    index_kind = "exact"
 
     def check(self) -> None:
         self._policy.check()
@@ -114,11 +116,11 @@ class ExactDedup(Gather):
                 raise ParameterError(
                     f'unit="{self.unit}" always keeps the first occurrence', hint="leave out `keep` and `prefer`"
                 )
+            if self.count_column is not None:
+                raise ParameterError(f'unit="{self.unit}" counts no rows', hint="leave out `count_column`")
             if not 0 <= self.max_removed <= 1:
                 raise ParameterError(f"`max_removed` must be a share from 0 to 1, got {self.max_removed}")
-        if self.update and self.against is None:
-            raise ParameterError("`update` needs an index", hint='against="index/"')
-        self._index(check_only=True)
+        self.check_index()
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -135,17 +137,13 @@ class ExactDedup(Gather):
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self._columns, *self._policy.columns()]))
 
-    def optional_reads(self) -> tuple[str, ...]:
-        return ("id",)
-
     def real_names(self) -> dict[str, str]:
         return {name: name for name in self.reads()}
 
     def writes(self) -> tuple[str, ...]:
-        return () if self.unit == "document" else self._columns
-
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update, self.storage_options)
+        if self.unit != "document":
+            return self._columns
+        return () if self.count_column is None else (self.count_column,)
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk space that a run takes."""
@@ -154,13 +152,9 @@ class ExactDedup(Gather):
         )
         return num_rows * 20 + records * 2 * RECORD_BYTES
 
-    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
-        if self.against is None:
-            return None
+    def index_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"columns": self._columns, "unit": self.unit, "case": self.ignore_case}
-        settings |= {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
-        options = self.storage_options
-        return Index.open(self.against, "exact", settings, options, own=own, create=self.update, check_only=check_only)
+        return settings | {"whitespace": self.ignore_whitespace, "unicode": self.unicode}
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -169,7 +163,7 @@ class ExactDedup(Gather):
             return address_facts(batch) | units.unit_facts(
                 batch[self._columns[0]], self._columns[0], self.unit, self.min_unit_bytes, self._normalization
             )
-        columns = [(name, comparable(batch, name)) for name in self._columns]
+        columns = [(name, self._comparable(batch, name)) for name in self._columns]
         digests, known = digest_columns(columns, self._normalization)
         facts: dict[str, Column | np.ndarray] = dict(address_facts(batch))
         facts["high"] = pa.array(digests[:, 0], mask=~known)
@@ -179,23 +173,16 @@ class ExactDedup(Gather):
             lengths = np.sum([lengths_of(batch, name) for name in self._columns], axis=0)
         return facts | self._policy.facts(batch, lengths)
 
+    def _comparable(self, batch: Batch, name: str) -> Column:
+        return comparable(batch, name)
+
     # ------------------------------------------------------------------------------------------------------------- resolve
 
-    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        rows = RowNumbers(observed)
-        own = own_generation(work) if self.update else ""
-        index = self._index(own)
-        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
-        resolve = units.resolve if self.unit != "document" else ExactDedup._resolve_rows
-        index_parts = retry_with_less_memory(
-            lambda call_bytes: resolve(self, rows, decide, work, index, call_bytes), work.worker_bytes
-        )
-        if index_parts is not None and self.against is not None:
-            add_generation(self.against, own, index_parts, self.storage_options)
-
-    def _resolve_rows(
+    def resolve_rows(
         self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
     ) -> Exchange | None:
+        if self.unit != "document":
+            return units.resolve(self, rows, decide, work, index, call_bytes)
         check_disk(work, rows.total * RECORD_BYTES, "exact deduplication")
         num_buckets = bucket_count((rows.total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
         shuffled = NumberedFiles(work.exchange.sub("digests"), f"{num_buckets}-", rows.num_partitions)
@@ -225,21 +212,17 @@ class ExactDedup(Gather):
             index_reason=f"in the index {self.against}",
             index_parts=index_parts,
             write_entries=write_digest_part,
+            counted=self.count_column is not None,
         )
         decided = decisions.run(work, str(num_buckets))
         publish(work, summary_of(self.name, rows, found, decided), {})
         return index_parts
 
     def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
+        if self.count_column is not None:
+            return {self.count_column: payload}
         name = self._columns[0]
         return {name: units.without_units(batch[name], name, payload, self.unit, self.min_unit_bytes)}
-
-
-def index_identity(against: str | None, update: bool, options: Options) -> dict[str, Any]:
-    """What an index adds to the identity of a step: its content, unless the step itself changes it."""
-    if against is None or update:
-        return {}
-    return {"index": contents_of(against, options)}
 
 
 def summary_of(

@@ -314,7 +314,7 @@ def _similarity(entry: Mapping[str, Any]) -> str:
     if entry.get("distance") is not None:
         return f"cosine similarity {entry['similarity']:.4f}"
     if entry.get("offset") is not None:
-        return _alignment(entry)
+        return alignment(entry)
     if entry.get("bits") is not None:
         return f"hashes that differ in {plural(entry['bits'], 'bit')}"
     if entry.get("bands") is None:
@@ -323,7 +323,7 @@ def _similarity(entry: Mapping[str, Any]) -> str:
     return f"{text}, exact match of a short text" if entry.get("short") else text
 
 
-def _alignment(entry: Mapping[str, Any]) -> str:
+def alignment(entry: Mapping[str, Any]) -> str:
     """How two sounds or videos agree, and where; an offset is that of the beginning of the row in the one kept instead."""
     offset, share = entry["offset"], f"{entry['similarity']:.1%} of the shorter one agrees"
     where = f"{abs(offset):.2f} s {'after' if offset >= 0 else 'before'} the beginning of the other one"
@@ -331,12 +331,19 @@ def _alignment(entry: Mapping[str, Any]) -> str:
 
 
 def _unit_lines(entries: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        f"  unit {entry['unit']} ({entry['bytes']:,} bytes) repeats unit {entry['kept_unit']} of "
-        f"{_title(entry.get('kept_id'), entry['kept_address'])}"
-        for entry in entries[:SHOWN]
-    ]
+    lines = [f"  {_unit(entry)} {_title(entry.get('kept_id'), entry['kept_address'])}" for entry in entries[:SHOWN]]
     return [*lines, f"  and {len(entries) - SHOWN:,} more"] if len(entries) > SHOWN else lines
+
+
+def _unit(entry: Mapping[str, Any]) -> str:
+    """What was cut, and where its first occurrence is."""
+    if entry.get("start") is not None:
+        start, kept, size = entry["start"], entry["kept_start"], entry["bytes"]
+        return f"bytes {start:,} to {start + size:,} repeat bytes {kept:,} to {kept + size:,} of"
+    unit = f"unit {entry['unit']} ({entry['bytes']:,} bytes)"
+    if entry.get("kept_unit") is None:
+        return f"{unit}: {entry['similarity']:.0%} of its n-grams occur before, the first of them in"
+    return f"{unit} repeats unit {entry['kept_unit']} of"
 
 
 def _unknown_lines(row: Explanation) -> list[str]:
@@ -344,10 +351,12 @@ def _unknown_lines(row: Explanation) -> list[str]:
         return ["  No step dropped or failed it, and it is not in the output: it is not a row of the input."]
     if not row.unrecorded:
         return [
-            "  No step dropped or failed it. It was kept, or it is not a row of the input:",
-            "  a run does not record the addresses of the rows that it keeps.",
+            "  No step dropped or failed it. It was kept, or it is not a row of the input; "
+            "a run does not record the addresses of the rows that it keeps."
         ]
     kept = "It is not in the output. One" if row.missing else "It was kept, or one"
-    lines = [f"  {kept} of these steps dropped it, or it is not a row of the input:"]
-    lines += [f"    {name} dropped {plural(count, 'row')}" for name, count in row.unrecorded.items()]
-    return [*lines, "  This run did not keep dropped rows. Run it with --rejects to record them."]
+    steps = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in row.unrecorded.items())
+    return [
+        f"  {kept} of these steps dropped it, or it is not a row of the input: {steps}.",
+        "  This run did not keep dropped rows. Run it with --rejects to record them.",
+    ]

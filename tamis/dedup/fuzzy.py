@@ -21,9 +21,10 @@ from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.dedup import candidates, components
 from tamis.dedup.candidates import Comparison, Verify
-from tamis.dedup.decisions import DETAILS, Blocks, Decisions, check_disk, index_parts_of, publish
-from tamis.dedup.exact import index_identity, summary_of
-from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
+from tamis.dedup.exact import summary_of
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.indexed import IndexedDedup
 from tamis.dedup.joining import Components, join_components
 from tamis.dedup.keep import Keep, KeepPolicy
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
@@ -34,19 +35,19 @@ from tamis.dedup.shuffle import (
     chunk_rows,
     column_to_matrix,
     matrix_to_column,
-    retry_with_less_memory,
     run_in_workers,
 )
 from tamis.dedup.texts import text_buffers
 from tamis.errors import ParameterError
 from tamis.exchange import Exchange
+from tamis.gathering import DETAILS
 from tamis.kernels import minhash, minhash_gpu, sets
 from tamis.kernels.digests import digest_spans
 from tamis.kernels.minhash_gpu import Signed
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.mapped import SPILL
 from tamis.models.devices import choose, open_cupy
-from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Resources, Work, operator
 
 CANDIDATES = "candidates"
 
@@ -66,7 +67,7 @@ SETTINGS: dict[str, tuple[str, int, int, int, bool]] = {
 
 
 @operator(reads="text")
-class FuzzyDedup(Gather):
+class FuzzyDedup(IndexedDedup):
     """Keep one document of each group of near-duplicates.
 
     Two documents become candidates if they share a band of MinHash values; at a similarity of 0.8 that happens with
@@ -96,6 +97,8 @@ class FuzzyDedup(Gather):
 
     Costs 330 bytes of disk space per document and 4 bytes per word (signature: 1 byte per word), half as much again for
     candidates, and memory within the budget. Broder 1997; Leskovec, Rajaraman and Ullman, chapter 3.
+
+    `count_column` names a column with the number of rows that each kept row stands for: itself, and those dropped for it.
 
     >>> from tamis import Pipeline, Rows
     >>> text = "an article of about twenty words that two sites publish in very nearly the same form on one day"
@@ -127,11 +130,13 @@ class FuzzyDedup(Gather):
     reuse: str | None = None
     storage_options: Mapping[str, Any] | None = None
     seed: int = 1
+    count_column: str | None = None
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
     version = 4
     incidental = frozenset({"device", "storage_options"})
     path_parameters = frozenset({"against", "reuse"})
+    index_kind = "fuzzy"
 
     def check(self) -> None:
         self._policy.check()
@@ -147,10 +152,8 @@ class FuzzyDedup(Gather):
                 "`num_hashes` cannot be combined with `num_bands` or `hashes_per_band`",
                 hint="give either num_hashes, which is split into bands, or num_bands and hashes_per_band",
             )
-        if self.update and self.against is None:
-            raise ParameterError("`update` needs an index", hint='against="index/"')
         choose(self.device, "cupy")
-        self._index(check_only=True)
+        self.check_index()
         if self.reuse is not None:
             if self.update:
                 raise ParameterError("`reuse` cannot be combined with `update`", hint="leave out one of them")
@@ -255,11 +258,12 @@ class FuzzyDedup(Gather):
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(["text", *self._policy.columns()]))
 
-    def optional_reads(self) -> tuple[str, ...]:
-        return ("id",)
+    def writes(self) -> tuple[str, ...]:
+        return () if self.count_column is None else (self.count_column,)
 
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update, self.storage_options)
+    def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
+        assert self.count_column is not None
+        return {self.count_column: payload}
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk space that a run takes, if a third of the rows are candidates."""
@@ -269,13 +273,8 @@ class FuzzyDedup(Gather):
         facts = num_rows * (8 * bands + 32) + compared
         return facts + num_rows * bands * 12 + (facts + num_rows * 40) // 3
 
-    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
-        if self.against is None:
-            return None
-        options = self.storage_options
-        return Index.open(
-            self.against, "fuzzy", self.hashing(), options, own=own, create=self.update, check_only=check_only
-        )
+    def index_settings(self) -> dict[str, Any]:
+        return self.hashing()
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -332,16 +331,14 @@ class FuzzyDedup(Gather):
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
-    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        rows = RowNumbers(observed)
-        own = own_generation(work) if self.update else ""
-        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
+    def index_for(self, work: Work, own: str) -> Index | None:
+        return super().index_for(work, own) if self.reuse is None else None  # that of the earlier run
 
-    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
+    def resolve_rows(
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
+    ) -> Exchange | None:
         summary: dict[str, Any] = {}
         if self.reuse is None:
-            index = self._index(own)
-            index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
             collected, num_buckets = self._candidates(rows, work, index, summary, call_bytes)
         else:
             index, collected, num_buckets = self._reused(rows, work, summary)
@@ -367,6 +364,7 @@ class FuzzyDedup(Gather):
             index_reason=f"in the index {self.against}",
             index_parts=index_parts,
             write_entries=write_signature_part,
+            counted=self.count_column is not None,
         )
         decided = decisions.run(work, str(num_buckets))
         summary |= summary_of(self.name, rows, compared, decided)
@@ -375,8 +373,7 @@ class FuzzyDedup(Gather):
         summary |= {"hashing": self.hashing(), "keep": self._keep_settings}
         summary |= {"buckets": num_buckets, "index": [index.path, index.generations] if index else None}
         publish(work, summary, {CANDIDATES: collected})
-        if index_parts is not None and self.against is not None:
-            add_generation(self.against, own, index_parts, self.storage_options)
+        return index_parts
 
     def _candidates(
         self, rows: RowNumbers, work: Work, index: Index | None, summary: dict[str, Any], call_bytes: int
@@ -514,6 +511,9 @@ class _Observer:
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         return self._step.facts(batch, on_gpu=self._on_gpu)
+
+    def rewrite(self, batch: Batch, payload: Column) -> Mapping[str, Column | np.ndarray]:
+        return self._step.rewrite(batch, payload)
 
     def close(self) -> None:
         if self._on_gpu:

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from tamis.dedup.decisions import DETAILS, GROUP_SCHEMA, GROUPS, NEAR_MISSES, stage_number
+from tamis.dedup.decisions import GROUP_SCHEMA, NEAR_MISSES
 from tamis.errors import TamisError
+from tamis.gathering import DETAILS, GROUPS, stage_number
 from tamis.inert import html_table, inert
 from tamis.store import INTERNAL, TABLE, Store
 
@@ -34,6 +35,8 @@ _PAIR = (
     "unit",
     "kept_unit",
     "bytes",
+    "start",
+    "kept_start",
 )
 
 _REPEATS = 8

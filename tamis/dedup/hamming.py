@@ -231,13 +231,13 @@ class _Search:
         base = bucket << low
         offsets = np.empty((1 << low) + 1, np.int64)
         kernel.offsets_of(targets.keys, base, offsets)
-        ranks, limits, target_ranks = _ranks(queries, targets, division.across_sources)
+        limits, target_ranks = _ranks(queries, targets, division.across_sources)
         near = np.full(len(queries.row), -1, np.int64)
         left, right = np.empty(PAIRS_AT_A_TIME, np.int64), np.empty(PAIRS_AT_A_TIME, np.int64)
         bits, start = np.empty(PAIRS_AT_A_TIME, np.uint8), np.zeros(2, np.int64)
         while start[0] < len(flips):
             found = kernel.find_close(
-                queries.keys, queries.hashes, ranks, limits, offsets, base, targets.hashes, target_ranks, flips, start,
+                queries.keys, queries.hashes, limits, offsets, base, targets.hashes, target_ranks, flips, start,
                 division.substrings.radius, NEAR_MISS_BITS, MAX_LISTED, self._masks, self._reaches, self._number,
                 self._counts, near, self._near_bits, left, right, bits,
             )  # fmt: skip
@@ -274,20 +274,19 @@ class _Search:
         return pa.table(columns).cast(NEAR_MISSES)
 
 
-def _ranks(queries: _Rows, targets: _Rows, across_sources: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ranks of the rows in the order of the keep policy, ranks below which targets are better, ranks of the targets)"""
+def _ranks(queries: _Rows, targets: _Rows, across_sources: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(for each row the rank below which targets are better, ranks of the targets), in the order of the keep policy"""
     count = len(queries.row)
     row, order, source = (
         np.concatenate([getattr(queries, name), getattr(targets, name)]) for name in ("row", "order", "source")
     )
     if not order.any() and source.min(initial=1) == source.max(initial=1) and not across_sources:
-        return queries.row, queries.row, targets.row
+        return queries.row, targets.row
     by_rank = np.lexsort([row, order, source])
     ranks = np.empty(len(row), np.int64)
     ranks[by_rank] = np.arange(len(row))
-    mine = ranks[:count]
-    limits = np.searchsorted(source[by_rank], queries.source) if across_sources else mine
-    return mine, limits, ranks[count:]
+    limits = np.searchsorted(source[by_rank], queries.source) if across_sources else ranks[:count]
+    return limits, ranks[count:]
 
 
 # --------------------------------------------------------------------------------------------------------------- calls

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column, contiguous
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
-from tamis.dedup.exact import index_identity, summary_of
+from tamis.dedup.exact import summary_of
 from tamis.dedup.hamming import Division, HashSearch, hash_facts
-from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.indexed import IndexedDedup
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.rounds import decide_in_rounds
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
@@ -25,7 +26,6 @@ from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     bucket_count,
     handles_shortage,
-    retry_with_less_memory,
     run_in_workers,
 )
 from tamis.errors import OperatorError, ParameterError
@@ -33,7 +33,7 @@ from tamis.exchange import Exchange
 from tamis.image.decode import PictureStep, headers
 from tamis.image.hashing import BITS, HashKind, hashes_of
 from tamis.kernels.image_hashes import says_little
-from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Resources, Work, operator
 
 ImageKeep: TypeAlias = Literal["first", "largest", "newest", "best"]
 
@@ -48,7 +48,7 @@ COMPARED_BYTES = 600
 
 
 @operator(reads="image", resources=Resources(memory=RESOLVING_BYTES))
-class ImageDedup(PictureStep, Gather):
+class ImageDedup(PictureStep, IndexedDedup):
     """Keep one image of each group of images that look alike.
 
     Images are visited in the order of the keep policy. An image is dropped if its perceptual hash differs from that of an image
@@ -93,8 +93,7 @@ class ImageDedup(PictureStep, Gather):
 
     version = 1
     cost = 30.0
-    incidental = frozenset({"storage_options"})
-    path_parameters = frozenset({"against"})
+    index_kind = "image"
 
     def check(self) -> None:
         if self.by is not None and self.keep == "largest":
@@ -106,9 +105,7 @@ class ImageDedup(PictureStep, Gather):
             )
         if not 0 <= self.min_quality <= 100:
             raise ParameterError(f"`min_quality` must be from 0 to 100, got {self.min_quality}")
-        if self.update and self.against is None:
-            raise ParameterError("`update` needs an index", hint='against="index/"')
-        self._index(check_only=True)
+        self.check_index()
 
     # ---------------------------------------------------------------------------------------------------------- parameters
 
@@ -135,23 +132,13 @@ class ImageDedup(PictureStep, Gather):
         real = {"image": self.column, "hash": self.hash_column or "hash"}
         return {name: real.get(name, name) for name in self.reads()}
 
-    def optional_reads(self) -> tuple[str, ...]:
-        return ("id",)
-
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update, self.storage_options)
-
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk space that a run takes, if a third of the rows have an edge."""
         division = Division.of(self._bits, self.most_bits, num_rows, self.across_sources, 2**30)
         return num_rows * (len(division.substrings.used) * (self._bits // 8 + 24) + self._bits // 8 + 60)
 
-    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
-        if self.against is None:
-            return None
-        settings = {"hash": self.hash, "exact": self.exact}
-        options = self.storage_options
-        return Index.open(self.against, "image", settings, options, own=own, create=self.update, check_only=check_only)
+    def index_settings(self) -> dict[str, Any]:
+        return {"hash": self.hash, "exact": self.exact}
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -172,14 +159,9 @@ class ImageDedup(PictureStep, Gather):
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
-    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        rows = RowNumbers(observed)
-        own = own_generation(work) if self.update else ""
-        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
-
-    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
-        index = self._index(own)
-        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
+    def resolve_rows(
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
+    ) -> Exchange | None:
         blocks = Blocks.of(rows, index, call_bytes)
         counts = run_in_workers(work, "hashes", count_hashes, [(rows, part) for part in range(rows.num_partitions)])
         summary: dict[str, Any] = {name: sum(part[name] for part in counts) for name in ("hashes", "blank")}
@@ -204,8 +186,7 @@ class ImageDedup(PictureStep, Gather):
         summary |= search.summary | {"rounds": decided.rounds, "keep": self.keep}
         summary |= {"hash": self.hash, "radius": self.most_bits, "threshold": 1 - self.most_bits / self._bits}
         publish(work, summary, {})
-        if index_parts is not None and self.against is not None:
-            add_generation(self.against, own, index_parts, self.storage_options)
+        return index_parts
 
 
 def stored_hashes(column: Column, name: str, bits: int) -> tuple[np.ndarray, np.ndarray]:

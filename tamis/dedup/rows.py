@@ -8,7 +8,7 @@ Ties are broken by row number, and thus by source order, however the input is pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -130,3 +130,23 @@ def column_or_zeros(facts: pa.Table | Mapping[str, pa.Array], name: str, rows: i
     if name not in names:
         return np.zeros(rows, np.uint64)
     return contiguous(facts[name]).to_numpy(zero_copy_only=False).astype(np.uint64)
+
+
+def take_mapped(batches: Sequence[pa.RecordBatch], order: np.ndarray, step: int) -> pa.Table:
+    """Some rows of mapped batches, in this order. At most `step` are read before pages are released.
+
+    Arrow's own `take` would copy all of a chunked column first.
+    """
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    inside = np.searchsorted(ends, order, side="right")
+    by_batch = np.argsort(inside, kind="stable")
+    parts = []
+    for start in range(0, len(order), step):
+        some = by_batch[start : start + step]
+        for number in np.unique(inside[some]):
+            places = order[some[inside[some] == number]] - (ends[number] - batches[number].num_rows)
+            parts.append(batches[number].take(pa.array(places)))
+        release_pages()
+    back = np.empty(len(order), np.int64)
+    back[by_batch] = np.arange(len(order))
+    return pa.Table.from_batches(parts, batches[0].schema).combine_chunks().take(pa.array(back))

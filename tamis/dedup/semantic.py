@@ -19,8 +19,9 @@ from tamis.context import Context
 from tamis.dedup import similar
 from tamis.dedup.clustering import Centres, Settings, Training, sort_by_cluster, train_centres
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
-from tamis.dedup.exact import index_identity, summary_of
-from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.exact import summary_of
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.indexed import IndexedDedup
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.resident import OPENING_BYTES, ROW_BYTES, find_edges
 from tamis.dedup.rounds import decide_in_rounds
@@ -29,7 +30,6 @@ from tamis.dedup.shuffle import (
     RESOLVING_BYTES,
     NumberedFiles,
     bucket_count,
-    retry_with_less_memory,
     run_in_workers,
 )
 from tamis.dedup.similar import States
@@ -37,7 +37,7 @@ from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, ve
 from tamis.errors import BudgetError, ParameterError
 from tamis.exchange import Exchange
 from tamis.models.devices import choose
-from tamis.operators import Decide, Gather, Observations, Resources, Work, operator
+from tamis.operators import Decide, Resources, Work, operator
 from tamis.parameters import format_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ COMPARED_BYTES = 300
 
 
 @operator(reads="embedding")
-class SemanticDedup(Gather):
+class SemanticDedup(IndexedDedup):
     """Keep one row of each group of rows with similar embeddings.
 
     Rows are visited in the order of the keep policy. A row is dropped if the cosine similarity of its embedding to that of a
@@ -106,6 +106,7 @@ class SemanticDedup(Gather):
     version = 1
     incidental = frozenset({"device", "storage_options"})
     path_parameters = frozenset({"against", "model"})
+    index_kind = "semantic"
 
     def check(self) -> None:
         self._policy.check()
@@ -127,10 +128,8 @@ class SemanticDedup(Gather):
             raise ParameterError(f"`num_clusters` must be from 1 to {2**16}, got {self.num_clusters}")
         if self.oversampling <= 0:
             raise ParameterError(f"`oversampling` must be above 0, got {self.oversampling}")
-        if self.update and self.against is None:
-            raise ParameterError("`update` needs an index", hint='against="index/"')
         choose(self.device)
-        self._index(check_only=True)
+        self.check_index()
 
     # ---------------------------------------------------------------------------------------------------------- parameters
 
@@ -176,24 +175,15 @@ class SemanticDedup(Gather):
         real = self.column if self.model is None else self.text_column
         return {name: name for name in self.reads()} | {self._read: real}
 
-    def optional_reads(self) -> tuple[str, ...]:
-        return ("id",)
-
     def identity(self) -> dict[str, Any]:
-        known = super().identity() | index_identity(self.against, self.update, self.storage_options)
-        return known | ({"embed": self._embed.identity()} if self._embed is not None else {})
+        return super().identity() | ({"embed": self._embed.identity()} if self._embed is not None else {})
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         """Disk space that a run takes: the embeddings three times, and edges."""
         return 3 * num_bytes + 200 * num_rows
 
-    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
-        if self.against is None:
-            return None
-        settings = {"column": self.column, "model": self.model}
-        return Index.open(
-            self.against, "semantic", settings, self.storage_options, own=own, create=self.update, check_only=check_only
-        )
+    def index_settings(self) -> dict[str, Any]:
+        return {"column": self.column, "model": self.model}
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -208,14 +198,9 @@ class SemanticDedup(Gather):
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
-    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        rows = RowNumbers(observed)
-        own = own_generation(work) if self.update else ""
-        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
-
-    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
-        index = self._index(own)
-        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
+    def resolve_rows(
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
+    ) -> Exchange | None:
         blocks = Blocks.of(rows, index, call_bytes)
         counts = run_in_workers(work, "vectors", count_vectors, [(rows, part) for part in range(rows.num_partitions)])
         kind, count, others = most_frequent(counts)
@@ -249,8 +234,7 @@ class SemanticDedup(Gather):
         decided = decisions.run(work, pairs.stem)
         summary = summary_of(self.name, rows, found, decided) | summary
         publish(work, summary | {"threshold": self.least_similarity, "keep": self.keep}, {})
-        if index_parts is not None and self.against is not None:
-            add_generation(self.against, own, index_parts, self.storage_options)
+        return index_parts
 
     def _on_gpu(self, count: int, work: Work) -> bool:
         """Whether vectors are compared on a GPU: if there is one, and a worker has the memory to open it."""

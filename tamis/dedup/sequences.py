@@ -16,17 +16,18 @@ import pyarrow as pa
 from tamis.batch import Batch, Column, contiguous
 from tamis.dedup.aligned import Matching, SequenceSearch
 from tamis.dedup.decisions import Blocks, Decisions, check_disk, index_parts_of, publish
-from tamis.dedup.exact import index_identity, summary_of
-from tamis.dedup.index import Index, add_generation, own_generation, write_part
+from tamis.dedup.exact import summary_of
+from tamis.dedup.index import Index, write_part
+from tamis.dedup.indexed import IndexedDedup
 from tamis.dedup.keep import KeepPolicy
 from tamis.dedup.rounds import decide_in_rounds
 from tamis.dedup.rows import RowNumbers, address_facts, address_facts_of
 from tamis.dedup.shared_keys import STORED_KEY_BYTES
-from tamis.dedup.shuffle import bucket_count, handles_shortage, retry_with_less_memory, run_in_workers
+from tamis.dedup.shuffle import bucket_count, handles_shortage, run_in_workers
 from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
 from tamis.kernels.sequences import Comparing, count_present
-from tamis.operators import Decide, Gather, Observations, Work
+from tamis.operators import Decide, Work
 
 SequenceKeep: TypeAlias = Literal["longest", "first", "newest", "best"]
 
@@ -34,30 +35,18 @@ COMPARED_BYTES = 600
 """Memory per row while components are decided, if each row has a few edges."""
 
 
-class SequenceDedup(Gather):
+class SequenceDedup(IndexedDedup):
     """Keeps one of the rows whose sequences of hashes agree. Subclasses have the parameters, and say what the hashes are."""
 
     threshold: float
     max_error: float
     min_seconds: float
     keep: SequenceKeep
-    by: str | None
-    prefer: Sequence[str] | None
-    prefer_column: str | None
-    across_sources: bool
     hash_column: str | None
-    against: str | None
-    update: bool
-    storage_options: Mapping[str, Any] | None
     column: str
 
-    medium: ClassVar[str]
-    """What the rows are: "audio" or "video"."""
     hashing: ClassVar[Mapping[str, Any]]
-    """Everything that hashes depend on. An index must have the same."""
-
-    incidental = frozenset({"storage_options"})
-    path_parameters = frozenset({"against"})
+    """Everything that hashes depend on."""
 
     def check(self) -> None:
         if self.by is not None and self.keep == "longest":
@@ -72,9 +61,7 @@ class SequenceDedup(Gather):
             )
         if not self.min_seconds >= 0:
             raise ParameterError(f"`min_seconds` must be at least 0, got {self.min_seconds}")
-        if self.update and self.against is None:
-            raise ParameterError("`update` needs an index", hint='against="index/"')
-        self._index(check_only=True)
+        self.check_index()
 
     # ---------------------------------------------------------------------------------------------------------- parameters
 
@@ -118,20 +105,8 @@ class SequenceDedup(Gather):
         real = {"media": self.column, "hashes": self.hash_column or "hashes"}
         return {name: real.get(name, name) for name in self.reads()}
 
-    def optional_reads(self) -> tuple[str, ...]:
-        return ("id",)
-
-    def identity(self) -> dict[str, Any]:
-        return super().identity() | index_identity(self.against, self.update, self.storage_options)
-
-    def _index(self, own: str = "", *, check_only: bool = False) -> Index | None:
-        if self.against is None:
-            return None
-        settings = {**self.hashing, "step_s": self.step_s}
-        options = self.storage_options
-        return Index.open(
-            self.against, self.medium, settings, options, own=own, create=self.update, check_only=check_only
-        )
+    def index_settings(self) -> dict[str, Any]:
+        return {**self.hashing, "step_s": self.step_s}
 
     # ------------------------------------------------------------------------------------------------------------- observe
 
@@ -152,14 +127,9 @@ class SequenceDedup(Gather):
 
     # ------------------------------------------------------------------------------------------------------------- resolve
 
-    def resolve(self, observed: Observations, decide: Decide, work: Work) -> None:
-        rows = RowNumbers(observed)
-        own = own_generation(work) if self.update else ""
-        retry_with_less_memory(lambda call_bytes: self._resolve(rows, decide, work, own, call_bytes), work.worker_bytes)
-
-    def _resolve(self, rows: RowNumbers, decide: Decide, work: Work, own: str, call_bytes: int) -> None:
-        index = self._index(own)
-        index = index.for_work(work.exchange, self.storage_options, pin=self.update) if index is not None else None
+    def resolve_rows(
+        self, rows: RowNumbers, decide: Decide, work: Work, index: Index | None, call_bytes: int
+    ) -> Exchange | None:
         blocks = Blocks.of(rows, index, call_bytes)
         counts = run_in_workers(
             work, "sequences", count_sequences, [(rows, part) for part in range(rows.num_partitions)]
@@ -169,7 +139,7 @@ class SequenceDedup(Gather):
         if index is not None:
             positions += sum(num_hashes(entries.column("hashes")) for _, entries in index.entries())
         num_keys = positions * self.comparing.keys_per_hash
-        check_disk(work, num_keys * STORED_KEY_BYTES * 2, f"deduplication of {self.medium}")
+        check_disk(work, num_keys * STORED_KEY_BYTES * 2, f"deduplication of {self.index_kind}")
         search = SequenceSearch(work, blocks, self._matching, num_keys, call_bytes)
         known = rows.total + (index.total if index is not None else 0)
         num_buckets = bucket_count(known * COMPARED_BYTES, call_bytes)
@@ -180,7 +150,7 @@ class SequenceDedup(Gather):
             decide,
             decided.pairs,
             work.exchange,
-            reason=f"similar {self.medium}",
+            reason=f"similar {self.index_kind}",
             index_reason=f"in the index {self.against}",
             index_parts=index_parts,
             write_entries=write_sequence_part,
@@ -189,8 +159,7 @@ class SequenceDedup(Gather):
         summary |= search.summary | {"hours": round(positions * self.step_s / 3600, 3), "keep": self.keep}
         summary |= {"threshold": self.threshold, "max_error": self.max_error}
         publish(work, summary, {})
-        if index_parts is not None and self.against is not None:
-            add_generation(self.against, own, index_parts, self.storage_options)
+        return index_parts
 
 
 def sequence_column(sequences: Sequence[np.ndarray | None]) -> pa.LargeListArray:

@@ -69,7 +69,7 @@ class AudioDedup(AudioStep, SequenceDedup):
 
     version = 1
     cost = 50.0
-    medium = "audio"
+    index_kind = "audio"
     hashing = MappingProxyType({"fingerprint": "bands", "version": 1})
 
     @property

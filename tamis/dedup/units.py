@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import pyarrow as pa
 
 from tamis.batch import Column, contiguous
 from tamis.dedup.decisions import (
-    GROUPS,
     Blocks,
     Decisions,
     GroupWriter,
@@ -32,13 +33,15 @@ from tamis.dedup.shuffle import (
     chunk_rows,
     handles_shortage,
     pieces,
+    read_whole_bucket,
     run_in_workers,
 )
 from tamis.dedup.texts import Normalization, digest_spans, text_buffers
 from tamis.exchange import Blob, Exchange
+from tamis.gathering import GROUPS
 from tamis.kernels import digests as kernel
 from tamis.mapped import release_pages
-from tamis.operators import Decide, Work
+from tamis.operators import Decide, Gather, Work
 
 if TYPE_CHECKING:
     from tamis.dedup.exact import ExactDedup
@@ -46,6 +49,25 @@ if TYPE_CHECKING:
 RECORD_BYTES = 32
 SORTING_BYTES = 3 * RECORD_BYTES
 _SHUFFLED = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "local": pa.uint32(), "unit": pa.int32()})
+_ORDERED = _SHUFFLED.append(pa.field("order", pa.uint8()))
+
+
+class CutsText(Gather):
+    """A step that cuts parts out of the texts in one column."""
+
+    column: str
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return ("id",)
+
+    def real_names(self) -> dict[str, str]:
+        return {self.column: self.column}
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.column,)
 
 
 def find_units(
@@ -65,13 +87,26 @@ def unit_facts(column: Column, name: str, unit: str, min_bytes: int, normalizati
     firsts, starts, stops = find_units(data, offsets, unit, min_bytes)
     digests = digest_spans(data, starts, stops, normalization)
     spans = pa.array(firsts)
-    size, length = np.empty(len(starts), np.uint32), np.empty(len(column), np.int64)
-    kernel.count_solid(data, starts, stops, size)
-    kernel.count_solid(data, offsets[:-1], offsets[1:], length)
     return {
         "high": pa.LargeListArray.from_arrays(spans, pa.array(digests[:, 0])),
         "low": pa.LargeListArray.from_arrays(spans, pa.array(digests[:, 1])),
+        **size_facts(data, offsets, firsts, starts, stops),
+    }
+
+
+def size_facts(
+    data: np.ndarray, offsets: np.ndarray, firsts: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> dict[str, Column]:
+    """The bytes that are not white space and the characters of each unit, and the former of each row."""
+    spans = pa.array(firsts)
+    size, chars = np.empty(len(starts), np.uint32), np.empty(len(starts), np.uint32)
+    length = np.empty(len(offsets) - 1, np.int64)
+    kernel.count_solid(data, starts, stops, size)
+    kernel.count_chars(data, starts, stops, chars)
+    kernel.count_solid(data, offsets[:-1], offsets[1:], length)
+    return {
         "size": pa.LargeListArray.from_arrays(spans, pa.array(size)),
+        "chars": pa.LargeListArray.from_arrays(spans, pa.array(chars)),
         "length": pa.array(length),
     }
 
@@ -80,17 +115,23 @@ def without_units(column: Column, name: str, payload: Column, unit: str, min_byt
     """The texts without the units whose numbers are in the payload."""
     data, offsets = text_buffers(column, name)
     firsts, starts, stops = find_units(data, offsets, unit, min_bytes)
-    cut_offsets = _offsets(payload)
+    cut_offsets = offsets_of(payload)
     cuts = as_numpy(payload.flatten()) if len(payload) else np.empty(0, np.int32)
     buffer, spans = np.empty(int(offsets[-1] - offsets[0]), np.uint8), np.empty(len(offsets), np.int64)
     kernel.cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts.astype(np.int64), buffer, spans)
+    return rebuilt(column, buffer, spans)
+
+
+def rebuilt(column: Column, buffer: np.ndarray, spans: np.ndarray) -> Column:
+    """A column of edited texts, with the type and the nulls of the original; spans (int64, rows + 1) are offsets in buffer."""
     texts = pa.LargeStringArray.from_buffers(len(column), pa.py_buffer(spans), pa.py_buffer(buffer[: spans[-1]]))
     if column.null_count:
         texts = pa.compute.if_else(column.is_null(), pa.scalar(None, pa.large_string()), texts)
     return texts.cast(column.type) if not pa.types.is_null(column.type) else column
 
 
-def _offsets(lists: Column) -> np.ndarray:
+def offsets_of(lists: Column) -> np.ndarray:
+    """Where each list of a column begins and ends in its flattened values; int64, rows + 1."""
     sizes = pa.compute.fill_null(pa.compute.list_value_length(lists), 0)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(as_numpy(sizes)).astype(np.int64)])
 
@@ -103,38 +144,96 @@ def resolve(
     index: Index | None,
     call_bytes: int,
 ) -> Exchange | None:
-    """Find units that repeat an earlier one, cut them, and drop rows that would lose too much text."""
-    counts = run_in_workers(work, "units", count_units, [(rows, part) for part in range(rows.num_partitions)])
-    total = sum(counts)
-    check_disk(work, total * RECORD_BYTES * 2, f"deduplication of {step.unit}s")
-    num_buckets = bucket_count((total + (index.total if index else 0)) * SORTING_BYTES, call_bytes)
-    chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), call_bytes, min_rows=100)
-    shuffled = NumberedFiles(work.exchange.sub("digests"), f"{num_buckets}-", rows.num_partitions)
-    run_in_workers(
-        work,
-        f"digests by range, {num_buckets}",
-        shuffle_units,
-        [(rows, part, num_buckets, blob, chunk) for part, blob in enumerate(shuffled)],
-    )
+    """Find units that repeat an earlier one, cut them, and drop rows that would lose too much text.
+
+    The first occurrence of a unit may be in a row that is dropped. Units are then compared once more, with the rows that are
+    kept first in order, so that text is cut out of a row only if another row that is kept has it, or the index. This changes
+    no other decision: kept rows lose less text than before, and dropped rows as much or more.
+    """
     blocks = Blocks.of(rows, index, call_bytes)
-    cuts = NumberedFiles(work.exchange.sub("cuts"), f"{num_buckets}, {blocks.division}-", num_buckets)
-    run_in_workers(
-        work,
-        f"repeats, {num_buckets}, {blocks.division}",
-        group_units,
-        [(blocks, shuffled, bucket, num_buckets, blob, call_bytes) for bucket, blob in enumerate(cuts)],
-    )
     index_parts = index_parts_of(step.update, work, blocks)
     reason = f"more than {step.max_removed:.0%} repeated {step.unit}s"
-    decisions = Decisions(
-        blocks, decide, cuts, work.exchange, reason, index_parts=index_parts, max_removed=step.max_removed
-    )
-    decided = decisions.run(work, str(num_buckets), decide_units)
-    summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": total}
-    for name in ("cut", "dropped", "cut_bytes", "rewritten"):
-        summary[name] = sum(part[name] for part in decided)
-    publish(work, summary, {})
+    known, copies = index.total if index else 0, 2 if step.max_removed == 1 else 4
+
+    def compare(before: Decisions | None = None) -> tuple[ShuffledUnits, Decisions]:
+        purpose = f"deduplication of {step.unit}s"
+        shuffled = shuffle_all(work, rows, "units", purpose, call_bytes, known=known, copies=copies, before=before)
+        cuts = find_repeats(work, blocks, shuffled, call_bytes)
+        return shuffled, Decisions(
+            blocks, decide, cuts, work.exchange, reason, index_parts=index_parts, max_removed=step.max_removed
+        )
+
+    shuffled, decisions = compare()
+    if step.max_removed < 1:
+        calls = [(decisions, part) for part in range(rows.num_partitions)]
+        if any(run_in_workers(work, f"rows to drop, {shuffled.name}, {blocks.division}", count_dropped, calls)):
+            shuffled, decisions = compare(before=decisions)
+    decided = decisions.run(work, shuffled.name, decide_units)
+    summary: dict[str, Any] = {"step": step.name, "unit": step.unit, "rows": rows.total, "units": shuffled.total}
+    publish(work, summary | sums_of(decided), {})
     return index_parts
+
+
+@dataclass(frozen=True)
+class ShuffledUnits:
+    """The digests of all units, divided into ranges that fit in a worker."""
+
+    name: str
+    total: int
+    num_buckets: int
+    files: NumberedFiles
+    columns: tuple[str, ...]
+    """What decides which of equal units is the first, besides the number of the row."""
+
+
+def shuffle_all(
+    work: Work,
+    rows: RowNumbers,
+    what: str,
+    purpose: str,
+    call_bytes: int,
+    *,
+    known: int = 0,
+    copies: int = 2,
+    before: Decisions | None = None,
+) -> ShuffledUnits:
+    """Divide the digests of all units by range. The disk needs space for `copies` of them; `known` ones are in an index.
+
+    Rows that were to be dropped `before` come after all others.
+    """
+    suffix = "" if before is None else ", kept first"
+    total = sum(run_in_workers(work, what + suffix, count_units, [(rows, part) for part in range(rows.num_partitions)]))
+    check_disk(work, total * RECORD_BYTES * copies, purpose)
+    num_buckets = bucket_count((total + known) * SORTING_BYTES, call_bytes)
+    chunk = chunk_rows(RECORD_BYTES * 4 * max(1, total // max(1, rows.total)), call_bytes, min_rows=100)
+    name = f"{num_buckets}{suffix}"
+    files = NumberedFiles(work.exchange.sub("digests"), f"{name}-", rows.num_partitions)
+    run_in_workers(
+        work,
+        f"digests by range, {name}",
+        shuffle_units,
+        [(rows, part, num_buckets, blob, chunk, before) for part, blob in enumerate(files)],
+    )
+    return ShuffledUnits(name, total, num_buckets, files, ("unit",) if before is None else ("unit", "order"))
+
+
+def find_repeats(work: Work, blocks: Blocks, shuffled: ShuffledUnits, call_bytes: int) -> NumberedFiles:
+    """The units that repeat an earlier one, range by range."""
+    division = f"{shuffled.name}, {blocks.division}"
+    cuts = NumberedFiles(work.exchange.sub("cuts"), f"{division}-", shuffled.num_buckets)
+    run_in_workers(
+        work,
+        f"repeats, {division}",
+        group_units,
+        [(blocks, shuffled, bucket, blob, call_bytes) for bucket, blob in enumerate(cuts)],
+    )
+    return cuts
+
+
+def sums_of(decided: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """What the decisions about all partitions add up to."""
+    names = ("cut", "dropped", "cut_bytes", "cut_chars", "rewritten")
+    return {name: sum(part[name] for part in decided) for name in names}
 
 
 # --------------------------------------------------------------------------------------------------- calls in the workers
@@ -146,12 +245,15 @@ def count_units(rows: RowNumbers, partition: int) -> int:
 
 
 @handles_shortage
-def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int) -> int:
-    """Write the digests of the units of a partition by range of digests."""
+def shuffle_units(
+    rows: RowNumbers, partition: int, num_buckets: int, blob: Blob, chunk: int, before: Decisions | None = None
+) -> int:
+    """Write the digests of the units of a partition by range of digests; rows that were to be dropped `before` come last."""
     first = int(rows.offsets[partition])
-    with ShuffleWriter(blob, num_buckets, _SHUFFLED) as writer:
+    dropped = _dropped_in(before, partition) if before is not None else None
+    with ShuffleWriter(blob, num_buckets, _SHUFFLED if dropped is None else _ORDERED) as writer:
         for start, facts in rows.chunks(partition, ["high", "low"], chunk):
-            offsets = _offsets(contiguous(facts.column("high")))
+            offsets = offsets_of(contiguous(facts.column("high")))
             local = np.repeat(np.arange(start - first, start - first + facts.num_rows), np.diff(offsets))
             unit = np.arange(len(local)) - np.repeat(offsets[:-1], np.diff(offsets))
             high = as_numpy(contiguous(facts.column("high")).flatten())
@@ -163,19 +265,22 @@ def shuffle_units(rows: RowNumbers, partition: int, num_buckets: int, blob: Blob
                     "unit": unit.astype(np.int32),
                 }
             )
+            if dropped is not None:
+                table = table.append_column("order", pa.array(dropped[local].astype(np.uint8)))
+            known = (high != 0) | (as_numpy(table.column("low")) != 0)  # 0 stands for a span that is not compared
+            if not known.all():
+                table, high = table.filter(pa.array(known)), high[known]
             writer.write(table, bucket_of(high, num_buckets))
     return 0
 
 
 @handles_shortage
-def group_units(
-    blocks: Blocks, shuffled: NumberedFiles, bucket: int, num_buckets: int, blob: Blob, call_bytes: int
-) -> int:
+def group_units(blocks: Blocks, shuffled: ShuffledUnits, bucket: int, blob: Blob, call_bytes: int) -> int:
     """Write every unit of a range of digests that repeats an earlier one; returns how many."""
     max_rows = call_bytes * 5 // 4 // SORTING_BYTES
     with PairWriter(blob, blocks) as writer:
         cut = 0
-        read = functools.partial(read_digests, blocks, shuffled, bucket, num_buckets, ("unit",))
+        read = functools.partial(read_digests, blocks, shuffled.files, bucket, shuffled.num_buckets, shuffled.columns)
         for found in EqualDigests(blocks.rows.total).find(lambda: pieces(read(), max_rows)):
             writer.write(found)
             cut += len(found["row"])
@@ -186,7 +291,7 @@ def group_units(
 def decide_units(decisions: Decisions, partition: int) -> dict[str, int]:
     """Decide which units are cut out of the rows of a partition, and which rows are dropped."""
     parts = []
-    totals = {"cut": 0, "dropped": 0, "cut_bytes": 0, "rewritten": 0}
+    totals = {"cut": 0, "dropped": 0, "cut_bytes": 0, "cut_chars": 0, "rewritten": 0}
     with GroupWriter(decisions, GROUPS, partition) as groups:
         for block in decisions.blocks.blocks_of(partition):
             drop, payload, counts = _decide_block(decisions, block, groups)
@@ -199,6 +304,51 @@ def decide_units(decisions: Decisions, partition: int) -> dict[str, int]:
     return totals
 
 
+@handles_shortage
+def count_dropped(decisions: Decisions, partition: int) -> int:
+    return int(np.count_nonzero(_dropped_in(decisions, partition)))
+
+
+def _dropped_in(decisions: Decisions, partition: int) -> np.ndarray:
+    """Whether each row of a partition would lose too much text."""
+    found = [np.empty(0, np.bool_)]
+    for block in decisions.blocks.blocks_of(partition):
+        facts, first = decisions.blocks.facts(block), int(decisions.blocks.starts[block])
+        cuts = read_whole_bucket(decisions.pairs, block, decisions.blocks.num_blocks)
+        found.append(
+            np.zeros(facts.num_rows, np.bool_) if cuts is None else Loss.of(decisions, facts, cuts, first).drop
+        )
+        release_pages()
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the rows of a block lose if all their repeated units are cut."""
+
+    local: np.ndarray
+    """By cut, the number of the row in the block."""
+    units: np.ndarray
+    cut_bytes: np.ndarray
+    at: np.ndarray
+    """By cut, the position of the unit among those of all rows of the block."""
+    removed: np.ndarray
+    """Bytes by row, without white space."""
+    drop: np.ndarray
+    """By row, whether that is too much."""
+
+    @classmethod
+    def of(cls, decisions: Decisions, facts: pa.Table, cuts: pa.Table, first: int) -> Loss:
+        local, units = as_numpy(cuts.column("row")) - first, as_numpy(cuts.column("unit")).astype(np.int64)
+        sizes = contiguous(facts.column("size"))
+        at = offsets_of(sizes)[local] + units
+        cut_bytes = as_numpy(sizes.flatten())[at]
+        removed = np.bincount(local, weights=cut_bytes, minlength=facts.num_rows).astype(np.int64)
+        length = as_numpy(facts.column("length"))
+        drop = (removed > decisions.max_removed * length) | ((removed > 0) & (removed >= length))
+        return cls(local, units, cut_bytes, at, removed, drop)
+
+
 def _decide_block(
     decisions: Decisions, block: int, groups: GroupWriter
 ) -> tuple[np.ndarray, pa.ListArray, dict[str, int]]:
@@ -206,20 +356,17 @@ def _decide_block(
     facts, first = decisions.blocks.facts(block), int(decisions.blocks.starts[block])
     count = facts.num_rows
     found = read_pairs(decisions, block)
-    drop = np.zeros(count, np.bool_)
+    drop, cut_chars = np.zeros(count, np.bool_), 0
     removed = np.zeros(count, np.int64)
     local = unit_numbers = np.empty(0, np.int64)
     if found is not None:
         cuts, names = found
-        local, unit_numbers = as_numpy(cuts.column("row")) - first, as_numpy(cuts.column("unit")).astype(np.int64)
-        sizes = contiguous(facts.column("size"))
-        flat, offsets = as_numpy(sizes.flatten()), _offsets(sizes)
-        cut_bytes = flat[offsets[local] + unit_numbers]
-        removed = np.bincount(local, weights=cut_bytes, minlength=count).astype(np.int64)
-        length = as_numpy(facts.column("length"))
-        drop = removed > decisions.max_removed * length
-        drop |= (removed > 0) & (removed >= length)
-        more = {"similarity": np.ones(len(local), np.float32), "bytes": cut_bytes, "dropped": drop[local]}
+        loss = Loss.of(decisions, facts, cuts, first)
+        local, unit_numbers, removed, drop = loss.local, loss.units, loss.removed, loss.drop
+        chars = as_numpy(contiguous(facts.column("chars")).flatten())
+        cut_chars = int(chars[loss.at].sum(dtype=np.int64))
+        similarity = pa.compute.fill_null(cuts.column("similarity"), 1.0)
+        more = {"similarity": similarity, "bytes": loss.cut_bytes, "dropped": drop[local]}
         groups.write(block, facts, cuts, names, more)
     keep = ~drop[local] if len(local) else np.empty(0, np.bool_)
     ends = np.cumsum(np.bincount(local[keep], minlength=count)).astype(np.int32)
@@ -227,20 +374,23 @@ def _decide_block(
         pa.array(np.concatenate([np.zeros(1, np.int32), ends])), pa.array(unit_numbers[keep].astype(np.int32))
     )
     if decisions.index_parts is not None:
-        _write_unit_part(facts, local, unit_numbers, decisions.index_parts, block)
+        _write_unit_part(facts, drop, local, unit_numbers, decisions.index_parts, block)
     counts = {
         "cut": len(local),
         "dropped": int(drop.sum()),
         "cut_bytes": int(removed.sum()),
+        "cut_chars": cut_chars,
         "rewritten": int(np.count_nonzero((removed > 0) & ~drop)),
     }
     return drop, payload, counts
 
 
-def _write_unit_part(facts: pa.Table, local: np.ndarray, unit_numbers: np.ndarray, parts: Exchange, block: int) -> None:
-    """Write the digests of units that were not cut to a part of an index. An entry is a unit with its row's address."""
-    offsets = _offsets(contiguous(facts.column("high")))
-    kept = np.ones(int(offsets[-1]), np.bool_)
+def _write_unit_part(
+    facts: pa.Table, drop: np.ndarray, local: np.ndarray, unit_numbers: np.ndarray, parts: Exchange, block: int
+) -> None:
+    """Write the digests of the units of kept rows that were not cut to a part of an index, each with its row's address."""
+    offsets = offsets_of(contiguous(facts.column("high")))
+    kept = np.repeat(~drop, np.diff(offsets))
     kept[offsets[local] + unit_numbers] = False
     owner = np.repeat(np.arange(facts.num_rows), np.diff(offsets))[kept]
     if len(owner):

@@ -37,7 +37,8 @@ def vector_facts(column: Column, name: str, wanted: int | None = None) -> dict[s
             hint="add embeddings with tamis.text.Embed, or name the column that has them, column=...",
         )
     inner = kind.value_type
-    if not (pa.types.is_floating(inner) or pa.types.is_integer(inner)):
+    # The values are of type null if all lists are empty.
+    if not (pa.types.is_floating(inner) or pa.types.is_integer(inner) or pa.types.is_null(inner)):
         raise OperatorError(
             f"`{name}` is a list of {inner}, not of numbers", hint="name a column of embeddings, column=..."
         )
@@ -47,12 +48,13 @@ def vector_facts(column: Column, name: str, wanted: int | None = None) -> dict[s
             raise ValueError(f"`{name}` has {dimension} values, not {wanted}")
         half = values.dtype == np.float16
         values = values.astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            length = np.sqrt(np.einsum("ij,ij->i", values, values))
-        if not np.isfinite(length).all():
+        largest = np.maximum(values.max(axis=1, initial=0), -values.min(axis=1, initial=0))
+        if not np.isfinite(largest).all():
             raise ValueError(f"`{name}` has a value that is not a finite number")
-        usable = length > 0
-        rows, values, length = rows[usable], values[usable], length[usable]
+        usable = largest > 0
+        # Squares of values far from 1 are infinite or 0.
+        rows, values = rows[usable], np.ldexp(values[usable], -np.frexp(largest[usable])[1][:, None])
+        length = np.sqrt(np.einsum("ij,ij->i", values, values))
         scale = np.exp2(-np.ceil(np.log2(length))) if half else 1.0 / length
         stored = np.zeros((len(column), dimension), np.float16 if half else np.float32)
         stored[rows] = values * scale[:, None]
@@ -67,6 +69,8 @@ def _by_dimension(column: Column) -> Iterator[tuple[int, np.ndarray, np.ndarray]
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(column.type):
         size = column.type.list_size
+        if not size:
+            return
         values = _numbers(column.values.slice(column.offset * size, len(column) * size)).reshape(len(column), size)
         rows = np.flatnonzero(valid)
         yield size, rows, values if len(rows) == len(column) else values[rows]
@@ -81,7 +85,7 @@ def _by_dimension(column: Column) -> Iterator[tuple[int, np.ndarray, np.ndarray]
 
 def _numbers(values: pa.Array) -> np.ndarray:
     """The values of lists; missing ones are NaN."""
-    if pa.types.is_integer(values.type):
+    if not pa.types.is_floating(values.type):
         values = values.cast(pa.float64(), safe=False)
     return values.to_numpy(zero_copy_only=False)
 

@@ -69,7 +69,7 @@ class VideoDedup(TrackStep, SequenceDedup):
 
     version = 1
     cost = 200.0
-    medium = "video"
+    index_kind = "video"
     hashing = MappingProxyType({"hash": "frames", "version": 1})
 
     @property
