@@ -1,11 +1,11 @@
 """A function that runs in a process of its own, within a limit of CPU time.
 
     worker                                   child
-    call(argument)  -- length, JSON -->      function(argument)
-                    <-- length, JSON --      its result, or nothing if it took too long and the system ended it
+    call(argument)  -- JSON, bytes -->       function(argument)
+                    <-- JSON --              its result, or nothing if it took too long or crashed
 
-The limit is that of the system (RLIMIT_CPU): it also holds if the worker no longer exists, and does not depend on what else
-the machine does.
+The limits are those of the system (RLIMIT_CPU, RLIMIT_AS): they also hold if the worker no longer exists, and do not depend on
+what else the machine does. A decoder that crashes ends its process only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import importlib
 import json
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, Any
 
 
@@ -25,15 +27,22 @@ class TookTooLong(Exception):
     """The call used more CPU time than it may."""
 
 
-class Alone:
-    """A function, by the name of its module and its own, in a process that is started when it is first called."""
+class Crashed(Exception):
+    """The process of the call ended by itself."""
 
-    def __init__(self, module: str, function: str, limit_s: float) -> None:
-        self._target, self._limit_s = f"{module}:{function}", limit_s
+
+class Alone:
+    """A function, by the name of its module and its own, in a process that is started when it is first called.
+
+    `memory_bytes` is what the process may use in addition to what it needs before the first call.
+    """
+
+    def __init__(self, module: str, function: str, limit_s: float, memory_bytes: int = 0) -> None:
+        self._target, self._limit_s, self._memory_bytes = f"{module}:{function}", limit_s, memory_bytes
         self._child: subprocess.Popen[bytes] | None = None
 
-    def call(self, argument: Any) -> Any:
-        """The result of the function. Arguments and results are what JSON can hold."""
+    def call(self, argument: Any, data: bytes | memoryview | None = None) -> Any:
+        """The result of the function. Arguments and results are what JSON can hold; `data` is a second argument."""
         if self._child is None:
             environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
             command = [
@@ -42,6 +51,7 @@ class Alone:
                 "from tamis.web.alone import serve; serve()",
                 self._target,
                 str(self._limit_s),
+                str(self._memory_bytes),
             ]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=-1
@@ -49,16 +59,21 @@ class Alone:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         try:
-            _send(self._child.stdin, argument)
+            _send(self._child.stdin, argument, data)
             answer = _receive(self._child.stdout)
         except BrokenPipeError:
             answer = None
         if answer is None:
+            code = self._child.wait()
             self.close()
-            raise TookTooLong(f"took more than {self._limit_s:g} s of CPU time")
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        return answer["result"]
+            if code == -signal.SIGXCPU:
+                raise TookTooLong(f"took more than {self._limit_s:g} s of CPU time")
+            how = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
+            raise Crashed(f"the decoder crashed ({how})")
+        found, _ = answer
+        if "error" in found:
+            raise ValueError(found["error"])
+        return found["result"]
 
     def close(self) -> None:
         if self._child is not None:
@@ -74,29 +89,54 @@ class Alone:
 def serve() -> None:
     """Answer calls until the pipe is closed."""
     module, _, name = sys.argv[1].partition(":")
-    function, limit_s = getattr(importlib.import_module(module), name), float(sys.argv[2])
+    function, limit_s, memory_bytes = (
+        getattr(importlib.import_module(module), name),
+        float(sys.argv[2]),
+        int(sys.argv[3]),
+    )
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is not an answer
-    while (argument := _receive(source)) is not None:
-        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        limit = int(used + limit_s) + 1
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes and (used := _address_space()):
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    while (received := _receive(source)) is not None:
+        argument, data = received
+        used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        limit = int(used_s + limit_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         try:
-            _send(answers, {"result": function(argument)})
+            result = function(argument) if data is None else function(argument, data)
         except Exception as error:  # noqa: BLE001  any error of a library is that of the row
             _send(answers, {"error": f"{type(error).__name__}: {error}"[:1000]})
+        else:
+            _send(answers, {"result": result})
 
 
-def _send(pipe: IO[bytes], value: Any) -> None:
-    data = json.dumps(value).encode()
-    pipe.write(struct.pack("<Q", len(data)) + data)
+def _address_space() -> int:
+    """The bytes of the address space of this process; 0 if the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+_NO_DATA = 2**64 - 1
+
+
+def _send(pipe: IO[bytes], value: Any, data: bytes | memoryview | None = None) -> None:
+    text = json.dumps(value).encode()
+    pipe.write(struct.pack("<QQ", len(text), _NO_DATA if data is None else len(data)) + text)
+    if data is not None:
+        pipe.write(data)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes]) -> Any:
-    head = pipe.read(8)
-    if len(head) < 8:
+def _receive(pipe: IO[bytes]) -> tuple[Any, bytes | None] | None:
+    head = pipe.read(16)
+    if len(head) < 16:
         return None
-    (size,) = struct.unpack("<Q", head)
-    data = pipe.read(size)
-    return json.loads(data) if len(data) == size else None
+    size, extra = struct.unpack("<QQ", head)
+    text = pipe.read(size)
+    data = None if extra == _NO_DATA else pipe.read(extra)
+    complete = len(text) == size and (data is None or len(data) == extra)
+    return (json.loads(text), data) if complete else None

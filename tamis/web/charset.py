@@ -64,7 +64,10 @@ def decode_page(data: bytes, content_type: str | None = None) -> tuple[str, str]
     for mark, name in _BOMS:
         if data.startswith(mark):
             return data[len(mark) :].decode(name, "replace"), name
-    declared = [label for label in (declared_in_header(content_type), declared_in_page(data)) if label]
+    in_page = declared_in_page(data)
+    if in_page is not None and (python_codec(in_page) or "").startswith("utf-16"):
+        in_page = "utf-8"  # its bytes could not be read as those of a declaration; HTML standard, 13.2.3.2
+    declared = [label for label in (declared_in_header(content_type), in_page) if label]
     if data.isascii() and not any(label.lower() in _STATEFUL for label in declared):
         return data.decode("ascii"), "utf-8"
     try:

@@ -126,7 +126,9 @@ class _Extracting:
             return {"extraction": "no HTML"}
         if len(page) > self._most:
             return {"extraction": f"larger than {format_bytes(self._most)}"}
-        parsed = fast_html.parse(page)
+        with_links = "links" in self._step.metadata
+        fast = self._step.extractor == "fast"
+        parsed = fast_html.parse(page) if fast else fast_html.outline(page, links=with_links)
         if parsed.depth > self._step.max_depth:
             return {"extraction": f"nested deeper than {self._step.max_depth}"}
         text = self._text(page, parsed)
@@ -137,7 +139,7 @@ class _Extracting:
             "page_language": language_of(parsed),
             "extraction": OK if text else "no text",
         }
-        return values | ({"links": parsed.links[:_MOST_LINKS]} if "links" in self._step.metadata else {})
+        return values | ({"links": parsed.links[:_MOST_LINKS]} if with_links else {})
 
     def _text(self, page: str, parsed: fast_html.Page) -> str:
         if self._step.extractor == "fast":  # linear in the size of the page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from tamis.errors import require
 from tamis.web import fast_html
+from tamis.web.by_trafilatura import trafilatura_extract
 
 _DATES = (
     *("article:published_time", "datepublished", "og:published_time", "publishdate", "pubdate", "date", "dc.date"),
@@ -38,32 +38,13 @@ class Settings:
 def extract_of(settings: Settings) -> Callable[[str], str]:
     """The function that extracts."""
     if settings.extractor == "trafilatura":
-        return _by_trafilatura(settings)
+        return trafilatura_extract(
+            favor=settings.favor, deduplicate=settings.deduplicate, markdown=settings.format == "markdown"
+        )
     if settings.extractor == "resiliparse":
         return _by_resiliparse()
     markdown = settings.format == "markdown"
     return lambda page: fast_html.main_text(fast_html.parse(page), markdown=markdown)
-
-
-def _by_trafilatura(settings: Settings) -> Callable[[str], str]:
-    trafilatura = require("trafilatura", extra="web", purpose='extractor="trafilatura"')
-    seen = require("trafilatura.deduplication", extra="web", purpose='extractor="trafilatura"').LRU_TEST
-    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # what is wrong with a page is the outcome of its row
-
-    def extract(page: str) -> str:
-        if settings.deduplicate:
-            seen.clear()  # it remembers earlier pages, and the result would depend on their order
-        found = trafilatura.extract(
-            page,
-            include_comments=False,
-            favor_precision=settings.favor == "precision",
-            favor_recall=settings.favor == "recall",
-            deduplicate=settings.deduplicate,
-            output_format="markdown" if settings.format == "markdown" else "txt",
-        )
-        return found or ""
-
-    return extract
 
 
 def _by_resiliparse() -> Callable[[str], str]:

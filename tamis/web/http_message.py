@@ -15,6 +15,8 @@ import pyarrow as pa
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)? +(\d{3})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _MOST_HEAD = 65_536
+_GZIP = b"\x1f\x8b"
+_MOST_MEMBERS = 100
 _ARROW_CODECS = {"br": "brotli", "zstd": "zstd"}
 
 
@@ -77,24 +79,39 @@ def decoded_body(reply: Reply, most: int) -> bytes:
     return body
 
 
-_CHUNK = re.compile(rb"\r?\n?([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,500})?\r?\n")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,500})?\r?\n")
+_CUT_CHUNK = re.compile(rb"[0-9A-Fa-f]{0,8}[ \t]*(?:;[^\r\n]{0,500})?\r?")
+_LINE_END = re.compile(rb"\r?\n|\r\Z")
+_NOT_PROSE = re.compile(rb"<|[^\0-\x08\x0e-\x1f]{0,1024}[\0-\x08\x0e-\x1f]")  # as compressed data
 
 
 def _without_chunks(body: bytes) -> bytes:
-    """The content of a chunked body, up to where it is cut off; a body that is not chunked is returned as it is."""
+    """The content of a chunked body, up to where it is cut off; a body that is not chunked throughout is returned as it is.
+
+    A body that was decoded already may begin with a number, too. One that would be cut off in its first chunk is therefore
+    chunked only if a page or compressed data follows the number.
+    """
     parts: list[bytes] = []
     position = 0
     while found := _CHUNK.match(body, position):
-        size = int(found[1], 16)
+        size, begin = int(found[1], 16), found.end()
         if not size:
-            break
-        parts.append(body[found.end() : found.end() + size])
-        position = found.end() + size
-    return b"".join(parts) if parts or (found and body[:1] == b"0") else body
+            return b"".join(parts) if parts or not body[begin:].strip(b"\r\n") else body
+        parts.append(body[begin : begin + size])
+        position = begin + size
+        if position > len(body) and len(parts) == 1:
+            return parts[0] if found[0].endswith(b"\r\n") and _NOT_PROSE.match(parts[0]) else body
+        if position >= len(body):
+            return b"".join(parts)
+        line_end = _LINE_END.match(body, position)
+        if line_end is None:
+            return body
+        position = line_end.end()
+    return b"".join(parts) if parts and _CUT_CHUNK.fullmatch(body, position) else body
 
 
 def _decompressed(body: bytes, coding: str, most: int) -> bytes:
-    if coding == "gzip" and body[:2] == b"\x1f\x8b":
+    if coding == "gzip" and body.startswith(_GZIP):
         return _inflated(body, (31,), most)
     if coding == "deflate" and body:  # with the header of zlib, as RFC 9110 says, or without, as some servers do
         return _inflated(body, (15, -15), most)
@@ -105,17 +122,34 @@ def _decompressed(body: bytes, coding: str, most: int) -> bytes:
 
 def _inflated(body: bytes, formats: tuple[int, ...], most: int) -> bytes:
     for wbits in formats:
-        decoder = zlib.decompressobj(wbits)
         try:
-            result = decoder.decompress(body, most + 1)
+            return _members(body, wbits, most)
         except zlib.error:
             continue
-        if len(result) > most:
-            raise BadBody(f"the body has more than the limit of {most:,} bytes when it is decompressed")
-        return result  # one that is cut off is used as far as it goes, as browsers do
     if formats == (31,):
         raise BadBody("the body is damaged: it is not valid gzip")
     return body  # not compressed, whatever its header says
+
+
+def _members(body: bytes, wbits: int, most: int) -> bytes:
+    """The decompressed content, of all members if it is gzip; one that is cut off is used as far as it goes, as browsers do."""
+    parts: list[bytes] = []
+    size, rest = 0, body
+    while not parts or rest.startswith(_GZIP):
+        decoder = zlib.decompressobj(wbits)
+        try:
+            parts.append(decoder.decompress(rest, most + 1 - size))
+        except zlib.error:
+            if not parts:
+                raise
+            break
+        size += len(parts[-1])
+        if size > most:
+            raise BadBody(f"the body has more than the limit of {most:,} bytes when it is decompressed")
+        if len(parts) > _MOST_MEMBERS:
+            raise BadBody(f"the body has more than {_MOST_MEMBERS} gzip members")
+        rest = decoder.unused_data if wbits == 31 else b""
+    return b"".join(parts)
 
 
 def _by_arrow(body: bytes, coding: str, most: int) -> bytes:

@@ -27,8 +27,9 @@ _TEMPLATE = re.compile(r"\{\{([^{}]*+)\}\}")
 _PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
 _TABLE = re.compile(r"\{\|((?:[^{|]++|\{(?!\|)|\|(?!\}))*+)\|\}")
 _LINK = re.compile(r"\[\[([^\[\]]*+)\]\]([a-z]*)")
-_URL = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]+[ \t]*([^\[\]]*)\]")
-_HEADING = re.compile(r"^(={1,6})[ \t]*(.+?)[ \t]*\1[ \t]*$", re.MULTILINE)
+_URL = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]++[ \t]*+([^\[\]]*+)\]")
+_HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
+_HIGHEST = 6
 _BREAK = re.compile(r"<br\s*/?>|</?p\s*>|</?div\b[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,2000}>")
 _MAGIC = re.compile(r"__[A-Z]{3,}__")
@@ -194,7 +195,11 @@ def _marker(found: re.Match[str]) -> str:
 
 
 def _heading(found: re.Match[str]) -> str:
-    return f"\n\n{_MARK * len(found[1])}{found[2]}\n\n"
+    line = found[0].rstrip(" \t")
+    before, after = (len(line) - len(rest) for rest in (line.lstrip("="), line.rstrip("=")))
+    level = min(_HIGHEST, before, after, (len(line) - 1) // 2)
+    title = line[level:-level].strip(" \t")
+    return f"\n\n{_MARK * level}{title}\n\n" if level else found[0]
 
 
 _MARK, _BOLD, _ITALIC = "\x01", "\x02", "\x03"
