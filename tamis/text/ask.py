@@ -132,6 +132,9 @@ class _Asking(Operator):
     price_per_million_input: float = 0
     price_per_million_output: float = 0
 
+    def packages(self) -> Mapping[str, str]:
+        return {"aiohttp": "llm"}
+
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(column for template in self._templates() for column in template.columns))
 
@@ -242,10 +245,6 @@ class _Asker:
     def _value(self, found: Answer | AnswerError) -> Any:
         if isinstance(found, AnswerError):
             raise AnswerError(found.message)
-        try:
-            found.text.encode()
-        except UnicodeEncodeError:
-            raise AnswerError("the answer is not valid Unicode") from None
         return found.text if self.schema is None else read_answer(found.text, self.schema)
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from tamis.batch import Batch
 from tamis.context import Context
+from tamis.errors import ParameterError
 from tamis.operators import Filter, Resources, Rule, Scores, at_most, between, operator
 from tamis.text.lists import check_files, identify_files, read_lines
 from tamis.text.shared_files import SharedFile
@@ -276,15 +277,22 @@ class Address:
 
 
 _WORD_BREAK = re.compile(r"[^a-z0-9]+")
+_SCORES = ("blocked_sites", "blocked_url_words", "suspect_url_words", "blocked_url_substrings")
 
 
-@operator(reads="url", writes=("blocked_sites", "blocked_url_words", "suspect_url_words"), version=2)
+def _letters_and_digits(text: str) -> str:
+    return _WORD_BREAK.sub("", text.lower())
+
+
+@operator(reads="url", writes=_SCORES, version=2)
 class UrlBlocklist(Filter):
     """Drop documents by URL: blocked sites and pages, forbidden words, or more than one suspect word.
 
-    blocked_sites       1 if an entry of `sites` or of the files in `paths` blocks the URL and none allows it, else 0
-    blocked_url_words   distinct words of `words` in the URL (a word is a run of letters and digits)
-    suspect_url_words   the same for `suspect_words`; one alone is allowed, as in FineWeb (Penedo et al. 2024)
+    blocked_sites           1 if an entry of `sites` or of the files in `paths` blocks the URL and none allows it, else 0
+    blocked_url_words       distinct words of `words` in the URL (a word is a run of letters and digits)
+    suspect_url_words       the same for `suspect_words`; one alone is allowed, as in FineWeb (Penedo et al. 2024)
+    blocked_url_substrings  distinct entries of `substrings` in the letters and digits of the URL, also within words and
+                            across them, as datatrove's `banned_subwords`
 
     An entry is a domain, which blocks its subdomains too, or a URL, which blocks the pages below it. Files have one
     entry per line, plain or compressed with gzip: lists of domains or URLs (UT1), hosts files ("0.0.0.0 domain") and
@@ -293,10 +301,14 @@ class UrlBlocklist(Filter):
     hiding rules ("domain##selector") and regular expressions are skipped; `tamis check` and the report say how many.
     A missing URL is not blocked.
 
-    >>> blocklist = UrlBlocklist(sites=["bad.org", "ok.com/shop"], words=["casino"])
-    >>> batch = Batch.from_rows([{"url": "https://www.bad.org/x"}, {"url": "http://ok.com/best-casino"}, {"url": None}])
-    >>> {name: values.tolist() for name, values in blocklist.open(Context()).score(batch).items()}
-    {'blocked_sites': [1, 0, 0], 'blocked_url_words': [0, 1, 0], 'suspect_url_words': [0, 0, 0]}
+    >>> blocklist = UrlBlocklist(sites=["bad.org", "ok.com/shop"], words=["casino"], substrings=["free spins"])
+    >>> urls = ["https://www.bad.org/x", "http://ok.com/best-casino", "http://ok.com/100freespins", None]
+    >>> found = blocklist.open(Context()).score(Batch.from_rows([{"url": url} for url in urls]))
+    >>> for name, values in found.items(): print(name, values.tolist())
+    blocked_sites [1, 0, 0, 0]
+    blocked_url_words [0, 1, 0, 0]
+    suspect_url_words [0, 0, 0, 0]
+    blocked_url_substrings [0, 0, 1, 0]
     """
 
     sites: list[str] | None = None
@@ -304,10 +316,14 @@ class UrlBlocklist(Filter):
     words: list[str] | None = None
     suspect_words: list[str] | None = None
     max_suspect_words: int | None = 1
+    substrings: list[str] | None = None
     column: str = "url"
 
     def check(self) -> None:
         check_files(self.name, self.paths or ())
+        for each in self.substrings or ():
+            if not _letters_and_digits(each):
+                raise ParameterError(f"`substrings` of `{self.name}` has {each!r}, without letters a-z and digits")
 
     def notes(self) -> list[str]:
         result = []
@@ -330,13 +346,15 @@ class UrlBlocklist(Filter):
         if self.sites:
             lists.append(Blocklist.of(self.sites))
         words, suspect = (frozenset(map(str.lower, given or ())) for given in (self.words, self.suspect_words))
-        return _UrlScorer(lists, words, suspect)
+        substrings = sorted({_letters_and_digits(each) for each in self.substrings or ()})
+        return _UrlScorer(lists, words, suspect, substrings)
 
     def rules(self) -> list[Rule]:
         return [
             at_most("blocked_sites", 0),
             at_most("blocked_url_words", 0),
             between("suspect_url_words", None, self.max_suspect_words),
+            at_most("blocked_url_substrings", 0),
         ]
 
 
@@ -345,9 +363,10 @@ class _UrlScorer:
     lists: Sequence[Blocklist]
     banned: frozenset[str]
     suspect: frozenset[str]
+    substrings: Sequence[str]
 
     def score(self, batch: Batch) -> Scores:
-        out = np.zeros((3, len(batch)), np.int64)
+        out = np.zeros((4, len(batch)), np.int64)
         for row, url in enumerate(batch["url"].to_pylist()):
             if url:
                 address = Address.of(url)
@@ -356,4 +375,7 @@ class _UrlScorer:
                 if self.banned or self.suspect:
                     parts = set(_WORD_BREAK.split(url.lower()))
                     out[1, row], out[2, row] = len(parts & self.banned), len(parts & self.suspect)
-        return dict(zip(("blocked_sites", "blocked_url_words", "suspect_url_words"), out, strict=True))
+                if self.substrings:
+                    found = _letters_and_digits(url)
+                    out[3, row] = sum(each in found for each in self.substrings)
+        return dict(zip(_SCORES, out, strict=True))

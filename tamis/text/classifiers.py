@@ -28,7 +28,7 @@ from tamis.models.text_model import TextModel
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Operator, Resources, Rule, Scores, one_of, operator
 from tamis.text.clean import strings
-from tamis.text.neural import check_lengths, network_resources, tokenized_before
+from tamis.text.neural import ReadsTokens, check_lengths, network_resources, tokenized_before
 
 EDU_LABELS = ("high_quality", "low_quality")
 EDU_THRESHOLD = 2.5
@@ -44,12 +44,6 @@ COMPLEXITY_WEIGHTS = {
 }
 """From the model card of nvidia/prompt-task-and-complexity-classifier."""
 
-PUBLISHED = (
-    "QualityClassifier", "DomainClassifier", "MultilingualDomainClassifier", "ContentTypeClassifier",
-    "FineWebEduClassifier", "FineWebMixtralEduClassifier", "FineWebNemotronEduClassifier", "FineMathClassifier",
-    "PromptTaskComplexityClassifier", "AegisClassifier", "InstructionDataGuardClassifier",
-)  # fmt: skip
-
 Columns = Mapping[str, "np.ndarray | Column"]
 
 
@@ -60,7 +54,7 @@ def _first_token_head(folder: Path, config: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedClassifier(Filter):
+class PublishedClassifier(ReadsTokens, Filter):
     """What the classifiers below share. Its subclasses say which columns they make of the outputs of their network."""
 
     column: str = "text"
@@ -126,15 +120,6 @@ class PublishedClassifier(Filter):
         if not self.reads_texts_as_they_are:
             return [self]
         return tokenized_before(self, getattr(self, "model"), self.device, self.column, f"{self.name}_tokens")  # noqa: B009
-
-    def reads(self) -> tuple[str, ...]:
-        return (self.tokens or "text",)
-
-    def real_names(self) -> dict[str, str]:
-        return {self.tokens: self.tokens} if self.tokens else super().real_names()
-
-    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
-        return (self.tokens,) if self.tokens else ()
 
     @property
     def resources(self) -> Resources:

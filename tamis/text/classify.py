@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +16,13 @@ import pyarrow as pa
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, did_you_mean
-from tamis.models.fasttext import FastText, find_model, with_model
+from tamis.models.fasttext import FastText
 from tamis.models.language_model import LanguageModel
 from tamis.models.linear import LinearModel
-from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, at_least, between, operator
+from tamis.operators import Filter, Map, Operator, Rule, Scores, at_least, between, operator
+from tamis.sampling import salt_of
 from tamis.text.segment import buffers
-from tamis.text.shared_files import FASTTEXT, LANGUAGE_MODEL, LINEAR
+from tamis.text.shared_files import FASTTEXT, LANGUAGE_MODEL, LINEAR, ModelFileStep
 
 
 def _open(model: str | Path, label: str, context: Context) -> FastText:
@@ -50,7 +50,7 @@ def _check_length(step: Operator, max_chars: int) -> None:
 
 
 @operator(reads="text", writes="fasttext_score")
-class FastTextScore(Filter):
+class FastTextScore(ModelFileStep, Filter):
     """Keep documents for which a fastText classifier gives `label` a probability of at least 0.5.
 
     `model` is a `.bin` or `.ftz` file, or its name in the folder $TAMIS_MODELS or in ~/.cache/tamis/models. Scores equal
@@ -70,6 +70,7 @@ class FastTextScore(Filter):
     score_column: str = "fasttext_score"
 
     cost = 3.0
+    model_file = FASTTEXT
 
     @classmethod
     def is_threshold(cls, parameter: str) -> bool:
@@ -77,14 +78,7 @@ class FastTextScore(Filter):
 
     def check(self) -> None:
         _check_length(self, self.max_chars)
-        find_model(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return FASTTEXT.resources(self.model)
+        super().check()
 
     def open(self, context: Context) -> _FastTextScorer:
         return _FastTextScorer(self, _open(self.model, self.label, context))
@@ -106,7 +100,7 @@ class _FastTextScorer:
 
 
 @operator(reads="text", writes=("fasttext_quality", "fasttext_quality_margin"))
-class FastTextQuality(Filter):
+class FastTextQuality(ModelFileStep, Filter):
     """Keep documents that a fastText classifier rates highly, and a random sample of the rest.
 
     A document with probability p of `label` is kept if a random number from the Pareto distribution with shape `alpha` is
@@ -127,6 +121,7 @@ class FastTextQuality(Filter):
     max_chars: int = 0
 
     cost = 3.0
+    model_file = FASTTEXT
 
     @classmethod
     def is_threshold(cls, parameter: str) -> bool:
@@ -136,14 +131,7 @@ class FastTextQuality(Filter):
         _check_length(self, self.max_chars)
         if self.alpha <= 0:
             raise ParameterError(f"`alpha` must be positive, got {self.alpha}")
-        find_model(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return FASTTEXT.resources(self.model)
+        super().check()
 
     def open(self, context: Context) -> _FastTextQualityScorer:
         return _FastTextQualityScorer(self, _open(self.model, self.label, context))
@@ -165,14 +153,14 @@ class _FastTextQualityScorer:
 
 def _random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A random number from 0 to 1 for each row, which depends on its address and the seed only."""
-    salt = seed.to_bytes(8, "little", signed=True)
+    salt = salt_of(seed)
     keys = (address.encode() for address in batch.origin.addresses())
     drawn = b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys)
     return (np.frombuffer(drawn, "<u8") >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 @operator(reads="text", writes=("label", "label_confidence"))
-class FastTextLabel(Map):
+class FastTextLabel(ModelFileStep, Map):
     """Add the most probable label of a fastText classifier and its probability; both are null for a text without words.
 
     The prefix "__label__" is removed from labels. `max_chars` limits the model to that many characters from the start.
@@ -186,17 +174,11 @@ class FastTextLabel(Map):
     max_chars: int = 0
 
     cost = 3.0
+    model_file = FASTTEXT
 
     def check(self) -> None:
         _check_length(self, self.max_chars)
-        find_model(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return FASTTEXT.resources(self.model)
+        super().check()
 
     def open(self, context: Context) -> _FastTextLabeler:
         return _FastTextLabeler(self.max_chars, FASTTEXT.open(self.model, context))
@@ -218,7 +200,7 @@ class _FastTextLabeler:
 
 
 @operator(reads="text", writes="classifier_score")
-class LinearClassifier(Filter):
+class LinearClassifier(ModelFileStep, Filter):
     """Keep documents that a classifier you trained scores at least 0.5.
 
     `model` is a file written by `tamis train-classifier --positive A --negative B -o model`: logistic regression on hashed
@@ -236,16 +218,7 @@ class LinearClassifier(Filter):
     score_column: str = "classifier_score"
 
     cost = 2.0
-
-    def check(self) -> None:
-        find_model(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return LINEAR.resources(self.model)
+    model_file = LINEAR
 
     def open(self, context: Context) -> _LinearScorer:
         return _LinearScorer(LINEAR.open(self.model, context))
@@ -267,7 +240,7 @@ class _LinearScorer:
 
 
 @operator(reads="text", writes="perplexity")
-class Perplexity(Filter):
+class Perplexity(ModelFileStep, Filter):
     """Keep documents whose perplexity under an n-gram language model is within bounds (Wenzek et al. 2020).
 
     10 ** (-log10 p(text) / (words + lines)), where p is the product over lines of the probabilities of their words and of
@@ -287,21 +260,15 @@ class Perplexity(Filter):
     score_column: str = "perplexity"
 
     cost = 3.0
+    model_file = LANGUAGE_MODEL
 
     def check(self) -> None:
-        find_model(self.model)
+        super().check()
         if self.min_perplexity is None and self.max_perplexity is None and not self.score_only:
             raise ParameterError(
                 f"`{self.name}` has neither `min_perplexity` nor `max_perplexity`",
                 hint="use the percentiles that training printed, or score_only=True to add the score only",
             )
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return LANGUAGE_MODEL.resources(self.model)
 
     def open(self, context: Context) -> _PerplexityScorer:
         return _PerplexityScorer(LANGUAGE_MODEL.open(self.model, context))

@@ -39,7 +39,7 @@ PLACEHOLDER = "lorem ipsum"
 
 _SPACE = r"\t\p{Zs}"
 _NOT_IN_URL = (
-    r"\s\p{Z}\x00-\x1f\x7f<>\"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\x{3000}-\x{303f}\x{ff00}-\x{ffef}"
+    r"\s\p{Z}\x00-\x1f\x7f<>\"`\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\x{3000}-\x{303f}\x{ff00}-\x{ffef}"
 )
 _NOT_LAST_IN_URL = _NOT_IN_URL + r".,;:!?'()\[\]{}*\x{2018}-\x{201f}\x{2026}\x{ab}\x{bb}"
 
@@ -302,11 +302,11 @@ class Whitespace(Rewrite):
 # ----------------------------------------------------------------------------------------------------- URLs and markup
 
 
-@operator(reads="text")
+@operator(reads="text", version=2)
 class UrlRemoval(Rewrite):
     """Remove URLs that begin with http://, https:// or www., or replace them by `replacement`.
 
-    A URL ends before white space, double quotes, angle brackets and letters of scripts written without spaces.
+    A URL ends before white space, double quotes, backticks, angle brackets and letters of scripts written without spaces.
     Punctuation after it is kept, so a sentence keeps its full stop. (NeMo Curator's UrlRemover removes everything up to the
     next white space.)
 
@@ -477,7 +477,38 @@ class LineRemoval(Rewrite):
         return pieces.join(~mask_of(pc.is_in(pc.utf8_rtrim(pieces.flat, "\r"), value_set=unwanted)))
 
 
-@operator(reads="text", version=2)
+@operator(reads="text")
+class RegexReplacement(Rewrite):
+    r"""Replace every match of a regular expression by `replacement`, or remove it.
+
+    Matches do not overlap. `\1` in `replacement` is what the first group matched, and `\\` a backslash. The syntax is that
+    of RE2: time grows with the length of the text, whatever the expression, so there are no backreferences and no
+    look-around. `^` and `$` match at the ends of the text, with `(?m)` at those of lines, and `.` matches no newline
+    without `(?s)`.
+
+    >>> import pyarrow as pa
+    >>> RegexReplacement(r"(\w+)@(\w+)", r"\1 at \2").clean(pa.array(["ann@example", None])).to_pylist()
+    ['ann at example', None]
+    """
+
+    pattern: str
+    replacement: str = ""
+    ignore_case: bool = False
+
+    def check(self) -> None:
+        try:
+            self.clean(pa.array([""]))
+        except pa.ArrowInvalid as error:
+            raise ParameterError(
+                f"`{self.name}` cannot replace {self.pattern!r} by {self.replacement!r}: {error}"
+            ) from error
+
+    def clean(self, text: Column) -> Column:
+        pattern = f"(?i){self.pattern}" if self.ignore_case else self.pattern
+        return pc.replace_substring_regex(text, pattern, self.replacement)
+
+
+@operator(reads="text", version=3)
 class BoilerplateRemoval(Rewrite):
     r"""Remove paragraphs with a policy phrase, such as a cookie notice, from the top and the bottom of a text.
 
@@ -500,11 +531,11 @@ class BoilerplateRemoval(Rewrite):
             raise ParameterError("an empty phrase would match every text")
 
     def clean(self, text: Column) -> Column:
-        if self.phrases:
-            text = where(text, pc.match_substring_regex(text, any_of(self.phrases)), self._clean)
-        if self.placeholders:
+        if self.placeholders:  # before paragraphs are removed, which may contain a placeholder
             empty = pc.match_substring_regex(text, any_of(self.placeholders))
             text = pc.if_else(pc.fill_null(empty, False), pa.scalar("", text.type), text)
+        if self.phrases:
+            text = where(text, pc.match_substring_regex(text, any_of(self.phrases)), self._clean)
         return text
 
     def _clean(self, text: Column) -> Column:

@@ -71,7 +71,8 @@ class PythonCommentToCode(Filter):
     """Keep Python files with comments and docstrings, but not files of little else.
 
     Characters in comments and docstrings / characters, 0.01 to 0.85 as in NeMo Curator. A docstring is any string that
-    is a statement of its own; marks and quotes count, white space does not, so a file of comments only scores 1.
+    is a statement of its own; marks and quotes count, white space does not, so a file of comments only scores 1. A file that
+    does not parse is measured too; NeMo Curator gives it 0.
 
     >>> PythonCommentToCode().score(Batch.from_rows([{"text": "# why\\nx = 1"}]))["python_comments"].round(2).tolist()
     [0.57]
@@ -147,6 +148,42 @@ class NumberOfLinesOfCode(Filter):
 
     def rules(self) -> list[Rule]:
         return [between("lines_of_code", self.min_lines_of_code, self.max_lines_of_code)]
+
+
+@operator(reads="text", writes=("longest_line", "mean_line_length", "alphanumeric"), version=1)
+class CodeLineLength(Filter):
+    """Drop files with very long lines, as data and generated or minified code have them.
+
+    longest_line        characters of the longest line, at most 1,000
+    mean_line_length    characters per line, at most 100
+    alphanumeric        share of A-Z a-z 0-9, newline and ? ! , . at least 0.25
+
+    Chen et al. 2021 (Codex); the shares are counted as in `PerExtension`, which has bounds per language.
+
+    >>> found = CodeLineLength().score(Batch.from_rows([{"text": "x = 1\\ny"}]))
+    >>> {name: values.round(2).tolist() for name, values in found.items()}
+    {'longest_line': [5], 'mean_line_length': [3.0], 'alphanumeric': [0.57]}
+    """
+
+    max_longest_line: int = 1000
+    max_mean_line_length: float = 100
+    min_alphanumeric: float = 0.25
+    column: str = "text"
+
+    def score(self, batch: Batch) -> Scores:
+        found = text_facts(batch)
+        return {
+            "longest_line": found["longest_line"],
+            "mean_line_length": (found["chars"] + 1) / (found["newlines"] + 1) - 1,
+            "alphanumeric": ratio(found["plain"], found["chars"]),
+        }
+
+    def rules(self) -> list[Rule]:
+        return [
+            at_most("longest_line", self.max_longest_line),
+            at_most("mean_line_length", self.max_mean_line_length),
+            at_least("alphanumeric", self.min_alphanumeric),
+        ]
 
 
 @operator(reads="text", writes="xml_header")

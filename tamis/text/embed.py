@@ -7,7 +7,7 @@ static vectors (WordLlama)                     the mean of the vectors of its to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -26,11 +26,11 @@ from tamis.models.text_model import TextModel, load_onnx
 from tamis.models.tokens import LongTexts
 from tamis.operators import Map, Operator, Resources, operator
 from tamis.text.clean import strings
-from tamis.text.neural import ACTIVATION_BYTES, check_lengths, known, network_resources, tokenized_before
+from tamis.text.neural import ACTIVATION_BYTES, ReadsTokens, check_lengths, known, network_resources, tokenized_before
 
 
 @operator(reads="text", writes="embedding")
-class Embed(Map):
+class Embed(ReadsTokens, Map):
     """Add a vector for each document, as a fixed-size list of float32 or float16.
 
     `model` is one of the defaults below, a folder of transformers or sentence-transformers, an ONNX file, or a Hugging Face
@@ -41,8 +41,9 @@ class Embed(Map):
     use-multilingual   Universal Sentence Encoder, 16 languages, 512 dimensions; needs `tamis[onnx]` and its file
 
     Vectors have length 1 unless `normalize` is False. A text that is longer than `max_tokens` is cut, or read with
-    `long_texts="head_tail"` or "windows", whose vectors are averaged. The vector of a null text is null. Vectors may differ by
-    1e-5 with the rows that are processed together, and by 0.002 on a GPU, which computes in bfloat16.
+    `long_texts="head_tail"` or "windows", whose vectors are averaged. The default prompt of a sentence-transformers folder, if
+    it has one, precedes each text. The vector of a null text is null. Vectors may differ by 1e-5 with the rows that are
+    processed together, and by 0.002 on a GPU, which computes in bfloat16.
 
         Embed("minilm", dtype="float16")
     """
@@ -73,20 +74,14 @@ class Embed(Map):
             raise ParameterError(f"`tokens`: {self.model} reads texts", hint="leave out `tokens`")
         choose(self.device)
 
+    def packages(self) -> Mapping[str, str]:
+        return self._found().packages
+
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())
 
     def parts(self) -> Sequence[Operator]:
         return tokenized_before(self, self.model, self.device, self.column, f"{self.output}_tokens")
-
-    def reads(self) -> tuple[str, ...]:
-        return (self.tokens or "text",)
-
-    def real_names(self) -> dict[str, str]:
-        return {self.tokens: self.tokens} if self.tokens else super().real_names()
-
-    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
-        return (self.tokens,) if self.tokens else ()
 
     def writes(self) -> tuple[str, ...]:
         return (self.output,)

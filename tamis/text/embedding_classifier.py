@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, as_array
 from tamis.context import Context
-from tamis.errors import ColumnError, ParameterError, did_you_mean
+from tamis.errors import ColumnError
 from tamis.models.devices import Device
 from tamis.models.fasttext import find_model, with_model
 from tamis.models.files import ModelError, find
 from tamis.models.heads import Head
-from tamis.models.outputs import vectors
+from tamis.models.outputs import check_labels, vectors
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Resources, Rule, Scores, between, one_of, operator
 from tamis.text.embed import Embed, Embedder
@@ -71,12 +71,7 @@ class EmbeddingClassifier(Filter):
 
     def check(self) -> None:
         head = Head.load(find_model(self.model))
-        for label in self.filter_by:
-            if label not in head.labels:
-                raise ParameterError(
-                    f"the model {self.model} has no label {label!r}",
-                    hint=did_you_mean(label, head.labels) or f"it has {', '.join(head.labels[:20])}",
-                )
+        check_labels(self.model, self.filter_by, head.labels)
         if self.embedding is None:
             self._embed(head).check()
             known = find(self._embed(head).model).identity()
@@ -149,17 +144,25 @@ class _Labeler:
 
     def _stored(self, column: Column) -> np.ndarray:
         """The vectors in a column; zeros where there is none."""
-        array, size = as_array(column), self._head.embeddings.dimensions
-        kind = array.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            array = array.cast(pa.list_(kind.value_type, size))
-        elif not pa.types.is_fixed_size_list(kind) or kind.list_size != size:
+        array, size, name = as_array(column), self._head.embeddings.dimensions, self._step.embedding
+        kind, points = array.type, np.zeros((len(array), size), np.float32)
+        if pa.types.is_null(kind):
+            return points
+        variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if not (variable or (pa.types.is_fixed_size_list(kind) and kind.list_size == size)):
             raise ColumnError(
-                f"column `{self._step.embedding}` holds {kind}, not vectors of {size} dimensions",
+                f"column `{name}` holds {kind}, not vectors of {size} dimensions",
                 hint=f"add it with Embed({self._head.embeddings.model!r})",
             )
-        filled = pc.fill_null(array, pa.scalar([0.0] * size, array.type)) if array.null_count else array
-        points = np.asarray(filled.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(len(array), size)
+        there = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+        if variable:
+            lengths = pc.list_value_length(array.drop_null()).to_numpy()
+            other = lengths[lengths != size]
+            if len(other):
+                raise ValueError(
+                    f"`{name}` has {other[0]} values, not {size} as the vectors of {self._head.embeddings.model}"
+                )
+        points[there] = array.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
         if not np.isfinite(points).all():
             raise ValueError("a vector has a value that is not a finite number")
         return points

@@ -9,22 +9,23 @@ The model is fastText's lid.176 (Joulin et al. 2017), 176 languages, or any clas
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, did_you_mean
 from tamis.kernels import scripts
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.models.fasttext import FastText, find_model, with_model
-from tamis.operators import Filter, Resources, Rule, Scores, at_least, one_of, operator
+from tamis.models.fasttext import FastText
+from tamis.operators import Filter, Rule, Scores, at_least, one_of, operator
 from tamis.text.segment import buffers
-from tamis.text.shared_files import FASTTEXT
+from tamis.text.shared_files import FASTTEXT, ModelFileStep
 
 LID = "lid.176.ftz"
 _LABEL = "__label__"
@@ -36,12 +37,34 @@ def _codes() -> pa.Array:
     return pa.array([*scripts.SCRIPTS, scripts.JAPANESE])
 
 
+@dataclass(frozen=True)
+class InLanguages(Rule):
+    """Keeps a row in one of the languages. A code without a script stands for all scripts: `eng` for `eng_Latn`."""
+
+    def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
+        found = pc.unique(values).drop_null().to_pylist()
+        known = tuple(code for code in found if matches_language(code, self.allowed or ()))
+        reason = f"{self.score} not in {', '.join(self.allowed or ())}"
+        *missing, (_, outside) = Rule(self.score, allowed=known).verdicts(values)
+        return [*missing, (reason, outside)]
+
+
+def matches_language(label: str, codes: Collection[str]) -> bool:
+    """Whether a label of a model is one of the languages.
+
+    >>> matches_language("eng_Latn", ["eng"]), matches_language("eng_Latn", ["eng_Cyrl"]), matches_language("en", ["eng"])
+    (True, False, False)
+    """
+    return label in codes or label.partition("_")[0] in codes
+
+
 @operator(reads="text", writes=("language", "language_confidence", "script"), version=1)
-class Language(Filter):
+class Language(ModelFileStep, Filter):
     """Keep documents in the given languages and scripts if the model is confident enough.
 
     Scores: `language`, the model's code ("en"); `language_confidence`, its probability; `script`, the script of most
-    letters as an ISO 15924 code ("Latn", "Cyrl", "Hani", "Jpan"; null without letters). An empty `keep` keeps every
+    letters as an ISO 15924 code ("Latn", "Cyrl", "Hani", "Jpan"; null without letters). `keep` has codes of the model; if
+    these name a script, as those of GlotLID do, "eng" matches "eng_Latn" and any other script. An empty `keep` keeps every
     language, an empty `scripts` every script. A text that is null, empty or blank has no language and is dropped with the
     reason "language is missing".
 
@@ -64,6 +87,7 @@ class Language(Filter):
     model: str | Path = LID
 
     cost = 3.0
+    model_file = FASTTEXT
     verdict_parameters = frozenset({"keep", "scripts"})
 
     @classmethod
@@ -73,30 +97,20 @@ class Language(Filter):
     def check(self) -> None:
         if self.max_chars < 0:
             raise ParameterError(f"`max_chars` must not be negative, got {self.max_chars}", hint="0 reads all")
-        self._path()
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), self._path())
-
-    @property
-    def resources(self) -> Resources:
-        return FASTTEXT.resources(self.model)
+        super().check()
 
     def open(self, context: Context) -> LanguageScorer:
         scorer = LanguageScorer(FASTTEXT.open(self.model, context), self.max_chars)
         for code in self.keep:
-            if code not in scorer.languages:
-                hint = did_you_mean(code, scorer.languages) or f"it knows {', '.join(sorted(scorer.languages))}"
+            if not any(matches_language(label, (code,)) for label in scorer.languages):
+                hint = did_you_mean(code.lower(), scorer.languages) or f"it knows {', '.join(sorted(scorer.languages))}"
                 raise ParameterError(f"the model {self.model} does not know a language {code!r}", hint=hint)
         return scorer
 
     def rules(self) -> list[Rule]:
-        known = one_of("language", self.keep) if self.keep else Rule("language")
+        known = InLanguages("language", allowed=tuple(self.keep)) if self.keep else Rule("language")
         written = [one_of("script", self.scripts)] if self.scripts else []
         return [known, *written, at_least("language_confidence", self.min_confidence)]
-
-    def _path(self) -> Path:
-        return find_model(self.model)
 
 
 class LanguageScorer:

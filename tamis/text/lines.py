@@ -120,7 +120,8 @@ class C4Lines(LineCleaning):
 
     A line is kept if it ends in one of `terminal` but not in an ellipsis, has at least `min_words` words, no word of more
     than `max_word_chars` characters, and none of `phrases`. Marks such as [12], [edit] and [citation needed] and white
-    space at the ends are removed from kept lines. `terminal=()` disables the first rule, as in FineWeb.
+    space at the ends are removed first, so "It rained all day. [3]" ends in a full stop; in C4 and datatrove, which keep
+    the space before a mark, it does not. `terminal=()` disables the first rule, as in FineWeb.
 
     Lines end with \\n; run `Newlines` first if a text may have other line ends. `C4Quality` judges whole documents.
     Source: Raffel et al. 2020, section 2.2, as datatrove implements it.

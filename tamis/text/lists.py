@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from tamis.operators import Filter, Rule, Scores, at_least, at_most, between, op
 from tamis.text.clean import PLACEHOLDER, POLICY_PHRASES
 from tamis.text.passages import Passages, phrases
 from tamis.text.quality import text_facts
-from tamis.text.segment import buffers, ratio
+from tamis.text.segment import BareStats, Words, WordStats, buffers, ratio
 
 BAD_WORDS = (
     "anal", "anus", "bitch", "blowjob", "bukkake", "camgirl", "clit", "cock", "cum", "cumshot", "cunt", "dildo",
@@ -31,6 +31,26 @@ BAD_WORDS = (
     "nsfw", "orgasm", "porn", "porno", "pornhub", "pussy", "sexcam", "slut", "threesome", "tits", "whore", "xxx",
 )  # fmt: skip
 """A short English list to start with. C4 used a longer one, which can be given as a file."""
+
+
+ENGLISH_STOP_WORDS = (
+    "a", "about", "above", "after", "again", "against", "all", "also", "although", "am", "among", "an", "and", "another",
+    "any", "anyone", "anything", "are", "aren't", "around", "as", "at", "be", "because", "been", "before", "being",
+    "below", "between", "both", "but", "by", "can", "can't", "cannot", "could", "couldn't", "did", "didn't", "do", "does",
+    "doesn't", "doing", "don't", "down", "during", "each", "either", "every", "everyone", "everything", "few", "for",
+    "from", "had", "hadn't", "has", "hasn't", "have", "haven't", "having", "he", "he's", "her", "here", "hers", "herself",
+    "him", "himself", "his", "how", "however", "i", "i'd", "i'll", "i'm", "i've", "if", "in", "into", "is", "isn't", "it",
+    "it's", "its", "itself", "just", "less", "let's", "many", "may", "me", "might", "mine", "more", "most", "much",
+    "must", "my", "myself", "neither", "no", "none", "nor", "not", "nothing", "now", "of", "off", "on", "once", "one",
+    "only", "onto", "or", "other", "others", "our", "ours", "ourselves", "out", "over", "own", "per", "same", "several",
+    "shall", "she", "she's", "should", "shouldn't", "since", "so", "some", "someone", "something", "such", "than",
+    "that", "that's", "the", "their", "theirs", "them", "themselves", "then", "there", "there's", "these", "they",
+    "they're", "this", "those", "though", "through", "to", "too", "toward", "under", "unless", "until", "up", "upon",
+    "us", "very", "was", "wasn't", "we", "we're", "were", "weren't", "what", "when", "where", "whether", "which", "while",
+    "who", "whom", "whose", "why", "will", "with", "within", "without", "won't", "would", "wouldn't", "yet", "you",
+    "you're", "your", "yours", "yourself", "yourselves",
+)  # fmt: skip
+"""English pronouns, prepositions, conjunctions, articles, auxiliary verbs and similar words, to start with."""
 
 
 class PhraseStats:
@@ -120,8 +140,27 @@ class _BoilerPlateScorer:
         return {"boilerplate_paragraphs": np.where(found["first"] > 0, 1.0, share)}
 
 
+class ListFilter(Filter):
+    """A filter with a list of words: `listed` and the lines of the file `path`, or without either, `default`."""
+
+    listed: list[str] | None
+    path: str | None
+    default: ClassVar[tuple[str, ...]]
+
+    def check(self) -> None:
+        check_files(self.name, [self.path])
+
+    def identity(self) -> dict[str, Any]:
+        return identify_files(super().identity(), [self.path])
+
+    def _listed(self) -> tuple[str, ...]:
+        if self.listed is None and self.path is None:
+            return self.default
+        return (*(self.listed or ()), *read_list(self.path))
+
+
 @operator(reads="text", writes="bad_words")
-class BadWords(Filter):
+class BadWords(ListFilter):
     """Drop documents that contain a word or phrase of a list (Raffel et al. 2020).
 
     Occurrences in any case: as whole words, or anywhere in scripts without spaces. The list is `listed` and the lines of
@@ -136,23 +175,13 @@ class BadWords(Filter):
     listed: list[str] | None = None
     path: str | None = None
     column: str = "text"
-
-    def check(self) -> None:
-        check_files(self.name, [self.path])
-
-    def identity(self) -> dict[str, Any]:
-        return identify_files(super().identity(), [self.path])
+    default = BAD_WORDS
 
     def open(self, context: Context) -> _BadWordsScorer:
-        return _BadWordsScorer(PhraseStats(self._words(), whole=True))
+        return _BadWordsScorer(PhraseStats(self._listed(), whole=True))
 
     def passages(self, text: str, score: str) -> Passages:
-        return phrases(text, self._words(), whole=True)
-
-    def _words(self) -> tuple[str, ...]:
-        if self.listed is None and self.path is None:
-            return BAD_WORDS
-        return (*(self.listed or ()), *read_list(self.path))
+        return phrases(text, self._listed(), whole=True)
 
     def rules(self) -> list[Rule]:
         return [at_most("bad_words", self.max_bad_words)]
@@ -166,11 +195,86 @@ class _BadWordsScorer:
         return {"bad_words": batch.facts("text", self.stats)["matches"]}
 
 
+@operator(reads="text", writes="stop_word_share")
+class StopWords(ListFilter):
+    """Keep documents in which at least 30 % of the words are stop words (Laurençon et al. 2022).
+
+    Words of the list / words, in any case. Words are split as `words` says and begin and end with a letter: what is before
+    and after is cut off, and words without letters do not count. The list is `listed` and the lines of the file `path`;
+    without either, 195 English words. For another language, give its list and its bound: ROOTS used 0.27 for French and
+    0.4 for Spanish. A text without words scores 0.
+
+    The default is that of Data-Juicer's `stopwords_filter` and of ROOTS for English. Their own lists can be given as a file.
+    With the same list, most scores are the same; `WordRepetition` says how their words differ. Their word augmentation,
+    which also looks up pairs of neighbouring words, is left out.
+
+    >>> batch = Batch.from_rows([{"text": "The cat (and the dog) sleep."}, {"text": "click buy cart"}])
+    >>> StopWords().open(Context()).score(batch)["stop_word_share"].tolist()
+    [0.5, 0.0]
+    """
+
+    min_stop_word_share: float = 0.3
+    listed: list[str] | None = None
+    path: str | None = None
+    words: Words = "auto"
+    column: str = "text"
+    default = ENGLISH_STOP_WORDS
+
+    def open(self, context: Context) -> _ShareScorer:
+        return _ShareScorer("stop_word_share", BareStats(WordStats(self.words, self._listed())))
+
+    def rules(self) -> list[Rule]:
+        return [at_least("stop_word_share", self.min_stop_word_share)]
+
+
+@operator(reads="text", writes="flagged_word_share")
+class FlaggedWords(ListFilter):
+    """Drop documents in which more than 4.5 % of the words are in a list of words to avoid (Laurençon et al. 2022).
+
+    Words of the list / words, as in `StopWords`. The list is `listed` and the lines of the file `path`; without either, a
+    short English one. Phrases of several words are never found: `BadWords` finds them, and counts instead of dividing. A
+    text without words scores 0.
+
+    The default is that of Data-Juicer's `flagged_words_filter`; ROOTS used 0.01 for English. Their own lists can be given as a
+    file. With the same list, most scores are the same; `WordRepetition` says how their words differ.
+
+    >>> batch = Batch.from_rows([{"text": "Darn! Oh no, darning."}])
+    >>> FlaggedWords(listed=["darn"]).open(Context()).score(batch)["flagged_word_share"].tolist()
+    [0.25]
+    """
+
+    max_flagged_word_share: float = 0.045
+    listed: list[str] | None = None
+    path: str | None = None
+    words: Words = "auto"
+    column: str = "text"
+    default = BAD_WORDS
+
+    def open(self, context: Context) -> _ShareScorer:
+        return _ShareScorer("flagged_word_share", BareStats(WordStats(self.words, self._listed())))
+
+    def passages(self, text: str, score: str) -> Passages:
+        return phrases(text, self._listed(), whole=True)
+
+    def rules(self) -> list[Rule]:
+        return [at_most("flagged_word_share", self.max_flagged_word_share)]
+
+
+@dataclass(frozen=True)
+class _ShareScorer:
+    name: str
+    stats: BareStats
+
+    def score(self, batch: Batch) -> Scores:
+        found = batch.facts("text", self.stats)
+        return {self.name: ratio(found["listed"], found["words"])}
+
+
 @operator(reads="text", writes="substring")
 class Substring(Filter):
     """Keep documents that begin with a substring, end with it or contain it: 1 if so, else 0.
 
-    >>> Substring("Dear").score(Batch.from_rows([{"text": "Dear reader"}, {"text": "Oh Dear"}]))["substring"].tolist()
+    >>> Substring("Hello").score(Batch.from_rows([{"text": "Hello reader"}, {"text": "Oh Hello"}]))["substring"].tolist()
     [1, 0]
     """
 

@@ -5,7 +5,7 @@ model folder --load once per worker--> TextModel --logits--> labels, scores --fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.errors import ParameterError, TamisError
 from tamis.models import text_model
 from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import ModelFiles, find, with_files
 from tamis.models.network import Build, sequence_classifier
-from tamis.models.outputs import Task, label_scores, task_of
+from tamis.models.outputs import Task, check_labels, label_scores, task_of
 from tamis.models.text_model import TextModel, input_length
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
 from tamis.models.word_cache import CACHE_BYTES
@@ -38,8 +38,9 @@ WORKERS_PER_GPU = 3
 """Workers that share a GPU if the network is small: while one of them assembles tokens or hands on rows, another computes
 (benchmarks/models.md)."""
 
-SMALL_NETWORK_BYTES = 1_000_000_000
-"""Larger networks keep a GPU busy with one worker, which loads their weights once."""
+SMALL_NETWORK_BYTES = 2_000_000_000
+"""Larger networks keep a GPU busy with one worker, which loads their weights once. With the 1.2 GB of ViT-L/14, one worker
+left it idle for more than half of the time (benchmarks/image_models.md)."""
 
 
 def network_resources(found: ModelFiles, device: Device, build: Build) -> Resources:
@@ -139,8 +140,23 @@ def tokenized_before(step: Operator, model: str | Path, device: Device, column: 
     return [Tokenize(column=column, output=tokens, as_part=True, **settings), step.changed(tokens=tokens)]
 
 
+class ReadsTokens(Operator):
+    """Reads texts, or the column `tokens` that `Tokenize` wrote, which is then removed."""
+
+    tokens: str | None
+
+    def reads(self) -> tuple[str, ...]:
+        return (self.tokens or "text",)
+
+    def real_names(self) -> dict[str, str]:
+        return {self.tokens: self.tokens} if self.tokens else super().real_names()
+
+    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
+        return (self.tokens,) if self.tokens else ()
+
+
 @operator(reads="text", writes=("label", "score"))
-class Classifier(Filter):
+class Classifier(ReadsTokens, Filter):
     """Add the label that a sequence-classification model gives each document, and keep only some labels if requested.
 
     `model` is a folder with config.json, safetensors weights and a tokenizer, or a Hugging Face name in the local cache. Its
@@ -198,27 +214,16 @@ class Classifier(Filter):
             raise ParameterError(
                 f"{self.model} has no labels to filter by: it is a regression", hint="use `min_score` and `max_score`"
             )
-        for label in self.filter_by:
-            if label not in labels:
-                raise ParameterError(
-                    f"the model {self.model} has no label {label!r}",
-                    hint=did_you_mean(label, labels) or f"it has {', '.join(labels[:20])}",
-                )
+        check_labels(self.model, self.filter_by, labels)
+
+    def packages(self) -> Mapping[str, str]:
+        return self._found().packages
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())
 
     def parts(self) -> Sequence[Operator]:
         return tokenized_before(self, self.model, self.device, self.column, f"{self.label_field}_tokens")
-
-    def reads(self) -> tuple[str, ...]:
-        return (self.tokens or "text",)
-
-    def real_names(self) -> dict[str, str]:
-        return {self.tokens: self.tokens} if self.tokens else super().real_names()
-
-    def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
-        return (self.tokens,) if self.tokens else ()
 
     @property
     def resources(self) -> Resources:
@@ -262,6 +267,10 @@ class Classifier(Filter):
 @dataclass(frozen=True)
 class AnyOf(Rule):
     """Keeps a row if a list of labels has one of those allowed."""
+
+    @property
+    def met(self) -> str:
+        return f"{self.score} has one of {', '.join(self.allowed or ())}"
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         assert self.allowed is not None

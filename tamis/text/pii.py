@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -292,9 +292,10 @@ class PersonalDataMask(Map):
     """Replace e-mail addresses, IP addresses, phone numbers, card numbers and bank account numbers by masks.
 
     Candidates are checked: cards by issuer and Luhn digit, IBANs by country and checksum, and IP addresses must be public
-    (unless `public_ips_only=False`). `replacements` changes the mask of a kind, for example {"email":
-    "email@example.com"}. With `counts`, the numbers of masks become the columns num_emails, num_ips and so on.
-    A second application changes nothing. Names and postal addresses, which need a model, are not masked.
+    (unless `public_ips_only=False`). Four single digits, such as 1.2.3.4 and 8.8.8.8, are taken for a version.
+    `replacements` changes the mask of a kind, for example {"email": "email@example.com"}. With `counts`, the numbers of
+    masks become the columns num_emails, num_ips and so on. A second application changes nothing. Names and postal
+    addresses, which need a model, are not masked.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"text": "Mail ann@example.org or call +44 20 7946 0958, version 1.2.3.4."}]
@@ -369,6 +370,48 @@ class PersonalDataMask(Map):
                 text = "".join([*parts, text[at:]])
         return text
 
+
+@operator(reads="text")
+class PersonalDataSpans(Map):
+    """Add where a text has e-mail addresses, IP addresses, phone numbers, card numbers and bank account numbers.
+
+    The column `personal_data` has a list of structs: start and end in characters, score (1) and kind. What is found is what
+    `PersonalDataMask` replaces first. Spans do not overlap: of two, the one of the kind that comes first counts. Write them
+    beside the data, and `ReplaceSpans` masks them later.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = [{"text": "Mail ann@example.org."}]
+    >>> Pipeline(Rows(rows), PersonalDataSpans()).collect()["personal_data"].to_pylist()
+    [[{'start': 5, 'end': 20, 'score': 1.0, 'kind': 'email'}]]
+    """
+
+    column: str = "text"
+    kinds: Sequence[Kind] = KINDS
+    public_ips_only: bool = True
+    output: str = "personal_data"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        text = strings(batch["text"])
+        found: list[list[dict[str, Any]] | None] = [[] if valid else None for valid in text.is_valid().to_pylist()]
+        for kind in [kind for kind in KINDS if kind in self.kinds]:
+            for row in np.flatnonzero(mask_of(pc.match_substring_regex(text, _CANDIDATES[kind]))).tolist():
+                one, spans = text[row].as_py(), found[row] or []
+                places = find_ips(one, self.public_ips_only) if kind == "ip" else FINDERS[kind](one)
+                spans += [
+                    {"start": start, "end": stop, "score": 1.0, "kind": kind}
+                    for start, stop in sorted(places)
+                    if all(stop <= each["start"] or start >= each["end"] for each in spans)
+                ]
+                found[row] = sorted(spans, key=lambda each: each["start"])
+        return {self.output: pa.array(found, SPANS)}
+
+
+SPANS = pa.list_(
+    pa.struct([("start", pa.int64()), ("end", pa.int64()), ("score", pa.float64()), ("kind", pa.string())])
+)
 
 _TURNS = 10
 """Only unusual replacements need more than two."""

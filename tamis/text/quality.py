@@ -126,7 +126,7 @@ class SymbolsToWords(WordFilter):
     """Drop documents in which more than 10 % of the words are symbols (Rae et al. 2021).
 
     Symbols / words. A symbol is a word that consists of an ellipsis ("..." or the character, with or without brackets) or
-    that is more than half '#'.
+    that is more than half '#'. NeMo Curator counts runs of '#' instead, so that '##' is no symbol there.
 
     >>> SymbolsToWords().score(Batch.from_rows([{"text": "and so on ... #"}]))["symbols_to_words"].tolist()
     [0.4]

@@ -15,7 +15,7 @@ from tamis.kernels.marks import MarkedWords, Words
 from tamis.kernels.redpajama import RAW_FIELDS, hash_exact, measure_raw
 from tamis.kernels.spans import fill_table
 from tamis.kernels.unicode_tables import KINDS, POINTS
-from tamis.text.segment import WORD_MARKS, NgramStats, WordStats, buffers
+from tamis.text.segment import WORD_MARKS, NgramStats, StatsOfMarks, WordStats, buffers
 
 
 def normalized(column: Column) -> Column:
@@ -40,16 +40,11 @@ class NormalizedMarks:
         return WORD_MARKS[self.words](normalized(column))
 
 
-class NormalizedStats:
-    """The facts of `stats`, about words or n-grams, for the normalized text."""
+class NormalizedStats(StatsOfMarks):
+    """The facts of `stats` for the normalized text."""
 
     def __init__(self, stats: WordStats | NgramStats) -> None:
-        self.stats, self.needs = stats, NormalizedMarks(stats.needs.words)
-        self.__module__ = __name__
-        self.__qualname__ = f"normalized.{stats.__qualname__}"
-
-    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
-        return self.stats(column, found or self.needs(column))
+        super().__init__(stats, NormalizedMarks(stats.needs.words))
 
 
 class RawStats:

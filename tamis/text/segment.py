@@ -9,27 +9,29 @@ which are found once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tamis.batch import Column, Facts
 from tamis.errors import OperatorError
 from tamis.kernels.lines import TEXT_FIELDS, count_short_lines, measure_line_copies, measure_text
 from tamis.kernels.marks import WORD_DEFINITIONS, MarkedWords, Words
-from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_ngrams
+from tamis.kernels.repetition import NGRAM_FIELDS, NUM_LENGTHS, measure_character_ngrams, measure_ngrams
 from tamis.kernels.spans import fill_table, hash_words
 from tamis.kernels.unicode_tables import KINDS, POINTS
 from tamis.kernels.unspaced import count_ended_lines
 from tamis.kernels.word_stats import WORD_FIELDS, measure_words
+from tamis.kernels.words import trim_words
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 """The eight words of Rae et al. 2021, appendix A."""
 
 
-def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes and int64 offsets of a string column, read-only; a null is an empty text."""
+def plain_strings(column: Column) -> Column:
+    """A text column as strings or large strings; a null is an empty text."""
     if isinstance(column, pa.DictionaryArray) or pa.types.is_string_view(column.type):
         column = column.cast(pa.large_string())
     if pa.types.is_null(column.type):
@@ -38,8 +40,12 @@ def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
         raise OperatorError(
             f"a text column holds strings, this one holds {column.type}", hint="set `column` to a text column"
         )
-    if column.null_count:
-        column = column.fill_null("")
+    return column.fill_null("") if column.null_count else column
+
+
+def buffers(column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes and int64 offsets of a string column, read-only; a null is an empty text."""
+    column = plain_strings(column)
     _, spans, text = column.buffers()
     kind = np.int64 if pa.types.is_large_string(column.type) else np.int32
     data = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
@@ -65,6 +71,24 @@ class WordMarks:
 
             column = respaced(column)
         return MarkedWords.of(*buffers(column), self.words)
+
+
+class BareMarks:
+    """The boundaries of the words of the text in lower case, each from its first letter to its last.
+
+    Words without letters are left out.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.__module__ = __name__
+        self.__qualname__ = f"bare_marks.{words}"
+
+    def __call__(self, column: Column) -> MarkedWords:
+        found = WORD_MARKS[self.words](pc.utf8_lower(plain_strings(column)))
+        begins, ends = np.zeros((2, len(found.begins)), np.uint64)
+        trim_words(found.data, found.offsets, POINTS, KINDS, found.begins, found.ends, begins, ends)
+        return MarkedWords(found.data, found.tail, found.offsets, begins, ends)
 
 
 WORD_MARKS: dict[str, WordMarks] = {words: WordMarks(words) for words in WORD_DEFINITIONS}
@@ -163,6 +187,40 @@ class NgramStats:
         out = np.zeros((len(NGRAM_FIELDS), len(column), NUM_LENGTHS), np.int64)
         measure_ngrams(words.data, words.offsets, words.begins, words.ends, out)
         return dict(zip(NGRAM_FIELDS, out, strict=True))
+
+
+class CharacterNgramStats:
+    """Facts about repeated n-grams of characters, see `kernels.repetition.measure_character_ngrams`: `top` and `all`."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.__module__ = __name__
+        self.__qualname__ = f"character_ngram_stats.{length}"
+
+    def __call__(self, column: Column) -> Facts:
+        data, offsets = buffers(column)
+        out = np.zeros((2, len(column)), np.int64)
+        measure_character_ngrams(data, offsets, self.length, out)
+        return dict(zip(("top", "all"), out, strict=True))
+
+
+class StatsOfMarks:
+    """The facts of `stats`, about words or n-grams, for words that are marked by `marks`."""
+
+    def __init__(self, stats: WordStats | NgramStats, marks: Callable[[Column], MarkedWords]) -> None:
+        self.stats, self.needs = stats, marks
+        self.__module__ = __name__
+        self.__qualname__ = f"{marks.__qualname__}.{stats.__qualname__}"
+
+    def __call__(self, column: Column, found: MarkedWords | None = None) -> Facts:
+        return self.stats(column, found or self.needs(column))
+
+
+class BareStats(StatsOfMarks):
+    """The facts of `stats` for the words of `BareMarks`."""
+
+    def __init__(self, stats: WordStats | NgramStats) -> None:
+        super().__init__(stats, BareMarks(stats.needs.words))
 
 
 NGRAM_STATS: dict[str, NgramStats] = {words: NgramStats(words) for words in WORD_DEFINITIONS}

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tamis.context import Context, file_key
 from tamis.errors import TamisError
 from tamis.models import fasttext, heads, language_model, linear, tfidf
-from tamis.models.fasttext import FastText, find_model
+from tamis.models.fasttext import FastText, find_model, with_model
 from tamis.models.heads import Head
 from tamis.models.language_model import LanguageModel
 from tamis.models.linear import LinearModel
 from tamis.models.tfidf import TfidfClassifier
-from tamis.operators import Resources
+from tamis.operators import Operator, Resources
 
 _T = TypeVar("_T")
 
@@ -53,3 +53,20 @@ TFIDF = SharedFile("words", TfidfClassifier.load, tfidf.memory_bytes)
 LANGUAGE_MODEL = SharedFile(
     "language model", lambda path: LanguageModel.load(path).with_table(), language_model.memory_bytes
 )
+
+
+class ModelFileStep(Operator):
+    """A step with a model in one file."""
+
+    model: str | Path
+    model_file: ClassVar[SharedFile[Any]]
+
+    def check(self) -> None:
+        find_model(self.model)
+
+    def identity(self) -> dict[str, Any]:
+        return with_model(super().identity(), find_model(self.model))
+
+    @property
+    def resources(self) -> Resources:
+        return self.model_file.resources(self.model)

@@ -24,6 +24,7 @@ from tamis.inert import html_text, one_line
 from tamis.kernels import overlap as kernel
 from tamis.kernels.digests import digest_spans
 from tamis.operators import Map, Resources, operator
+from tamis.parameters import plural
 from tamis.text.language import LID, Language, LanguageScorer, script_of
 from tamis.text.segment import NGRAM_STATS, buffers, ratio, text_stats, word_stats
 
@@ -229,7 +230,7 @@ def _percent(part: int, whole: int) -> str:
 def _top(counts: dict[str, int], most: int = 20) -> list[tuple[str, int]]:
     listed = list(counts.items())
     rest = sum(count for _, count in listed[most:])
-    return [*listed[:most], (f"{len(listed) - most} others", rest)] if rest else listed
+    return [*listed[:most], (plural(len(listed) - most, "other"), rest)] if rest else listed
 
 
 # --------------------------------------------------------------------------------------------------------------- fold

@@ -219,6 +219,21 @@ class TokenIds(Map):
         return _IdWriter(self, VOCABULARY.open(self.tokenizer, context))
 
 
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+"""What tokenizers call the end of a document: GPT-2 and GPT-4, Llama 3, Llama 2 and T5, Gemma, chat models, BERT."""
+
+
+def end_token_of(tokenizer: str | Path) -> str | None:
+    """The token that ends documents, if the tokenizer has one of the usual names."""
+    path = str(tokenizer)
+    with must_be(path, "a tokenizer"):
+        if path.endswith(".model"):
+            special = load_vocabulary(path).special
+        else:
+            special = tuple(token["content"] for token in json.loads(Path(path).read_bytes())["added_tokens"])
+    return next((token for token in END_TOKENS if token in special), None)
+
+
 def find_token(vocabulary: Vocabulary, token: str, parameter: str, tokenizer: str) -> int:
     """The id of a token that a parameter names."""
     found = vocabulary.find(token)

@@ -28,7 +28,7 @@ from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, require
 from tamis.kernels.pieces import WORDS_APART, WORDS_WITH_SIGNS, count_pieces
-from tamis.operators import Filter, Resources, Rule, Scores, at_least, between, operator
+from tamis.operators import Filter, Operator, Resources, Rule, Scores, at_least, between, operator
 from tamis.text.lists import check_files, identify_files
 from tamis.text.quality import text_facts
 from tamis.text.segment import buffers, ratio
@@ -178,8 +178,24 @@ def memory_bytes(path: Path) -> int:
 TOKENIZER = SharedFile("tokenizer", load_tokenizer, memory_bytes, find=Path)
 
 
+class _CountsTokens(Operator):
+    """A step with a tokenizer."""
+
+    tokenizer: str
+
+    def check(self) -> None:
+        check_files(self.name, [self.tokenizer])
+
+    def identity(self) -> dict[str, Any]:
+        return identify_files(super().identity(), [self.tokenizer])
+
+    @property
+    def resources(self) -> Resources:
+        return TOKENIZER.resources(self.tokenizer)
+
+
 @operator(reads="text", writes="tokens")
-class TokenCount(Filter):
+class TokenCount(_CountsTokens, Filter):
     """Keep documents with `min_tokens` to `max_tokens` tokens, not counting special tokens.
 
     `tokenizer` is a `tokenizer.json` of the Hugging Face library tokenizers, or a SentencePiece `.model`. Needs `tamis[text]`.
@@ -191,16 +207,6 @@ class TokenCount(Filter):
     min_tokens: int | None = 0
     max_tokens: int | None = None
     column: str = "text"
-
-    def check(self) -> None:
-        check_files(self.name, [self.tokenizer])
-
-    def identity(self) -> dict[str, Any]:
-        return identify_files(super().identity(), [self.tokenizer])
-
-    @property
-    def resources(self) -> Resources:
-        return TOKENIZER.resources(self.tokenizer)
 
     def open(self, context: Context) -> _TokenCounter:
         return _TokenCounter(TOKENIZER.open(self.tokenizer, context))
@@ -218,8 +224,8 @@ class _TokenCounter:
 
 
 @operator(reads="text", writes="chars_per_token")
-class TokenizerFertility(Filter):
-    """Keep files with at least 2.5 characters per token (StarCoder, Li et al. 2023).
+class TokenizerFertility(_CountsTokens, Filter):
+    """Keep files with at least 2.5 characters per token, as NeMo Curator does.
 
     Characters / tokens; a text without tokens scores 0. A low value means that the tokenizer knows little of the text, such
     as base64. `tokenizer` is a `tokenizer.json` of the Hugging Face library tokenizers, or a SentencePiece `.model`. Needs
@@ -231,16 +237,6 @@ class TokenizerFertility(Filter):
     tokenizer: str
     min_chars_per_token: float = 2.5
     column: str = "text"
-
-    def check(self) -> None:
-        check_files(self.name, [self.tokenizer])
-
-    def identity(self) -> dict[str, Any]:
-        return identify_files(super().identity(), [self.tokenizer])
-
-    @property
-    def resources(self) -> Resources:
-        return TOKENIZER.resources(self.tokenizer)
 
     def open(self, context: Context) -> _FertilityScorer:
         return _FertilityScorer(TOKENIZER.open(self.tokenizer, context))

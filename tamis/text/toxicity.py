@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.compute as pc
 
 from tamis.batch import Batch
 from tamis.context import Context
-from tamis.models.fasttext import find_model, with_model
 from tamis.models.tfidf import TfidfClassifier
-from tamis.operators import Filter, Resources, Rule, Scores, at_most, operator
+from tamis.operators import Filter, Rule, Scores, at_most, operator
 from tamis.text.clean import strings
-from tamis.text.shared_files import TFIDF
+from tamis.text.shared_files import TFIDF, ModelFileStep
 
 
 @operator(reads="text", writes=("toxicity", "hate_speech", "offensive_language"))
-class Toxicity(Filter):
+class Toxicity(ModelFileStep, Filter):
     """Keep documents that are hate speech or offensive language with a probability of at most 0.5.
 
     The model of the package hatesonar 0.1.0 (MIT): logistic regression on the TF-IDF of English words, trained on 24,783 tweets
@@ -36,17 +34,8 @@ class Toxicity(Filter):
     max_chars: int | None = None
 
     cost = 20.0
+    model_file = TFIDF
     measuring_parameters = frozenset({"max_chars"})
-
-    def check(self) -> None:
-        find_model(self.model)
-
-    def identity(self) -> dict[str, Any]:
-        return with_model(super().identity(), find_model(self.model))
-
-    @property
-    def resources(self) -> Resources:
-        return TFIDF.resources(self.model)
 
     def open(self, context: Context) -> _ToxicityScorer:
         return _ToxicityScorer(self.max_chars, TFIDF.open(self.model, context))

@@ -390,7 +390,7 @@ class SentenceStats:
 
 @operator(reads="text", writes=("madlad_sentences", "madlad_questionable"))
 class MadladSentences(Filter):
-    """Drop documents with few sentences or many questionable ones (MADLAD-400, Kudugunta et al. 2023, section 2.3).
+    """Drop documents with few sentences or many questionable ones (MADLAD-400, Kudugunta et al. 2023).
 
     sentences     at least `min_sentences`; sentences end with . ! ? and a space, and blank ones do not count
     questionable  questionable sentences / sentences; must be below `max_share`
