@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tamis.audio.decode import RATE, AudioStep, recordings, waveforms
 from tamis.audio.segment import segment_rows
-from tamis.audio.transcribe import CPU_BATCH, WORDS, open_shared, recognizer_resources
+from tamis.audio.transcribe import WORDS, open_shared, recognizer_resources
 from tamis.audio.transcripts import normalized
 from tamis.batch import Batch
 from tamis.context import Context
@@ -77,6 +77,9 @@ class TranscriptAlignment(AudioStep, Filter):
                 f"{self.model} has no times of words",
                 hint="use whisper-tiny.en, or a folder of a network with a CTC head",
             )
+
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **find_recognizer(self.model).packages}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), find_recognizer(self.model))
@@ -161,9 +164,7 @@ class _WordAligner(_Aligner):
 
     def _align(self, wave: np.ndarray, text: str) -> tuple[float, list[dict[str, Any]]]:
         parts = list(pieces([wave], self._recognizer.max_s))
-        heard: list[Heard] = self._recognizer.transcribe(
-            [samples for _, samples in parts], Wish(times=True, batch_size=CPU_BATCH)
-        )
+        heard: list[Heard] = self._recognizer.transcribe([samples for _, samples in parts], Wish(times=True))
         whole = joined([(begin, len(samples), each) for (begin, samples), each in zip(parts, heard, strict=True)])
         said = whole.words or []
         words = [_word(word) for word in text.split()]

@@ -18,7 +18,7 @@ so that memory stays bounded whatever the length of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -51,6 +51,9 @@ class AudioInfoStep(Operator):
 
     cost = 2.0
 
+    def packages(self) -> Mapping[str, str]:
+        return {"av": "audio"}
+
     @property
     def row_bytes(self) -> int:
         return INFO_BYTES
@@ -60,6 +63,9 @@ class AudioStep(Operator):
     """A step that uses the samples of sound files."""
 
     cost = 50.0
+
+    def packages(self) -> Mapping[str, str]:
+        return {"av": "audio", "soxr": "audio"}
 
     @property
     def row_bytes(self) -> int:

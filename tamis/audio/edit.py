@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.audio.decode import AudioInfoStep, AudioStep, Recording, recordings, resampled_channels
-from tamis.audio.files import Encoder
+from tamis.audio.files import RATES, Encoder
 from tamis.audio.segment import frame_levels, part_of
 from tamis.audio.signal import signal_of
 from tamis.batch import Batch, Column
@@ -63,7 +63,7 @@ def written(
     info = recording.info
     target = io.BytesIO()
     to = rate or info.rate
-    if format_ == "opus" and to not in (8_000, 12_000, 16_000, 24_000, 48_000):
+    if to not in RATES.get(format_, (to,)):
         to = 48_000
     pieces: Iterator[np.ndarray] = recording.channels(10.0)
     if mono and info.channels > 1:
@@ -83,8 +83,9 @@ class AudioConvert(AudioEdit):
 
     `sample_rate` is converted by soxr ("HQ"); `mono` is the mean of all channels. A recording that is in the format
     already, with this rate and these channels, keeps its bytes, if it is not a segment. Opus has 8, 12, 16, 24 or 48
-    kHz: other rates become 48 kHz. `bitrate`, in bits per second, is for Opus and MP3. FLAC and WAV have 24 bits if
-    the recording has more than 16.
+    kHz, and MP3 those up to 48 kHz: other rates become 48 kHz. `bitrate`, in bits per second, is for Opus and MP3. FLAC
+    and WAV have 24 bits if the recording has more than 16. A recording with more channels than the format has fails: MP3
+    has two, FLAC and Opus have eight.
 
     >>> from tamis.audio.files import encoded
     >>> data = encoded(np.zeros((2, 44_100), np.float32), 44_100, "wav")
@@ -202,7 +203,7 @@ class AudioInfo(AudioInfoStep, Map):
         found = recordings(batch, "audio")
         infos = [None if each is None else each.info for each in found]
         return {
-            "duration": pa.array([None if each is None else each.duration for each in found], pa.float64()),
+            "duration": pa.array([None if each is None else round(each.duration, 6) for each in found], pa.float64()),
             "sample_rate": pa.array([None if each is None else each.rate for each in infos], pa.int64()),
             "channels": pa.array([None if each is None else each.channels for each in infos], pa.int64()),
             "codec": pa.array([None if each is None else each.codec for each in infos], pa.string()),

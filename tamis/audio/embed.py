@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,9 @@ class AudioEmbed(AudioStep, Map):
     def check(self) -> None:
         self.found()
 
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **self.found().packages}
+
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.found())
 
@@ -101,7 +104,7 @@ class _Encoder:
             return
         torch = require("torch", extra="models", purpose=f"running {found.name}")
         config = load_config(found.folder)
-        module = transformers_module(found.folder, "MODEL_MAPPING").eval()
+        module = transformers_module(found.folder, "MODEL_MAPPING", unused="pooler").eval()
         normalize = bool(found.json("preprocessor_config.json").get("do_normalize", False))
         self.width = int(getattr(config, "d_model", None) or config.hidden_size)
 

@@ -38,6 +38,7 @@ MISSING_S = 0.5
 """If more than this is missing at the end of what a file announces, it is truncated."""
 
 _BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
+_TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "s64": np.int64, "flt": np.float32, "dbl": np.float64}
 _LOSSY = re.compile("mp[123]|aac|vorbis|opus|e?ac3|dca|wma(v|pro)|amr")
 _SCALES = {np.dtype(np.int16): 2.0**-15, np.dtype(np.int32): 2.0**-31, np.dtype(np.int64): 2.0**-63}
 
@@ -241,17 +242,18 @@ def _samples(container: Any, stream: Any, info: Info, begin: float, end: float |
     first = round(begin * info.rate)
     last = None if end is None else round(end * info.rate)
     position: int | None = 0
-    zero = 0
-    if begin > PREROLL_S:
+    zero, start = 0, None
+    if begin > PREROLL_S and not _jumps_wrong(info):
         zero = _first_timestamp(container, stream)
+        start = zero + int((begin - PREROLL_S) / stream.time_base)
         position = None  # known from the first packet after the jump
     given = 0
-    for frame in _frames(container, stream, begin, zero):
+    for frame in _frames(container, stream, start):
         if position is None:
             position = round((frame.pts - zero) * stream.time_base * info.rate)
         if frame.sample_rate != info.rate or frame.layout.nb_channels != info.channels:
             raise AudioError("unsupported", "its sample rate or number of channels changes on the way")
-        samples = _planes(frame, info.channels)
+        samples = samples_of(frame)
         if samples.dtype.kind == "f" and not np.isfinite(samples).all():
             raise AudioError("invalid", "some of its samples are not numbers")
         skip = max(0, first - position)
@@ -261,6 +263,8 @@ def _samples(container: Any, stream: Any, info: Info, begin: float, end: float |
             given += stop - skip
             yield samples[:, skip:stop]
         if last is not None and position >= last:
+            if not given:
+                raise AudioError("empty", "it has no samples")
             return
     wanted = info.duration - begin if end is None else min(end, info.duration) - begin
     if not given and wanted <= MISSING_S:
@@ -278,22 +282,17 @@ def _first_timestamp(container: Any, stream: Any) -> int:
     raise AudioError("empty", "it has no samples")
 
 
-def _frames(container: Any, stream: Any, begin: float, zero: int) -> Iterator[Any]:
-    """The decoded frames from `begin`, or a little before it, to the end."""
+def _jumps_wrong(info: Info) -> bool:
+    """Whether FFmpeg computes times after a jump from a rate of bytes that need not be exact; decoding is fast then."""
+    return info.container in ("wav", "w64") and not info.codec.startswith("pcm_")
+
+
+def _frames(container: Any, stream: Any, start: int | None) -> Iterator[Any]:
+    """The decoded frames of a stream, from the packet that contains the time `start` on, or from the first one."""
     av = _av()
-    start = None
-    if begin > PREROLL_S:
-        start = zero + int((begin - PREROLL_S) / stream.time_base)
-        with _explained("it cannot be searched"):
-            container.seek(max(0, start), stream=stream, backward=True)
     bad: Exception | None = None
     with _explained("it cannot be decoded"):
-        for packet in container.demux(stream):
-            # Where a jump lands depends on the index of the container; where decoding starts must not.
-            if start is not None and packet.size:
-                if packet.pts is None or packet.pts < start:
-                    continue
-                start = None
+        for packet in container.demux(stream) if start is None else _packets_from(container, stream, start):
             try:
                 frames = stream.codec_context.decode(packet if packet.size else None)
             except av.error.InvalidDataError as error:
@@ -308,10 +307,43 @@ def _frames(container: Any, stream: Any, begin: float, zero: int) -> Iterator[An
         raise AudioError("truncated", "its last packet cannot be decoded")
 
 
-def _planes(frame: Any, channels: int) -> np.ndarray:
-    """[channels, samples] in the type of the codec."""
-    found: np.ndarray = frame.to_ndarray()
-    return found if frame.format.is_planar else np.ascontiguousarray(found.reshape(-1, channels).T)
+def _packets_from(container: Any, stream: Any, start: int) -> Iterator[Any]:
+    """The packets from the one that contains a time on.
+
+    Where a jump leads depends on the index of the container; where decoding starts must not. Without an index, as in MPEG
+    streams, it may lead too far, and the first packets after it may have wrong times.
+    """
+    step = int(PREROLL_S / stream.time_base)
+    back = step if container.format.name in ("mpeg", "mpegts") else 0
+    while start > back:
+        with _explained("it cannot be searched"):
+            container.seek(start - back, stream=stream, backward=True)
+        before = None
+        for packet in (packets := container.demux(stream)):
+            if packet.size and packet.pts is not None and packet.pts <= start:
+                before = packet
+            elif before is not None:
+                yield before
+                yield packet
+                yield from packets
+                return
+            elif packet.size:
+                break
+        back = 4 * back or step
+    with _explained("it cannot be searched"):
+        container.seek(0, backward=True)
+    yield from container.demux(stream)
+
+
+def samples_of(frame: Any) -> np.ndarray:
+    """The samples of a decoded frame: [channels, samples] in the type of the codec.
+
+    `to_ndarray` of PyAV reads a ninth channel from a frame with eight channels in arrays of their own, and crashes.
+    """
+    kind, channels, count = _TYPES[frame.format.name.removesuffix("p")], frame.layout.nb_channels, frame.samples
+    if frame.format.is_planar:
+        return np.stack([np.frombuffer(plane, kind, count) for plane in frame.planes[:channels]])
+    return np.array(np.frombuffer(frame.planes[0], kind, count * channels).reshape(-1, channels).T, order="C")
 
 
 @contextmanager
@@ -348,6 +380,14 @@ _KINDS = {
 """The container, codec and type of samples of each format that is written, by bits."""
 
 
+MOST_CHANNELS = {"flac": 8, "mp3": 2, "opus": 8}
+RATES = {
+    "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+    "opus": (8_000, 12_000, 16_000, 24_000, 48_000),
+}
+"""The sample rates that a format has, if not all."""
+
+
 class Encoder:
     """Writes sound piece by piece."""
 
@@ -356,6 +396,10 @@ class Encoder:
     ) -> None:
         av = _av()
         kind, codecs = _KINDS[format_]
+        if channels > MOST_CHANNELS.get(format_, channels):
+            raise AudioError(
+                "unsupported", f"{format_} has at most {MOST_CHANNELS[format_]} channels, and it has {channels}"
+            )
         codec, self._type = codecs.get(bits) or codecs[max(codecs)]
         self._layout = _LAYOUTS.get(channels, f"{channels}c")
         self._rate, self._written = rate, 0

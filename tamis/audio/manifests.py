@@ -4,14 +4,18 @@
     lhotse    cuts: {"id": ..., "start": 1.5, "duration": 3.0, "recording": {"sources": [{"source": "a.wav"}]},
                      "supervisions": [{"text": "...", "language": "en", "speaker": "s"}]}
               recordings: {"id": ..., "sources": [{"source": "a.wav"}], "sampling_rate": 16000, "duration": 9.5}
+    Shar      cuts.000000.jsonl.gz: cuts of lhotse whose recordings are in recording.000000.tar, by the id of the cut
 
-Both are JSON Lines, which `JsonlReader` reads; the steps here make references. Paths are relative to the folder of the
+All are JSON Lines, which `JsonlReader` reads; the steps here make references. Paths are relative to the folder of the
 manifest; others must be allowed with `media_roots` of the reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import posixpath
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +25,11 @@ from tamis.audio.decode import AudioInfoStep, Recording, recordings
 from tamis.audio.segment import numbers, sliced
 from tamis.batch import Batch, Column
 from tamis.errors import MediaError
-from tamis.media import MediaItem, media_items, with_full_paths
+from tamis.media import MediaAccess, MediaItem, media_items, with_full_paths
 from tamis.operators import Map, operator
 from tamis.sources.jsonmedia import MEDIA
+
+_SHAR = re.compile(r"cuts(?P<number>.*)\.jsonl(\.\w+)?(@\d+)?")
 
 Part = tuple[str | None, float | None, float | None]
 """The path, offset and duration of a row."""
@@ -95,6 +101,7 @@ class LhotseManifest(_Manifest):
 
     For a manifest of recordings, give `column="sources"`: each row is then a whole file. `LhotseText` adds what was said. Only
     recordings in files can be read, and of cuts only those of one track; others fail. `verify` is that of `NemoManifest`.
+    Cuts of lhotse Shar (`JsonlReader("shar/cuts.*.jsonl.gz")`) refer to the bytes in the archive that belongs to their file.
 
     >>> cut = {"start": 1.5, "duration": 3.0, "recording": {"sources": [{"type": "file", "source": "/data/a.wav"}]}}
     >>> LhotseManifest(verify=False).apply(Batch.from_rows([cut]))["audio"].to_pylist()
@@ -105,7 +112,7 @@ class LhotseManifest(_Manifest):
     verify: bool = True
 
     def optional_reads(self) -> tuple[str, ...]:
-        return () if self.column == "sources" else ("start", "duration", "tracks")
+        return () if self.column == "sources" else ("start", "duration", "tracks", "id")
 
     def parts_of(self, batch: Batch) -> list[Part]:
         found = batch["recording"].to_pylist()
@@ -113,13 +120,44 @@ class LhotseManifest(_Manifest):
         tracks = batch["tracks"].to_pylist() if "tracks" in batch else nothing
         starts = numbers(batch, "start") if "start" in batch else nothing
         lengths = numbers(batch, "duration") if "duration" in batch else nothing
+        names = batch["id"].to_pylist() if "id" in batch else nothing
+        archives = _Archives(batch)
         return [
-            (_lhotse_path(recording, several), start, length)
-            for recording, several, start, length in zip(found, tracks, starts, lengths, strict=True)
+            (_lhotse_path(recording, several, functools.partial(archives.path, row, names[row])), start, length)
+            for row, (recording, several, start, length) in enumerate(zip(found, tracks, starts, lengths, strict=True))
         ]
 
 
-def _lhotse_path(recording: Any, tracks: Any) -> str | None:
+class _Archives:
+    """Finds the recordings of lhotse Shar: that of a cut is the member named by its id, whatever its format."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._origin, self._access = batch.origin, batch.access or MediaAccess()
+        self._found: dict[str, dict[str, str]] = {}
+
+    def path(self, row: int, name: str | None) -> str:
+        """The reference to the bytes of a recording."""
+        place = self._origin.places[self._origin.place[row]]
+        if place not in self._found:
+            self._found[place] = self._references(place)
+        if name not in self._found[place]:
+            raise MediaError(f"the archive that belongs to {place} has no recording of the cut {name!r}")
+        return self._found[place][name]
+
+    def _references(self, place: str) -> dict[str, str]:
+        listing = _SHAR.fullmatch(posixpath.basename(place))
+        if listing is None:
+            raise MediaError(f"{place} is not a list of cuts of lhotse Shar, such as cuts.000000.jsonl.gz")
+        archive = f"recording{listing['number']}.tar"
+        members = MediaItem(archive, place, self._access).members()
+        return {
+            posixpath.splitext(name)[0]: f"{archive}@{start}+{length}#{name}"
+            for name, (start, length) in members.items()
+            if not name.endswith((".json", ".nodata", ".nometa"))
+        }
+
+
+def _lhotse_path(recording: Any, tracks: Any, in_archive: Callable[[], str]) -> str | None:
     if tracks:
         raise MediaError("a cut of several tracks is not one recording; mix it first, or leave it out")
     sources = recording.get("sources") if isinstance(recording, dict) else recording
@@ -127,6 +165,8 @@ def _lhotse_path(recording: Any, tracks: Any) -> str | None:
         return None
     if not isinstance(sources, list) or not isinstance(sources[0], dict) or "source" not in sources[0]:
         raise MediaError(f"not a recording of a lhotse manifest: {recording!r:.200}")
+    if sources[0].get("type") == "shar":
+        return in_archive()
     if sources[0].get("type") not in (None, "file", "url"):
         raise MediaError(f"a recording of type {sources[0]['type']!r} is not a file")
     return str(sources[0]["source"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ class ModelStep(AudioStep):
 
     def check(self) -> None:
         self.found()
+
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **self.found().packages}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.found())

@@ -29,19 +29,21 @@ _HOP_S = 0.02
 
 
 def segment_rows(
-    rows: Sequence[Recording | None], parts: Sequence[Sequence[Times]], column: str = "audio"
+    rows: Sequence[Recording | None], parts: Sequence[Sequence[tuple[float, float | None]]], column: str = "audio"
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
     """(columns of new rows: `column`, `begin` and `duration`; the row that each came from).
 
-    `parts` has the begin and end of the segments of each row, in seconds from the begin of the row.
+    `parts` has the begin and end of the segments of each row, in seconds from the begin of the row. An end of None is
+    that of the row; a row from 0 to None stays as it is.
     """
     audio, begins, durations, parents = [], [], [], []
     for row, (recording, times) in enumerate(zip(rows, parts, strict=True)):
         for begin, end in times:
             assert recording is not None
-            audio.append(part_of(recording.item, begin, end))
+            whole = begin == 0 and end is None
+            audio.append(_same(recording.item) if whole else part_of(recording.item, begin, end))
             begins.append(round(recording.begin + begin, 6))
-            durations.append(round(end - begin, 6))
+            durations.append(round((recording.duration if end is None else end) - begin, 6))
             parents.append(row)
     columns = {
         column: pa.array(audio, MEDIA),
@@ -49,6 +51,10 @@ def segment_rows(
         "duration": pa.array(durations, pa.float64()),
     }
     return columns, np.array(parents, np.int64)
+
+
+def _same(item: MediaItem) -> dict[str, Any]:
+    return {"bytes": None if item.data is None else bytes(item.data), "path": item.path}
 
 
 def part_of(item: MediaItem, begin: float, end: float | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Nothing but one block and the state of the network is held, so a recording may h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,16 @@ from tamis.models.files import ModelFiles
 from tamis.models.onnx import open_session
 from tamis.models.silero import WINDOW, Voice
 from tamis.operators import Expand, Filter, Rule, Scores, at_least, operator
+from tamis.text.clean import strings
 
 _RESUME_BELOW = 0.15
 """Within speech, silence begins this much below the threshold, as in the package silero-vad."""
 
 _CUT_SILENCE_S = 0.098
 """A speech that gets too long is cut in its longest silence of at least this length, as in the package silero-vad."""
+
+SHORTEST_WORD_S = 0.25
+"""Less speech than this does not count in a recording that is not cut, as in the package silero-vad."""
 
 
 @dataclass
@@ -134,8 +138,9 @@ class SpeechSegments(_VoiceStep, Expand):
 
     Segments refer to the recording (`talk.mp3#t=12.5,20`), so nothing is copied; only those of rows that hold bytes are
     cut out. `begin` is in seconds from the begin of the file, `duration` in seconds. A recording without speech is
-    dropped. Recordings of any length are read in blocks of 30 s. Needs `tamis[audio,onnx]` and a file of the package
-    silero-vad 6.2.3; takes 0.003 s per second and core.
+    dropped. With `text`, the name of a column, rows that have a text there are not cut, because it is that of the whole
+    recording: they are kept as they are, or dropped if nobody speaks. Recordings of any length are read in blocks of
+    30 s. Needs `tamis[audio,onnx]` and a file of the package silero-vad 6.2.3; takes 0.003 s per second and core.
 
         SpeechSegments(min_s=1, max_s=30)
     """
@@ -147,6 +152,10 @@ class SpeechSegments(_VoiceStep, Expand):
     threshold: float = 0.5
     pad_s: float = 0.3
     gap_s: float = 0.5
+    text: str | None = None
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return () if self.text is None else (self.text,)
 
     def check(self) -> None:
         super().check()
@@ -172,15 +181,28 @@ class _Segmenter:
         self._step, self._session = step, session
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
-        rows = recordings(batch, "audio")
-        parts = [[] if row is None else list(self._segments(row)) for row in rows]
+        rows, texts = recordings(batch, "audio"), self._texts(batch)
+        parts: list[Sequence[tuple[float, float | None]]] = [
+            [] if row is None else self._whole(row) if text else list(self._segments(row, self._step.min_s))
+            for row, text in zip(rows, texts, strict=True)
+        ]
         columns, parents = segment_rows(rows, parts)
         columns[self._step.column] = columns.pop("audio")
         return pa.table(columns), parents
 
-    def _segments(self, recording: Recording) -> Iterator[tuple[float, float]]:
+    def _texts(self, batch: Batch) -> list[str | None]:
+        name = self._step.text
+        if name is None or name not in batch:
+            return [None] * len(batch)
+        return [text and text.strip() for text in strings(batch[name]).to_pylist()]
+
+    def _whole(self, recording: Recording) -> list[tuple[float, float | None]]:
+        spoken = next(self._segments(recording, SHORTEST_WORD_S), None)
+        return [] if spoken is None else [(0.0, None)]
+
+    def _segments(self, recording: Recording, min_s: float) -> Iterator[tuple[float, float]]:
         step = self._step
-        speeches = Speeches(step.threshold, step.min_s * RATE, step.max_s * RATE, step.gap_s * RATE, step.pad_s * RATE)
+        speeches = Speeches(step.threshold, min_s * RATE, step.max_s * RATE, step.gap_s * RATE, step.pad_s * RATE)
         voice = Voice(self._session)
         found = [part for block in recording.blocks() for part in speeches.feed(voice.feed(block))]
         found += speeches.feed(voice.finish())

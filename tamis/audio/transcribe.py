@@ -6,7 +6,7 @@ on a GPU   audio --AudioSamples, CPU workers--> samples ==packets==> recognizer,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from tamis.models.files import ModelFiles, with_files
 from tamis.models.recognizers import NOTHING, Heard, Recognizer, Wish, find_recognizer, joined, open_recognizer, pieces
 from tamis.models.text_model import RUNTIME, open_runtime, runtime_bytes
 from tamis.operators import Map, Operator, Resources, operator
-from tamis.text.neural import SMALL_NETWORK_BYTES, WORKERS_PER_GPU
 
 WORDS = pa.list_(
     pa.struct(
@@ -40,12 +39,20 @@ WORDS = pa.list_(
 """The type of a column of words with times in seconds."""
 
 HELD_SAMPLES = 16 * 30 * RATE
-"""Pieces of recordings are collected up to this many samples before they are sorted by length and run."""
+"""On a CPU, pieces of recordings are collected up to this many samples before they are sorted by length and run."""
 
 MAX_SAMPLES_S = 3600.0
 """The longest recording that is passed to a GPU worker as a whole."""
 
-CPU_BATCH, GPU_BATCH = 8, 64
+GPU_BATCH_BYTES = 192_000_000
+"""Samples of a batch for a GPU worker: 200 clips of 30 s."""
+
+GPU_ROOM_BYTES = 1_500_000_000
+"""GPU memory beside weights of 16 bits: four clips at a time of Whisper large-v3. More are transcribed where there is more."""
+
+WORKERS_PER_GPU = 3
+"""Decoders compute a token with a thousand small kernels, whose starts leave a GPU idle: other workers use it meanwhile, also
+if the network is large."""
 
 
 @operator(reads="audio", writes="samples")
@@ -88,8 +95,8 @@ def _samples(recording: Recording) -> bytes:
 class Transcribe(AudioStep, Map):
     """Add the text that is spoken in each recording.
 
-    moonshine-tiny    Moonshine tiny (Jeffries et al. 2024; MIT): English, the default. No times. One clip at a time, because
-                      its quantised graphs let clips change each other. Needs `tamis[audio,onnx]` and its files.
+    moonshine-tiny    Moonshine tiny (Jeffries et al. 2024; MIT): English, the default. No times. Needs
+                      `tamis[audio,onnx]` and its files.
     whisper-tiny.en   Whisper tiny (Radford et al. 2022; MIT), converted for CTranslate2: English. Needs
                       `tamis[audio,audio-models]` and its files.
     a folder          of Whisper (transformers, or CTranslate2 with tokenizer.json), of a network with a CTC head
@@ -115,6 +122,7 @@ class Transcribe(AudioStep, Map):
     beams: int = 1
     max_tokens: int = 224
     batch_size: int | None = None
+    """Clips at a time; None for as many as suit the network and its memory."""
     device: Device = "auto"
     samples: str | None = None
     """A column that `AudioSamples` wrote, which is then read in place of the recording and removed."""
@@ -132,6 +140,9 @@ class Transcribe(AudioStep, Map):
         if self.device == "gpu" and found.kind == "moonshine":
             raise ParameterError(f'`device="gpu"`: {self.model} runs on the CPU only', hint='use device="auto"')
         choose(self.device)
+
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **find_recognizer(self.model).packages}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), find_recognizer(self.model))
@@ -170,7 +181,7 @@ class Transcribe(AudioStep, Map):
 
     @property
     def batch_bytes(self) -> int | None:
-        return 64_000_000 if self.samples else None
+        return GPU_BATCH_BYTES if self.samples else None
 
     @property
     def resources(self) -> Resources:
@@ -180,24 +191,29 @@ class Transcribe(AudioStep, Map):
             return Resources()
         return recognizer_resources(found, self._on_gpu())
 
-    def wish(self, device: str) -> Wish:
-        size = self.batch_size or (CPU_BATCH if device == "cpu" else GPU_BATCH)
-        return Wish(self.language, self.times, self.beams, size, self.max_tokens)
-
     def open(self, context: Context) -> Transcriber:
         device = context.device if self._on_gpu() else "cpu"
-        return Transcriber(self, open_shared(find_recognizer(self.model), context, device), self.wish(device))
+        wish = Wish(self.language, self.times, self.beams, self.batch_size, self.max_tokens)
+        return Transcriber(self, open_shared(find_recognizer(self.model), context, device), wish)
 
 
 def recognizer_resources(found: ModelFiles, on_gpu: bool) -> Resources:
     """What a step needs that runs a recognizer."""
     key = found.key("recognizer")
-    if found.kind in ("moonshine", "ctranslate2"):
-        return Resources(memory=ACTIVATION_BYTES, shared={key: onnx.RUNTIME_BYTES + 2 * found.num_bytes})
-    shared = {RUNTIME: runtime_bytes("gpu" if on_gpu else "cpu"), key: found.num_bytes}
+    converted = found.kind in ("moonshine", "ctranslate2")
+    if converted:
+        # Files, what the library makes of them, and the weights of the fast decoder of Moonshine.
+        shared = {key: onnx.RUNTIME_BYTES + 3 * found.num_bytes}
+    else:
+        shared = {RUNTIME: runtime_bytes("gpu" if on_gpu else "cpu"), key: found.num_bytes}
     if on_gpu:
-        return Resources(gpus=1 / WORKERS_PER_GPU if found.num_bytes <= SMALL_NETWORK_BYTES else 1, shared=shared)
-    return Resources(memory=2 * ACTIVATION_BYTES, shared=shared)
+        return Resources(
+            gpus=1 / WORKERS_PER_GPU,
+            gpu_memory=found.num_bytes // 2 + GPU_ROOM_BYTES,
+            memory=5 * GPU_BATCH_BYTES,  # as float32, and 256 clips padded to 30 s
+            shared=shared,
+        )
+    return Resources(memory=(1 if converted else 2) * ACTIVATION_BYTES, shared=shared)
 
 
 def open_shared(found: ModelFiles, context: Context, device: str) -> Recognizer:
@@ -244,7 +260,7 @@ class Transcriber:
                 continue
             for begin, samples in pieces(blocks, self._recognizer.max_s):
                 waiting.append(_Piece(row, begin, samples))
-                if sum(len(piece.samples) for piece in waiting) >= HELD_SAMPLES:
+                if self._step.samples is None and sum(len(piece.samples) for piece in waiting) >= HELD_SAMPLES:
                     self._run(waiting, parts)
                     waiting = []
         self._run(waiting, parts)

@@ -4,7 +4,7 @@
     transcript, duration --------------------------------------------------> words and characters per second
 
 All operators on texts work on transcripts too, with `column="transcript"`. What NeMo Curator calls AudioToDocument is a
-renaming: `Rename({"transcript": "text"})`.
+renaming: `Rename({"text": "transcript"})`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from tamis.text.clean import strings
 from tamis.text.language import LID, LanguageScorer
 from tamis.text.shared_files import FASTTEXT
 
+_SPACES = r"[\s\x0b\x1c-\x1f\x{85}\pZ]+"
+"""What is a space in Python; `\\s` alone has only those of ASCII, and not that of Chinese and Japanese."""
+
 
 def normalized(column: Column, *, ignore_case: bool = True, ignore_punctuation: bool = True) -> pa.Array:
     """Texts as they are compared: one space between words, none at the ends; if requested, without case and punctuation.
@@ -43,7 +46,7 @@ def normalized(column: Column, *, ignore_case: bool = True, ignore_punctuation: 
         texts = pc.replace_substring_regex(texts, "[\u2018\u2019]", "'")
         texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN\s']+", " ")
         texts = pc.replace_substring_regex(texts, r"(^|\s)'+|'+(\s|$)", " ")
-    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " "))
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, _SPACES, " "))
 
 
 def word_ids(*columns: pa.Array) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -112,8 +115,9 @@ class WordErrorRate(Filter):
     an empty reference they are the number of insertions. All equal those of the library jiwer on normalized texts. 0.75
     is the bound in NeMo Curator's tutorial, 12 characters its edge.
 
-    Texts are compared without case and punctuation unless `ignore_case` or `ignore_punctuation` is False. The report
-    has the sums of edits and lengths; `error_rates` returns the rates of a whole corpus.
+    Texts are compared without case and punctuation unless `ignore_case` or `ignore_punctuation` is False. With
+    `keep_without_text`, rows whose reference is null or blank are kept, their scores are null, and the data need not have the
+    column at all. The report has the sums of edits and lengths; `error_rates` returns the rates of a whole corpus.
 
     >>> rows = [{"transcript": "the cat sat", "text": "The cat sits."}, {"transcript": "", "text": "hello"}]
     >>> [round(each, 2) for each in WordErrorRate().open(Context()).score(Batch.from_rows(rows))["wer"].tolist()]
@@ -128,16 +132,24 @@ class WordErrorRate(Filter):
     max_wer: float | None = 0.75
     max_cer: float | None = None
     max_edge_cer: float | None = None
+    keep_without_text: bool = False
+
+    def reads(self) -> tuple[str, ...]:
+        return ("transcript",) if self.keep_without_text else ("transcript", "text")
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return (self.reference,) if self.keep_without_text else ()
 
     def real_names(self) -> dict[str, str]:
-        return super().real_names() | {"text": self.reference}
+        return super().real_names() | ({} if self.keep_without_text else {"text": self.reference})
 
     def open(self, context: Context) -> _ErrorScorer:
         return _ErrorScorer(self)
 
     def rules(self) -> list[Rule]:
         bounds = {"wer": self.max_wer, "cer": self.max_cer, "edge_cer": self.max_edge_cer}
-        return [at_most(name, bound) for name, bound in bounds.items() if bound is not None]
+        lenient = self.keep_without_text
+        return [at_most(name, bound, keeps_missing=lenient) for name, bound in bounds.items() if bound is not None]
 
 
 class _ErrorScorer:
@@ -147,9 +159,11 @@ class _ErrorScorer:
 
     def score(self, batch: Batch) -> Scores:
         step = self._step
+        name = step.reference if step.keep_without_text else "text"
+        given = batch[name] if name in batch else pa.nulls(len(batch), pa.string())
         found, references = (
-            normalized(batch[name], ignore_case=step.ignore_case, ignore_punctuation=step.ignore_punctuation)
-            for name in ("transcript", "text")
+            normalized(column, ignore_case=step.ignore_case, ignore_punctuation=step.ignore_punctuation)
+            for column in (batch["transcript"], given)
         )
         words, num_words = word_edits(references, found)
         chars, num_chars = char_edits(references, found)
@@ -166,9 +180,12 @@ class _ErrorScorer:
             "char_edits": chars,
             "reference_chars": num_chars,
         }
+        missing = _lengths(references) == 0 if step.keep_without_text else np.zeros(len(batch), np.bool_)
         for name in ("word_edits", "reference_words", "char_edits", "reference_chars"):
-            self._counts[name] = self._counts.get(name, 0) + int(scores[name].sum())
-        return scores
+            self._counts[name] = self._counts.get(name, 0) + int(scores[name][~missing].sum())
+        if not missing.any():
+            return scores
+        return {name: pa.array(values, mask=missing) for name, values in scores.items()}
 
     def take_counts(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
@@ -270,15 +287,15 @@ class Hallucination(Filter):
     """Keep transcripts without the marks of what recognizers such as Whisper invent.
 
     unique_words         distinct words / words; at least 0.4, below it the text repeats itself
-    longest_word         characters of the longest word; at most 25
+    longest_word         characters of the longest word; at most 24
     longest_word_ratio   (longest word - second longest) / second longest; below 3
     repeats              how often an n-gram of up to 12 words follows itself; at most 5
     invented_phrase      1 if the whole text is one of `phrases`, else 0
 
-    Words are compared without case and punctuation. All bounds but the one of `repeats` are those of NeMo Curator; for
-    languages with long words it uses `max_longest_word=35`. Combine it with `SpeechRate`, which finds text that is too
-    fast to be spoken. `phrases` replaces the list of what Whisper writes for silence. An empty transcript has no such
-    mark.
+    Words are compared without case and punctuation. All bounds but the one of `repeats` are those of NeMo Curator, which
+    also drops a share of exactly 0.4, and allows 34 characters and any ratio in languages with long words. Combine it with
+    `SpeechRate`, which finds text that is too fast to be spoken. `phrases` replaces the list of what Whisper writes for
+    silence. An empty transcript has no such mark.
 
     >>> batch = Batch.from_rows([{"transcript": "Thank you for watching!"}, {"transcript": "no no no no no no no no"}])
     >>> scores = Hallucination().score(batch)
@@ -289,7 +306,7 @@ class Hallucination(Filter):
     column: str = "transcript"
     phrases: Sequence[str] = PHRASES
     min_unique_words: float = 0.4
-    max_longest_word: int = 25
+    max_longest_word: int = 24
     max_longest_word_ratio: float = 3.0
     max_repeats: int = 5
 

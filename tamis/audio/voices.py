@@ -7,7 +7,7 @@ speech (Silero) --windows of 1.6 s, every 0.4 s--> vectors (GE2E) --clustered by
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -158,6 +158,9 @@ class _DiarizingStep(_SpeakerStep):
         super().check()
         self.vad()
 
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **self.vad().packages}
+
     @property
     def resources(self) -> Resources:
         found = super().resources
@@ -203,6 +206,9 @@ class SpeakerTurns(_DiarizingStep, Expand):
             super().check()
         if self.min_s < 0 or self.gap_s < 0:
             raise ParameterError("`min_s` and `gap_s` must not be negative", hint="they are in seconds")
+
+    def packages(self) -> Mapping[str, str]:
+        return super().packages() if self.rttm is None else super(ModelStep, self).packages()
 
     def identity(self) -> dict[str, Any]:
         if self.rttm is None:

@@ -42,7 +42,7 @@ MAX_SHAPE, MIN_SHAPE = 10.0, 0.05
 class Brisque(ImageFilter):
     """Drop photos that look distorted: blurred, noisy or compressed, with a BRISQUE score above 60.
 
-    Scores are about 0 for flawless photos and 100 for unusable ones (Mittal, Moorthy and Bovik 2012): a support vector
+    Scores are about 0 for flawless photos and 100 for unusable ones (Mittal et al. 2012): a support vector
     regression on the statistics of neighbouring pixels, trained on people's opinions of distorted photos. Drawings and
     screenshots have no natural statistics, and high scores. Photos are measured with a short side of 512 pixels, close to
     those of the training data; with `side=None`, all pixels are measured, as the package brisque 0.2.0 does. A row without

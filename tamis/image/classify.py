@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.errors import ParameterError, TamisError
 from tamis.image.neural import NetworkStep
 from tamis.models.devices import Device
 from tamis.models.files import ModelFiles
 from tamis.models.image_model import ImageBuild, ImageModel
-from tamis.models.outputs import Task, label_scores, sigmoid, softmax, task_of
+from tamis.models.outputs import Task, check_labels, label_scores, sigmoid, softmax, task_of
 from tamis.models.vision import image_classifier
 from tamis.operators import Filter, Rule, Scores, at_most, between, one_of, operator
 from tamis.text.neural import AnyOf
@@ -35,15 +35,6 @@ def imagenet_labels() -> tuple[str, ...]:
 def labels_of_model(found: ModelFiles) -> tuple[Task, list[str]]:
     """What a classifier predicts, and the names of its outputs."""
     return ("single", list(imagenet_labels())) if found.kind == "efficientnet" else task_of(found)
-
-
-def _check_labels(model: str | Path, wanted: Sequence[str], labels: Sequence[str]) -> None:
-    for label in wanted:
-        if label not in labels:
-            raise ParameterError(
-                f"the model {model} has no label {label!r}",
-                hint=did_you_mean(label, labels) or f"it has {', '.join(labels[:20])}",
-            )
 
 
 @operator(reads="image", writes=("label", "score"))
@@ -90,7 +81,7 @@ class ImageClassifier(NetworkStep, Filter):
             raise ParameterError(
                 f"{self.model} has no labels to filter by: it is a regression", hint="use `min_score` and `max_score`"
             )
-        _check_labels(self.model, self.filter_by, labels)
+        check_labels(self.model, self.filter_by, labels)
 
     def open(self, context: Context) -> _Labeler:
         return _Labeler(self, self.open_model(context), *labels_of_model(self.found()))
@@ -175,7 +166,7 @@ class ImageTags(NetworkStep, Filter):
         task, labels = labels_of_model(self.found())
         if task == "regression":
             raise ParameterError(f"{self.model} has no labels: it is a regression")
-        _check_labels(self.model, [*self.keep, *self.drop], labels)
+        check_labels(self.model, [*self.keep, *self.drop], labels)
 
     def open(self, context: Context) -> _Tagger:
         return _Tagger(self, self.open_model(context), *labels_of_model(self.found()))
@@ -188,6 +179,10 @@ class ImageTags(NetworkStep, Filter):
 @dataclass(frozen=True)
 class NoneOf(Rule):
     """Keeps a row if a list of labels has none of those given."""
+
+    @property
+    def met(self) -> str:
+        return f"{self.score} has none of {', '.join(self.allowed or ())}"
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         missing = np.asarray(pc.is_null(values).to_numpy(zero_copy_only=False), np.bool_)
@@ -247,7 +242,7 @@ class Watermark(NetworkStep, Filter):
 
     def check(self) -> None:
         super().check()
-        _check_labels(self.model, [self.label], labels_of_model(self.found())[1])
+        check_labels(self.model, [self.label], labels_of_model(self.found())[1])
 
     def open(self, context: Context) -> _WatermarkScorer:
         return _WatermarkScorer(self, self.open_model(context))

@@ -1,4 +1,4 @@
-"""The contact sheet of a run: what it kept and dropped, as thumbnails on a page, and sounds that can be played.
+"""The contact sheet of a run: what it kept and dropped, as thumbnails on a page, frames of clips, sounds that can be played.
 
     OUTPUT/*                     a sample of the kept images
     OUTPUT/.tamis/rejects/       dropped images, by reason; those whose scores are closest to a threshold
@@ -22,17 +22,18 @@ import pyarrow.parquet as pq
 from tamis.batch import Batch
 from tamis.dedup.explain import store_file
 from tamis.dedup.groups import Groups
-from tamis.errors import TamisError
+from tamis.errors import ColumnError, TamisError
 from tamis.features import features_of
 from tamis.formats import FORMATS, media_kind
 from tamis.image.decode import headers, pictures
 from tamis.image.sheet_page import page, thumbnail
-from tamis.media import MediaAccess, Reference, is_media, media_name
+from tamis.media import MediaAccess, Reference, is_media, media_items, media_name
 from tamis.operators import Reading, Source
 from tamis.parameters import plural
 from tamis.registry import build_operator
 from tamis.report import Report, load_manifest
-from tamis.store import INTERNAL, TABLE, Store
+from tamis.segments import split_segment
+from tamis.store import INTERNAL, TABLE, Store, check_writable, writing
 
 _Step: TypeAlias = tuple[str, Mapping[str, Any]]
 
@@ -79,11 +80,20 @@ class Limits:
 
 
 def write_contact_sheet(output: str, file: str | Path, column: str = "image", limits: Limits | None = None) -> int:
-    """Write the contact sheet of an output folder to a file of HTML; returns the number of images on it."""
+    """Write the contact sheet of an output folder to a file of HTML; returns the number of images on it.
+
+    Raises an error if the output has no such column, and nothing that was dropped can be shown either.
+    """
+    check_writable(file)
     sheet = _Sheet(output, column, limits or Limits())
     sections = sheet.sections()
-    Path(file).write_text(page(sheet.report, output, sections), encoding="utf-8")
-    return sum(card.picture is not None for section in sections for group in section.groups for card in group)
+    shown = sum(card.picture is not None for section in sections for group in section.groups for card in group)
+    if sheet.lacks_column is not None and not shown:
+        raise sheet.lacks_column
+    content = page(sheet.report, output, sections)
+    with writing(file) as path:
+        path.write_text(content, encoding="utf-8")
+    return shown
 
 
 class _Sheet:
@@ -97,6 +107,8 @@ class _Sheet:
         self._reader: _Step | None = steps[0] if steps else None
         self._writer: _Step | None = steps[-1] if steps else None
         self._wanted: dict[str, list[Card]] = {}
+        self.lacks_column: ColumnError | None = None
+        """That the output has no such column."""
 
     def sections(self) -> list[Section]:
         """All sections, with the pictures of rows that are named by their address."""
@@ -115,6 +127,7 @@ class _Sheet:
                 list(_sampled(source, self._column, self._access(), self._limits.kept)) if source is not None else []
             )
         except TamisError as error:
+            self.lacks_column = error if isinstance(error, ColumnError) else None
             return replace(section, explanation=f"{plural(self.report.kept, 'row')}. They cannot be shown: {error}")
         return replace(section, groups=[[card] for card in cards])
 
@@ -201,16 +214,23 @@ class _Sheet:
         if self._column not in batch.schema.names:
             return None
         value = batch.column(self._column)[number].as_py()
-        if not isinstance(value, dict) or not value.get("bytes"):
+        if not isinstance(value, dict):
             return None
-        return next(iter(_cards(Batch.from_rows([{self._column: value}]), self._column)))
+        # The address of a clip leads to its video, so its reference is followed instead.
+        if not value.get("bytes") and split_segment(str(value.get("path") or ""))[1] is None:
+            return None
+        row = Batch.from_rows([{self._column: value}])
+        return next(iter(cards(Batch(row.table, row.origin, access=self._access()), self._column)))
 
     def _card_of(self, row: Mapping[str, Any]) -> Card:
         details = [str(row["_reason"]), *_scores(row)]
         card = Card(_title(row["_address"], row.get("id")), details, kept=False)
+        if row["_shown"] is not None and _is_clip(row["_shown"].title):
+            card.title = row["_shown"].title
         if row["_shown"] is not None:
-            card.picture, card.sound = row["_shown"].picture, row["_shown"].sound
-        if card.picture is None:
+            card.picture, card.sound, card.note = row["_shown"].picture, row["_shown"].sound, row["_shown"].note
+            card.details += row["_shown"].details if _is_clip(row["_shown"].title) else []
+        if card.picture is None and row["_shown"] is None:
             self._want(row["_address"], card)
         return card
 
@@ -254,32 +274,38 @@ class _Sheet:
         for batch in _batches(source, self._column, source.access):
             for row, address in enumerate(batch.origin.addresses()):
                 if address in left:
-                    for card in _cards(batch.select(slice(row, row + 1)), self._column):
+                    for card in cards(batch.select(slice(row, row + 1)), self._column):
                         yield replace(card, title=left.pop(address))
             if not left:
                 return
 
     def _access(self) -> MediaAccess:
-        """What references in the output may reach: the input of the run, and what the run was allowed to read."""
-        parameters = self._reader[1] if self._reader is not None else {}
-        paths = parameters.get("file_paths") or []
-        given = [str(each) for each in ([paths] if isinstance(paths, str) else paths)]
-        roots = [_folder_of(each if "://" in each else str(self._folder / each)) for each in given]
-        options = parameters.get("storage_options") or {}
-        return MediaAccess((*roots, *(parameters.get("media_roots") or ())), options)
+        return access_of(self._reader, self._folder)
 
     def _source_of_output(self) -> Source | None:
         if self._writer is None:
             return None
-        form = next((form for form in FORMATS.values() if form.writer == self._writer[0]), None)
-        if form is None:
+        forms = {form.name: form for form in FORMATS.values() if form.writer == self._writer[0]}
+        if not forms:
             return None
+        # Folders hold images, sounds or videos, and their readers name the column after them.
+        form = forms.get(self._column) or next(iter(forms.values()))
         built = build_operator(form.reader, {"file_paths": str(self._output)})
         assert isinstance(built, Source)
         return built
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
+
+
+def access_of(reader: _Step | None, folder: Path) -> MediaAccess:
+    """What references in an output may reach: the input of the run, and what the run was allowed to read."""
+    parameters = reader[1] if reader is not None else {}
+    paths = parameters.get("file_paths") or []
+    given = [str(each) for each in ([paths] if isinstance(paths, str) else paths)]
+    roots = [_folder_of(each if "://" in each else str(folder / each)) for each in given]
+    options = parameters.get("storage_options") or {}
+    return MediaAccess((*roots, *(parameters.get("media_roots") or ())), options)
 
 
 def _batches(
@@ -289,8 +315,13 @@ def _batches(
     layout = source.layout(PARTITION_BYTES)
     names = set(layout.schema.names)
     if column not in names:
-        images = [each.name for each in layout.schema if is_media(each.type)]
-        raise TamisError(f"there is no column `{column}`", hint=f"columns of media: {', '.join(images) or 'none'}")
+        media = [each.name for each in layout.schema if is_media(each.type)]
+        hint = (
+            f"columns of media: {', '.join(media)}; name one with --column"
+            if media
+            else f"none of its columns has images, sounds or videos: {', '.join(layout.schema.names)}"
+        )
+        raise ColumnError(f"there is no column `{column}`", hint=hint)
     reading = Reading(None, layout.schema, BATCH_BYTES, lambda failure: None)
     for number in range(len(layout.partitions)) if partitions is None else partitions:
         for batch in source.read(layout.partitions[number], reading):
@@ -305,14 +336,18 @@ def _sampled(source: Source, column: str, access: MediaAccess, count: int) -> It
     for number in chosen:
         for batch in _batches(source, column, access, [number]):
             for row in _spread(range(len(batch)), each):
-                yield from _cards(batch.select(slice(row, row + 1)), column)
+                yield from cards(batch.select(slice(row, row + 1)), column)
             break  # one batch of each is enough
 
 
-def _cards(batch: Batch, column: str) -> Iterator[Card]:
-    """A card for each row with an image or a sound."""
-    if _is_sound(batch, column):
+def cards(batch: Batch, column: str) -> Iterator[Card]:
+    """A card for each row with an image, a sound or a video."""
+    kind = _kind(batch, column)
+    if kind == "Audio":
         yield from _sound_cards(batch, column)
+        return
+    if kind == "Video":
+        yield from _video_cards(batch, column)
         return
     view = batch.view({column: column})
     for row in range(len(batch)):
@@ -333,8 +368,34 @@ def _cards(batch: Batch, column: str) -> Iterator[Card]:
         yield Card(title, [size], thumbnail(picture), kept=True)
 
 
-def _is_sound(batch: Batch, column: str) -> bool:
-    return column == "audio" or features_of(batch.table.schema).get(column, {}).get("_type") == "Audio"
+def _kind(batch: Batch, column: str) -> str | None:
+    """What a column holds, by its features or its name."""
+    known = features_of(batch.table.schema).get(column, {}).get("_type")
+    return known or {"audio": "Audio", "video": "Video"}.get(column)
+
+
+def _is_clip(title: str) -> bool:
+    return " s to " in title
+
+
+def _video_cards(batch: Batch, column: str) -> Iterator[Card]:
+    from tamis.video.previews import shown_frames
+
+    for row, item in enumerate(media_items(batch, column)):
+        title = _title(batch.origin.address(row), None)
+        if item is None:
+            yield Card(title, note="no video", kept=True)
+            continue
+        if item.path:
+            whole, segment = split_segment(item.path)
+            title = Path(media_name(whole)).name
+            if segment is not None:
+                title += f", {segment.begin:g} s to {'its end' if segment.end is None else f'{segment.end:g} s'}"
+        try:
+            detail, picture = shown_frames(item)
+            yield Card(title, [detail], picture, kept=True)
+        except TamisError as error:
+            yield Card(title, note=str(error).splitlines()[0], kept=True)
 
 
 def _sound_cards(batch: Batch, column: str) -> Iterator[Card]:

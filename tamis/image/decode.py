@@ -20,7 +20,7 @@ operators around it. All operators of Tamis that can work on 256 do so: then eac
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,6 +52,9 @@ class ImageStep(Operator):
     """A step that reads image files."""
 
     cost = 2.0
+
+    def packages(self) -> Mapping[str, str]:
+        return {"PIL": "image", "simplejpeg": "image"}
 
     @property
     def row_bytes(self) -> int:

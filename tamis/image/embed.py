@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from tamis.models.image_model import ImageBuild, ImageModel
 from tamis.models.outputs import vectors
 from tamis.models.vision import image_encoder
 from tamis.operators import Map, operator
+
+Dtype: TypeAlias = Literal["float32", "float16"]
 
 
 @operator(reads="image", writes="embedding")
@@ -41,7 +43,7 @@ class ImageEmbed(NetworkStep, Map):
     model: str | Path = "efficientnet-lite0"
     column: str = "image"
     output: str = "embedding"
-    dtype: Literal["float32", "float16"] = "float32"
+    dtype: Dtype = "float32"
     normalize: bool = True
     batch_size: int | None = None
     device: Device = "auto"
@@ -54,20 +56,22 @@ class ImageEmbed(NetworkStep, Map):
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
 
-    def open(self, context: Context) -> _Embedder:
-        return _Embedder(self, self.open_model(context))
+    def open(self, context: Context) -> Embedder:
+        return Embedder(self, self.open_model(context), self.output, self.dtype, normalize=self.normalize)
 
 
-class _Embedder:
-    def __init__(self, step: ImageEmbed, model: ImageModel) -> None:
+class Embedder:
+    """Makes vectors of images, or of clips."""
+
+    def __init__(self, step: NetworkStep, model: ImageModel, output: str, dtype: Dtype, *, normalize: bool) -> None:
         self._step, self._model = step, model
+        self._output, self._dtype, self._normalize = output, dtype, normalize
 
     def apply(self, batch: Batch) -> dict[str, Column]:
-        step = self._step
-        missing, found = step.outputs(self._model, batch)
-        if step.normalize:
+        missing, found = self._step.outputs(self._model, batch)
+        if self._normalize:
             found = normalized(found)
-        return {step.output: vectors(found, missing, step.dtype)}
+        return {self._output: vectors(found, missing, self._dtype)}
 
 
 def normalized(values: np.ndarray) -> np.ndarray:

@@ -250,7 +250,9 @@ def _exif(image: Any) -> Any:
         return None  # Pillow would decode a PNG to look behind its pixels
     try:
         return image.getexif()
-    except Exception:  # noqa: BLE001  # damaged EXIF data raise all kinds of errors
+    except Exception as error:  # damaged EXIF data raise all kinds of errors
+        if is_shortage(error):
+            raise
         return None
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
-from tamis.errors import ImageError
+from tamis.errors import ImageError, is_shortage
 from tamis.image.decode import ImageStep, of_files
 from tamis.image.edit import ImageEdit
 from tamis.image.files import Data, Header, exif_of
@@ -230,7 +230,9 @@ def _exif_values(data: Data, header: Header) -> dict[str, Any]:
 def _ifd(exif: Any, number: int) -> Mapping[int, Any]:
     try:
         return dict(exif.get_ifd(number))
-    except Exception:  # noqa: BLE001  # damaged directories raise all kinds of errors
+    except Exception as error:  # damaged directories raise all kinds of errors
+        if is_shortage(error):
+            raise
         return {}
 
 

@@ -6,7 +6,7 @@ on a GPU   image --ImageTensor, CPU workers--> pixels ==packets==> network, GPU 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,6 @@ def find_image_model(model: str | Path) -> ModelFiles:
             f"{model} is an ONNX file, which this step does not run", hint="give a folder with config.json and weights"
         )
     return found
-
-
-def known(model: str | Path) -> ModelFiles | None:
-    """The files of a model; None if there is none, which `check` reports."""
-    try:
-        return find_image_model(model)
-    except TamisError:
-        return None
 
 
 def is_missing(column: Column) -> np.ndarray:
@@ -136,13 +128,13 @@ def to_binary(
 
 
 def from_binary(column: Column, preprocessing: Preprocessing) -> np.ndarray:
-    """uint8[rows, height, width, 3] of such a column, zeros where it is null."""
+    """uint8[rows, height, width, 3] of such a column, zeros where it is null; for clips with their frames."""
     if column.type != pa.binary(preprocessing.num_bytes):
         raise ModelError(
             f"a column of {column.type} does not hold pictures of {preprocessing.width} x {preprocessing.height} pixels",
-            hint="the column must be written by `ImageTensor` with the same model",
+            hint="the column must be written by `ImageTensor` or `VideoTensor` with the same model",
         )
-    shape = (len(column), preprocessing.height, preprocessing.width, 3)
+    shape = (len(column), *preprocessing.shape)
     data = column.buffers()[1]
     if data is None or not len(column):
         return np.zeros(shape, np.uint8)
@@ -170,25 +162,47 @@ class NetworkStep(Operator):
     def found(self) -> ModelFiles:
         return find_image_model(getattr(self, "model"))  # noqa: B009
 
+    def input_of(self, found: ModelFiles) -> Preprocessing:
+        """What the network looks at."""
+        return input_of(found)
+
+    def tensor_step(self, output: str) -> Operator:
+        """The step that writes the column `output` with the pixels of each row."""
+        return ImageTensor(getattr(self, "model"), str(getattr(self, "column", "image")), output, as_part=True)  # noqa: B009
+
+    def prepared(self, batch: Batch, preprocessing: Preprocessing) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(which rows have nothing to look at, the pixels of the others)."""
+        return resized(batch, preprocessing)
+
     def check(self) -> None:
         batch_size: int | None = getattr(self, "batch_size", None)
         if batch_size is not None and batch_size < 1:
             raise ParameterError(f"`batch_size` of `{self.name}` must be at least 1, got {batch_size}")
-        input_of(self.found())
+        self.input_of(self.found())
         choose(self._device)
+
+    def packages(self) -> Mapping[str, str]:
+        pictures = {} if self._pixels else {"PIL": "image", "simplejpeg": "image"}
+        return {**pictures, **self.found().packages}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.found())
 
     def parts(self) -> Sequence[Operator]:
-        model: str | Path = getattr(self, "model")  # noqa: B009
-        if self._pixels or self._device == "cpu" or why_not_gpu("torch") or known(model) is None:
+        if self._pixels or self._device == "cpu" or why_not_gpu("torch") or self._known() is None:
             return [self]
-        column, output = str(getattr(self, "column", "image")), f"{self.name}_pixels"
-        return [ImageTensor(model, column, output, as_part=True), self.changed(pixels=output)]
+        output = f"{self.name}_pixels"
+        return [self.tensor_step(output), self.changed(pixels=output)]
+
+    def _known(self) -> ModelFiles | None:
+        """The files of the model; None if there are none, which `check` reports."""
+        try:
+            return self.found()
+        except TamisError:
+            return None
 
     def reads(self) -> tuple[str, ...]:
-        return (self._pixels or "image", *self.declared_reads[1:])
+        return (self._pixels or self.declared_reads[0], *self.declared_reads[1:])
 
     def real_names(self) -> dict[str, str]:
         names = super().real_names()
@@ -203,8 +217,11 @@ class NetworkStep(Operator):
 
     @property
     def batch_bytes(self) -> int | None:
-        found = known(getattr(self, "model")) if self._pixels else None  # noqa: B009
-        return GPU_PACKET_ROWS * input_of(found).num_bytes if found is not None else None
+        found = self._known() if self._pixels else None
+        if found is None:
+            return None
+        given = self.input_of(found)
+        return max(1, GPU_PACKET_ROWS // (given.frames or 1)) * given.num_bytes
 
     @property
     def resources(self) -> Resources:
@@ -217,7 +234,7 @@ class NetworkStep(Operator):
     def open_model(self, context: Context) -> ImageModel:
         """The network, loaded once per worker."""
         found = self.found()
-        loaded = image_model.load(found, self.build(), input_of(found), context)
+        loaded = image_model.load(found, self.build(), self.input_of(found), context)
         return ImageModel(loaded, context, getattr(self, "batch_size", None))
 
     def outputs(self, model: ImageModel, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +243,7 @@ class NetworkStep(Operator):
             missing = is_missing(batch[self._pixels])
             pixels = from_binary(batch[self._pixels], model.preprocessing)
             return missing, spread(model.predict(pixels[~missing] if missing.any() else pixels), missing)
-        missing, found = resized(batch, model.preprocessing)
+        missing, found = self.prepared(batch, model.preprocessing)
         return missing, spread(model.predict(found), missing)
 
     @property

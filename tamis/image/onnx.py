@@ -5,7 +5,7 @@ Larger batches are no faster on one core, take more memory, and let rounding dep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ class OnnxStep(PictureStep):
 
     def check(self) -> None:
         self.found()
+
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **self.found().packages}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.found())

@@ -61,7 +61,7 @@ def page(report: Report, output: str, sections: Sequence[Section]) -> str:
 
 def _counts(report: Report) -> Html:
     lines = [("kept", report.kept), *report.dropped.items(), ("failed", report.failed)]
-    rows = [(plain(name, LONGEST), f"{count:,}", percent(count, report.read)) for name, count in lines]
+    rows = [(plain(name, LONGEST), f"{count:,}", percent(count, report.read + report.created)) for name, count in lines]
     return table(("rows", "number", "share"), rows, right=(1, 2), caption="Rows by what happened to them")
 
 

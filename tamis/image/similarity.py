@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch
 from tamis.context import Context, file_key
-from tamis.errors import ParameterError, TamisError, require
+from tamis.errors import ParameterError, TamisError, is_shortage, require
 from tamis.image.embed import normalized
 from tamis.image.neural import NetworkStep, is_missing
 from tamis.models import image_model
@@ -117,6 +117,8 @@ class _Captions:
                 found.folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
+            if is_shortage(error):
+                raise
             raise ModelError(
                 f"the tokenizer in {found.folder} cannot be loaded: {error}", hint="download the model again"
             ) from error

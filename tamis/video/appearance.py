@@ -198,6 +198,51 @@ def _per_frame(track: Track, change: np.ndarray) -> float:
     return float(change[1:].sum(dtype=np.float64)) / (25 * seconds) if seconds > 0 else 0.0
 
 
+@operator(reads="video", writes=("vector_motion", "vector_patch_motion", "vector_source"))
+class VectorMotion(TrackFilter):
+    """Keep videos in which something moves, by the motion vectors of their codec.
+
+    `vector_motion` is the mean length of the vectors in pixels, over the width + height of the picture, and
+    `vector_patch_motion` that of the calmest of 16 parts of the picture. The thresholds are those of NeMo Curator, which
+    measures 2 frames per second of the first half and parts of 256 x 256 pixels; here all frames count, and small videos
+    can be measured too. H.264, MPEG-1, -2 and -4 and their relatives have vectors. For other codecs (H.265, VP9, AV1), and
+    for videos in which most frames have none, they are estimated from each two frames; `vector_source` is "codec" or
+    "frames".
+
+    Vectors are what an encoder found cheap: plain surfaces may seem to move, or not to, and the vectors of B-frames, which
+    reach over several frames, are longer. `VideoMotion` measures the pictures. The vectors are read in the pass that makes
+    the track, so that both cost one decode.
+    """
+
+    min_motion: float | None = 0.00098
+    max_motion: float | None = None
+    min_patch_motion: float | None = 0.000001
+    column: str = "video"
+
+    def score(self, batch: Batch) -> Scores:
+        found = [None if track is None else vector_motion(track) for track in tracks(batch, "video")]
+        values = list(zip(*[each or (None, None, None) for each in found], strict=True)) or [(), (), ()]
+        kinds = (pa.float64(), pa.float64(), pa.string())
+        return {
+            name: pa.array(column, kind) for name, column, kind in zip(self.declared_writes, values, kinds, strict=True)
+        }
+
+    def rules(self) -> list[Rule]:
+        return [
+            Rule("vector_motion", self.min_motion, self.max_motion),
+            Rule("vector_patch_motion", self.min_patch_motion, None),
+        ]
+
+
+def vector_motion(track: Track) -> tuple[float, float, str]:
+    """(mean length of vectors, that of the calmest part, whether they are those of the codec)."""
+    by_codec = 2 * int(track.coded.sum()) >= len(track) - 1 and bool(track.coded.any())
+    chosen = track.coded if by_codec else np.arange(len(track)) > 0
+    lengths = track.vectors[chosen].astype(np.float64)
+    means = lengths.mean(axis=0) if len(lengths) else np.zeros(1)
+    return float(means.mean()), float(means.min()), "codec" if by_codec else "frames"
+
+
 @operator(reads="video", writes="shake")
 class VideoShake(TrackFilter):
     """Drop videos from a shaking camera: the whole picture trembles by more than 1 % of its size.

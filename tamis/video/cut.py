@@ -15,18 +15,30 @@ import math
 import posixpath
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from tamis.audio.files import samples_of
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError, VideoError
 from tamis.media import MediaItem, media_items
 from tamis.operators import Map, operator
 from tamis.segments import Segment, cut_name
 from tamis.video.decode import ROW_BYTES, VideoStep
-from tamis.video.files import TOLERANCE_S, Decodes, av_module, explained, frames, opened_item, read_header
+from tamis.video.files import (
+    TOLERANCE_S,
+    Decodes,
+    PacketTimes,
+    av_module,
+    explained,
+    frames,
+    opened_item,
+    packets_from,
+    read_header,
+)
 
 Mode = Literal["auto", "copy", "encode"]
 Codec = Literal["h264", "h265", "vp9", "av1"]
@@ -39,6 +51,14 @@ ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", {"b": "0", "deadline": "good", "cpu-used": "5", "threads": "1", "row-mt": "0"}),
     "av1": ("libsvtav1", {"preset": "9", "svtav1-params": "lp=1"}),
 }
+MOST_REORDERED = 16
+"""The most frames that a codec decodes before one that is shown earlier (H.264, H.265: 16)."""
+
+_BT709, _LIMITED = 1, 1  # a colour space and a range of FFmpeg
+
+SOUND_PREROLL_S = 0.5
+"""How much sound is decoded before a clip: a packet may be that long, and codecs need what came before."""
+
 QUALITIES = {"h264": 20, "h265": 23, "vp9": 30, "av1": 32}
 """Constant rate factors at which a clip is hard to tell from its source; they are the scales of the encoders."""
 
@@ -90,18 +110,21 @@ def _look(container: Any, stream: Any, segment: Segment) -> tuple[bool, bool]:
     wanted = {round(segment.begin, 6)} | ({round(segment.end, 6)} if segment.end is not None else set())
     if segment.end is not None and container.duration and segment.end >= container.duration / 1e6 - 1e-3:
         wanted.discard(round(segment.end, 6))
-    container.seek(round((segment.begin + origin) / base), stream=stream, backward=True)
-    ordered = True
-    for packet in container.demux(stream):
+    end = math.inf if segment.end is None else segment.end
+    ordered, closed, last_key = True, True, -math.inf
+    for packet in packets_from(container, stream, segment.begin):
         if packet.pts is None:
             continue
         time = float(packet.pts * base) - origin
-        if time > (segment.end if segment.end is not None else math.inf) + 1:
+        if time > end + 1:
             break
         ordered &= packet.dts is not None
         if packet.is_keyframe:
             wanted -= {each for each in wanted if abs(each - time) <= TOLERANCE_S}
-    return not wanted, ordered
+            last_key = time
+        elif time < end - TOLERANCE_S <= last_key:
+            closed = False  # a frame of the clip needs the key frame after its end
+    return not wanted and closed, ordered
 
 
 def _origin(stream: Any) -> float:
@@ -113,11 +136,10 @@ def _copy(container: Any, stream: Any, output: Any, segment: Segment, sound: boo
     made = output.add_stream_from_template(stream)
     audio = _SoundCopy.of(container, output) if sound else None
     end = math.inf if segment.end is None else segment.end
-    container.seek(round((segment.begin + origin) / base), stream=stream, backward=True)
     first: int | None = None
     begin = segment.begin
-    late = 0
-    for packet in container.demux(stream):
+    late: list[Any] = []
+    for packet in packets_from(container, stream, segment.begin):
         if packet.dts is None or packet.pts is None:
             continue
         time = float(packet.pts * base) - origin
@@ -125,14 +147,18 @@ def _copy(container: Any, stream: Any, output: Any, segment: Segment, sound: boo
             if not packet.is_keyframe:
                 continue
             first, begin = packet.pts, time
+        if time < begin - TOLERANCE_S:
+            continue  # it needs frames before the key frame
+        late.append(packet)
         if time >= end - TOLERANCE_S:
-            late += 1
-            if late > 16 or packet.is_keyframe:  # frames that are shown earlier may follow in the file
+            if len(late) > MOST_REORDERED:
                 break
             continue
-        packet.pts, packet.dts = packet.pts - first, packet.dts - first
-        packet.stream = made
-        output.mux(packet)
+        for each in late:  # what is shown after the end and decoded before this packet, which may need it
+            each.pts, each.dts = each.pts - first, each.dts - first
+            each.stream = made
+            output.mux(each)
+        late = []
     if first is None:
         raise VideoError("without frames", "the clip has none")
     if audio is not None:
@@ -149,27 +175,62 @@ def _encode(
     made = output.add_stream(name, rate=rate, options=settings)
     context = stream.codec_context
     made.width, made.height = context.width // 2 * 2 or 2, context.height // 2 * 2 or 2  # 4:2:0 has even sizes
-    made.pix_fmt = "yuv420p10le" if codec in ("h265", "av1", "vp9") and _deep(context) else "yuv420p"
+    made.pix_fmt = "yuv420p10le" if codec != "h264" and _deep(context) and _writes_deep(name) else "yuv420p"
     made.codec_context.time_base = stream.time_base
     made.codec_context.thread_count = 1
     if header.rotation:
         made.set_display_rotation(header.rotation)
+    if context.sample_aspect_ratio:
+        made.codec_context.sample_aspect_ratio = context.sample_aspect_ratio
+    into = _described_colours(context, made.codec_context)
     audio = _SoundCopy.of(container, output) if sound else None
     origin, count = _origin(stream), 0
-    last = -1
-    for frame in frames(container, segment, rewind=True):
+    last, times, begins = -1, PacketTimes(), np.zeros(1)
+    late: list[Any] = []
+    for frame in frames(container, segment, rewind=True, packet_times=times):
         picture = frame.decoded
         if picture.width != made.width or picture.height != made.height or picture.format.name != made.pix_fmt:
-            picture = picture.reformat(made.width, made.height, made.pix_fmt)
+            picture = picture.reformat(made.width, made.height, made.pix_fmt, **into)
         last = max(last + 1, round((frame.time - segment.begin) / float(stream.time_base)))
         picture.pts, picture.time_base, picture.pict_type = last, stream.time_base, 0
-        output.mux(made.encode(picture))
+        late += made.encode(picture)
+        output.mux(late[:-1])
+        late = late[-1:]
+        begins[0] = frame.began
         count += 1
     if not count:
         raise VideoError("without frames", "the clip has none")
-    output.mux(made.encode(None))
+    late += made.encode(None)
+    if count <= 2:  # libx265 leaves the times of decoding undefined; so few frames are decoded as they are shown
+        for packet in late:
+            packet.dts = packet.pts
+    end = float(times.ends(begins)[0])
+    if end > -math.inf:  # otherwise packets have no times
+        end = end if segment.end is None else min(end, segment.end)
+        late[-1].duration = max(1, round((end - segment.begin) / float(stream.time_base)) - last)
+    output.mux(late)
     if audio is not None:
         audio.finish(container, segment.begin, math.inf if segment.end is None else segment.end, origin)
+
+
+def _described_colours(source: Any, made: Any) -> dict[str, int]:
+    """Say in a new stream what its colours mean, as the source does; returns how to convert frames, so that it stays true.
+
+    Red, green and blue become brightness and colours by ITU-R BT.709.
+    """
+    if source.format is not None and source.format.is_rgb:
+        made.colorspace, made.color_range = _BT709, _LIMITED
+        return {"dst_colorspace": _BT709, "dst_color_range": _LIMITED}
+    made.colorspace, made.color_range = source.colorspace, source.color_range
+    made.color_primaries, made.color_trc = source.color_primaries, source.color_trc
+    return {"dst_color_range": source.color_range} if source.color_range else {}
+
+
+@cache
+def _writes_deep(encoder: str) -> bool:
+    """Whether an encoder writes 10 bits; libvpx can be built without."""
+    formats = av_module().codec.Codec(encoder, "w").video_formats or ()
+    return any(each.name == "yuv420p10le" for each in formats)
 
 
 def _deep(context: Any) -> bool:
@@ -192,39 +253,62 @@ class _SoundCopy:
         return _SoundCopy(source, made, output, copied)
 
     def finish(self, container: Any, begin: float, end: float, origin: float) -> None:
-        base = self.source.time_base
-        container.seek(round(max(0.0, begin + origin) / base), stream=self.source, backward=True)
-        for packet in self._made(container, begin, end, origin, base):
+        start = begin if self.copied else begin - SOUND_PREROLL_S
+        container.seek(round(max(0.0, start + origin) / self.source.time_base), stream=self.source, backward=True)
+        made = self._copies if self.copied else self._encoded
+        for packet in made(container, begin, end, origin):
             self.output.mux(packet)
 
-    def _made(self, container: Any, begin: float, end: float, origin: float, base: Any) -> Iterator[Any]:
-        av = av_module()
-        resampler = None if self.copied else av.AudioResampler("fltp", "stereo", 48_000)
-        for packet in container.demux(self.source):
-            if packet.pts is None:
-                continue
-            time = float(packet.pts * base) - origin
-            if time >= end - TOLERANCE_S:
-                break
-            if time < begin - TOLERANCE_S:
-                continue
-            if self.copied:
-                shift = round((begin + origin) / base)
+    def _copies(self, container: Any, begin: float, end: float, origin: float) -> Iterator[Any]:
+        shift = round((begin + origin) / self.source.time_base)
+        for packet, time in self._packets(container, end, origin):
+            if time >= begin - TOLERANCE_S:
                 packet.pts = packet.dts = max(0, packet.pts - shift)
                 packet.stream = self.made
                 yield packet
-                continue
+
+    def _encoded(self, container: Any, begin: float, end: float, origin: float) -> Iterator[Any]:
+        av = av_module()
+        resampler = av.AudioResampler("fltp", "stereo", 48_000)
+        for packet, _ in self._packets(container, end, origin):
             try:
                 decoded = packet.decode()
             except av.error.InvalidDataError:
                 continue  # a damaged piece of sound
-            assert resampler is not None
             for frame in decoded:
-                for piece in resampler.resample(frame):
-                    piece.pts = None
+                part = _part(frame, begin + origin, end + origin)
+                for piece in resampler.resample(part) if part is not None else ():
                     yield from self.made.encode(piece)
-        if resampler is not None:
-            yield from self.made.encode(None)
+        for piece in resampler.resample(None):
+            yield from self.made.encode(piece)
+        yield from self.made.encode(None)
+
+    def _packets(self, container: Any, end: float, origin: float) -> Iterator[tuple[Any, float]]:
+        """The packets up to a time of the clip, and when they are heard."""
+        for packet in container.demux(self.source):
+            if packet.pts is None:
+                continue
+            time = float(packet.pts * self.source.time_base) - origin
+            if time >= end - TOLERANCE_S:
+                return
+            yield packet, time
+
+
+def _part(frame: Any, begin: float, end: float) -> Any:
+    """The samples of a frame of sound between two times, with times from the first one on; None if there are none."""
+    if frame.pts is None or not frame.time_base:
+        return None
+    rate = frame.sample_rate
+    start = round((float(frame.pts * frame.time_base) - begin) * rate)
+    first, stop = max(0, -start), frame.samples
+    if end < math.inf:
+        stop = min(stop, round((end - begin) * rate) - start)
+    if first >= stop:
+        return None
+    samples = np.ascontiguousarray(samples_of(frame)[:, first:stop].T).reshape(1, -1)
+    made = av_module().AudioFrame.from_ndarray(samples, frame.format.name.removesuffix("p"), frame.layout.name)
+    made.sample_rate, made.time_base, made.pts = rate, Fraction(1, rate), start + first
+    return made
 
 
 @operator(reads="video")

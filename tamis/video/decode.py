@@ -1,10 +1,10 @@
 """Decodes videos once for all operators of a stage, one frame at a time.
 
     file or clip  -> header    from the container, nothing is decoded
-                  -> track     every frame once, at 64 x 64: brightness, change, shift, bars and a hash of each frame
+                  -> track     every frame once, at 64 x 64: brightness, change, shift, vectors, bars and a hash of each
                   -> stills    a few frames in colour, with a short side of 256, 512 or 1024 pixels
 
-A track takes about 90 bytes per frame: 20 MB for two hours. All measures of the whole picture over time come from it: shots,
+A track takes about 110 bytes per frame: 20 MB for two hours. All measures of the whole picture over time come from it: shots,
 black, frozen and flashing parts, motion, shake, bars and sequences of hashes. It does not depend on the operators that
 use it,
 so results do not either, and several operators cost one decode. When a video is split, the clips get their parts of the
@@ -20,21 +20,34 @@ file shows it each frame and makes the track.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Facts, Origin
 from tamis.errors import MediaError, ParameterError, VideoError
-from tamis.kernels.frames import PATCHES, SIDE, cosines, measure_frame
+from tamis.kernels.frames import PATCHES, SIDE, cosines, estimated_motion, measure_frame, vector_motion
 from tamis.media import MediaAccess, MediaItem, media_items
 from tamis.operators import Operator
 from tamis.segments import Segment
-from tamis.video.files import TOLERANCE_S, Decodes, Frame, Header, frames, key_times, opened_item, read_header
+from tamis.video.files import (
+    HELD_S,
+    TOLERANCE_S,
+    Decodes,
+    Frame,
+    Header,
+    PacketTimes,
+    end_time,
+    frames,
+    key_times,
+    opened_item,
+    read_header,
+)
 
 TIERS = (256, 512, 1024)
 """Sizes of stills, as the length of the short side."""
@@ -45,7 +58,13 @@ DARK = 25
 ROW_BYTES = 2_000_000
 """What a step that decodes holds per row: the track of a video of about ten minutes."""
 
+LONGEST_GAP_S = 1.0
+"""Between two frames of a video with a regular rate, unless frames are missing."""
+
 HEADER_BYTES = 10_000
+
+HELD_BYTES = 32_000_000
+"""Frames that wait to be released."""
 
 NUMBERS = ("brightness", "contrast", "dark", "change", "histogram_change", "shift_y", "shift_x", "changed_share")
 """The columns of `Track.numbers`; see `measure_frame`."""
@@ -55,6 +74,10 @@ class VideoStep(Operator):
     """A step that reads the headers of videos."""
 
     cost = 2.0
+    preload: ClassVar[tuple[str, ...]] = ("av",)
+
+    def packages(self) -> Mapping[str, str]:
+        return {"av": "video"}
 
     @property
     def row_bytes(self) -> int:
@@ -86,6 +109,12 @@ class Track:
     """uint8[frames, 4]: dark rows and columns at the top, bottom, left and right, of 64."""
     hashes: np.ndarray
     """uint64: a perceptual hash of 64 bits."""
+    vectors: np.ndarray
+    """float16[frames, PATCHES, PATCHES]: lengths of motion vectors in parts of the frame, over its width + height."""
+    coded: np.ndarray
+    """Whether the vectors of a frame are those of the codec; otherwise they are estimated from the two frames."""
+    claimed: np.ndarray
+    """float32: for how many seconds the container claims that each frame is shown; NaN where it does not say."""
     begin: float
     end: float
     """When the last frame ends, or the clip."""
@@ -108,15 +137,43 @@ class Track:
 
     def part(self, begin: float, end: float) -> Track:
         """The track of a clip, as decoding it gives it: its first frame has no frame before it."""
-        first, stop = np.searchsorted(self.time, [begin - TOLERANCE_S, end - TOLERANCE_S])
-        chosen = slice(int(first), int(stop))
-        numbers, patches = self.numbers[chosen].copy(), self.patches[chosen].copy()
+        first, stop = (int(each) for each in np.searchsorted(self.time, [begin - TOLERANCE_S, end - TOLERANCE_S]))
+        held = self._is_held(begin, first, stop)
+        chosen = slice(first - held, max(first, stop))
+        ends = self.time[chosen] + self.claimed[chosen]
+        time = self.time[chosen].copy()
+        time[:held] = begin
+        numbers, patches, vectors = (array[chosen].copy() for array in (self.numbers, self.patches, self.vectors))
         numbers[:1, 3:] = 0
         patches[:1] = 0
+        vectors[:1][~self.coded[chosen][:1]] = 0
         return Track(
-            self.time[chosen], self.key[chosen], numbers, patches, self.bars[chosen], self.hashes[chosen], begin, end,
-            _rate(self.time[chosen], self.rate),
+            time, self.key[chosen], numbers, patches, self.bars[chosen], self.hashes[chosen], vectors,
+            self.coded[chosen], _between(time, ends, end), begin, end, _rate(time, self.rate),
         )  # fmt: skip
+
+    def _is_held(self, begin: float, first: int, stop: int) -> bool:
+        """Whether the frame before `first` is shown at the begin of a clip and belongs to it; see `frames`."""
+        if first == 0:
+            return False
+        if first == len(self):
+            return bool(begin < np.fmax(self.end, self.time[-1] + self.claimed[-1]) - TOLERANCE_S)
+        return stop <= first or bool(self.time[first] > begin + HELD_S)
+
+    def decoded_seconds(self) -> float:
+        """For how many seconds the frames are shown, without those in which frames are missing.
+
+        A frame is shown for as long as the container claims. Where it claims nothing, it is shown until the next frame: at
+        most for `LONGEST_GAP_S` if frames follow each other at a regular rate, so that a longer gap is a loss.
+        """
+        if not len(self):
+            return 0.0
+        gaps, claimed = self.frame_seconds(), float(np.nansum(self.claimed, dtype=np.float64))
+        before = self.time[0] - self.begin  # the frame before the clip is shown, unless `_is_held`
+        lead = before if self.begin > 0 and before <= HELD_S else 0.0
+        if _regular(gaps) or not np.isnan(self.claimed).all():
+            gaps = np.minimum(gaps, LONGEST_GAP_S)
+        return float(lead + max(claimed, gaps.sum()))
 
 
 class Watcher(Protocol):
@@ -133,7 +190,10 @@ class _Recorder:
     def __init__(self) -> None:
         self._basis = cosines()
         self._small, self._before = np.zeros((2, SIDE, SIDE), np.uint8)
+        self._motion = np.zeros((PATCHES, PATCHES), np.float32)
         self.count = 0
+        self.packet_times = PacketTimes()
+        self._began = 0.0
         self.arrays: dict[str, np.ndarray] = {}
         self._resize(1024)
 
@@ -145,6 +205,8 @@ class _Recorder:
             "patches": (np.uint8, (PATCHES, PATCHES)),
             "bars": (np.uint8, (4,)),
             "hashes": (np.uint64, ()),
+            "vectors": (np.float16, (PATCHES, PATCHES)),
+            "coded": (np.bool_, ()),
         }
         made = {name: np.empty((size, *shape), kind) for name, (kind, shape) in shapes.items()}
         if self.count:
@@ -156,14 +218,30 @@ class _Recorder:
         if self.count == len(self.arrays["time"]):
             self._resize(self.count * 3 // 2)
         row, into = self.count, self.arrays
+        if row == 0:
+            self._began = frame.began
         frame.small(self._small)
         into["time"][row], into["key"][row] = frame.time, frame.key
         into["hashes"][row] = measure_frame(
             self._small, self._before, row == 0, DARK, self._basis, into["numbers"][row], into["patches"][row],
             into["bars"][row],
         )  # fmt: skip
+        self._see_motion(frame, row)
         self._small, self._before = self._before, self._small
         self.count += 1
+
+    def _see_motion(self, frame: Frame, row: int) -> None:
+        into, vectors = self.arrays, frame.vectors()
+        width, height = frame.decoded.width, frame.decoded.height
+        into["coded"][row] = vectors is not None
+        if vectors is not None:
+            vector_motion(vectors, width, height, self._motion)
+        elif row:
+            shift_y, shift_x = into["numbers"][row, 5:7]
+            estimated_motion(self._small, self._before, shift_y, shift_x, width, height, self._motion)
+        else:
+            self._motion[:] = 0
+        into["vectors"][row] = self._motion
 
     def track(self, segment: Segment | None, header: Header) -> Track:
         found = {name: array[: self.count].copy() for name, array in self.arrays.items()}
@@ -171,15 +249,34 @@ class _Recorder:
         begin = 0.0 if segment is None else segment.begin
         rate = _rate(time, header.rate)
         end = float(time[-1]) + (1 / rate if rate > 0 else 0.0) if len(time) else begin
+        latest = math.inf
         if segment is not None and segment.end is not None:
-            end = segment.end
-        return Track(**found, begin=begin, end=end, rate=rate)
+            end = latest = segment.end
+        begins = time.copy()
+        begins[:1] = self._began
+        ends = self.packet_times.ends(begins) if self.packet_times.claimed else np.full(len(time), np.nan)
+        claimed = _between(time, ends, latest)
+        return Track(**found, claimed=claimed, begin=begin, end=end, rate=rate)
+
+
+def _regular(gaps: np.ndarray) -> bool:
+    """Whether frames follow each other at a regular rate: in screen recordings and slides they do not."""
+    usual = gaps[gaps < LONGEST_GAP_S]
+    if not len(usual) or np.median(gaps) > 0.5:
+        return False
+    middle = np.median(usual)
+    # Times in some containers are rounded to milliseconds.
+    return bool((np.abs(usual - middle) > 0.2 * middle + 0.0011).mean() <= 0.05)
 
 
 def _rate(time: np.ndarray, claimed: float) -> float:
     if len(time) > 1 and time[-1] > time[0]:
         return (len(time) - 1) / float(time[-1] - time[0])
     return claimed if claimed > 0 else 0.0
+
+
+def _between(begins: np.ndarray, ends: np.ndarray, latest: float) -> np.ndarray:
+    return np.maximum(0.0, np.minimum(ends, latest) - begins).astype(np.float32)
 
 
 def _ordered(time: np.ndarray) -> bool:
@@ -266,6 +363,12 @@ def header_of(item: MediaItem) -> Header:
     return dataclasses.replace(header, duration=duration, num_frames=frames_in)
 
 
+def end_of(item: MediaItem) -> float:
+    """When the last frame of a file ends; NaN if its packets have no times. Nothing is decoded."""
+    with opened_item(item) as container:
+        return end_time(container)
+
+
 def decode_track(item: MediaItem, watcher: Callable[[Header], Watcher] | None = None) -> Track:
     """The track of one video or clip, in one pass over its frames."""
     recorder = _Recorder()
@@ -274,7 +377,7 @@ def decode_track(item: MediaItem, watcher: Callable[[Header], Watcher] | None = 
         Decodes.files += 1
         header = read_header(container)
         watching = None if watcher is None else watcher(header)
-        for frame in frames(container, segment):
+        for frame in _released(frames(container, segment, vectors=True, packet_times=recorder.packet_times)):
             recorder.see(frame)
             if watching is not None:
                 watching.see(frame)
@@ -282,6 +385,28 @@ def decode_track(item: MediaItem, watcher: Callable[[Header], Watcher] | None = 
     if not len(track) and segment is not None:
         raise VideoError("without frames", f"it has none from {segment.begin:g} s on to the end of the clip")
     return track if _ordered(track.time) else dataclasses.replace(track, time=np.maximum.accumulate(track.time))
+
+
+def _released(shown: Iterator[Frame]) -> Iterator[Frame]:
+    """Frames whose memory is released soon.
+
+    In PyAV, a frame and its motion vectors refer to each other, so that only a collection of garbage releases them. Objects
+    that exist already are set aside meanwhile, since looking at all of them would take as long as decoding; in a worker,
+    they have been since its start.
+    """
+    held, aside = 0, gc.get_freeze_count() == 0
+    if aside:
+        gc.freeze()
+    try:
+        for frame in shown:
+            held += 2 * frame.decoded.width * frame.decoded.height
+            if held > HELD_BYTES:
+                gc.collect()
+                held = 0
+            yield frame
+    finally:
+        if aside:
+            gc.unfreeze()
 
 
 # ------------------------------------------------------------------------------------------------------------------ stills

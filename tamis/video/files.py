@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any
@@ -36,6 +37,19 @@ MAX_PIXELS = 178_956_970
 
 TOLERANCE_S = 2e-6
 """Times in references are rounded to microseconds."""
+
+HELD_S = 1.0
+"""A frame that is shown already at the begin of a clip is its first one if no other one begins for so long."""
+
+TIMED = frozenset({"mov"})
+"""Containers with a table of all packets (MP4, MOV): it says how long each frame is shown, also if the next one is broken."""
+
+LONGEST_S = 1e9
+"""Times beyond this are not looked for."""
+
+UNINDEXED = frozenset({"mpeg", "mpegts"})
+STEP_BACK_S = 1.0
+"""How far before a time a key frame is looked for if there is none at the time itself."""
 
 MAX_ERRORS = 1000
 """After this many broken packets in a row, the rest of a video is given up."""
@@ -142,7 +156,7 @@ def explained() -> Iterator[None]:
 def _described(error: Exception) -> tuple[str, str]:
     av = av_module()
     text = str(error.strerror if isinstance(error, OSError) else error)
-    text = re.sub(r"\[Errno -?\d+\] |: '<none>'|; last error log: ", "", text)
+    text = re.sub(r"\[Errno -?\d+\] |: '(<none>|\d+)'|; last error log: ", "", text)
     if isinstance(error, av.error.EOFError):
         return "truncated", text
     if isinstance(error, (av.error.DecoderNotFoundError, av.error.PatchWelcomeError)):
@@ -230,6 +244,8 @@ class Frame:
     key: bool
     rotation: int
     decoded: Any
+    began: float
+    """As `time`, but before the begin of a clip for a frame that is shown there already."""
 
     def small(self, out: np.ndarray) -> None:
         """out uint8[SIDE, SIDE] = the brightness of the frame, not turned: measures do not depend on the rotation."""
@@ -257,9 +273,16 @@ class Frame:
             planes.append(low if low.shape == (height, width) else _stretched(low, height, width))
         result = np.empty((height, width, 3), np.uint8)
         shares = _MATRICES.get(int(frame.colorspace or 0)) or (_MATRICES[1] if frame.height > 576 else _BT601)
+        if self.decoded.format.is_rgb:
+            shares = _BT601  # by which FFmpeg converts it
         weights = np.array([round(65536 * share) for share in shares], np.int64)
         to_rgb(planes[0], planes[1], planes[2], weights, _full_range(frame, name), result)
         return np.ascontiguousarray(np.rot90(result, self.rotation // 90))
+
+    def vectors(self) -> np.ndarray | None:
+        """int32[vectors, 10], the motion vectors of the codec; None if it gives none for this frame. See `vector_motion`."""
+        found = self.decoded.side_data.get("MOTION_VECTORS")
+        return None if found is None or not len(found) else np.frombuffer(found, np.int32).reshape(-1, 10)
 
     def size_for(self, side: int | None, longest: int = 8) -> tuple[int, int]:
         """(width, height), upright, of the frame with a short side of at most `side`; None for all pixels."""
@@ -292,13 +315,59 @@ def _stretched(plane: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.ascontiguousarray(plane[rows][:, columns])
 
 
+class PacketTimes:
+    """When the packets of a container begin and end, also broken ones."""
+
+    def __init__(self) -> None:
+        self.claimed = False
+        """Whether the container has a duration for each packet, so that missing packets are known."""
+        self._times = array("d")
+        self._last = self._next = -math.inf
+        self._length = 0.0
+
+    def see(self, packet: Any, origin: float, step: float) -> None:
+        """Called for each packet, in the order of decoding; `step` is its duration if the container does not say it."""
+        if packet.pts is None:
+            return
+        base = float(packet.time_base)
+        length = packet.duration * base if packet.duration else step
+        if packet.dts is not None:
+            if self.claimed and packet.dts * base > self._next + base:
+                self._times.append(self.end)  # packets are missing
+            self._next = packet.dts * base + length
+        self._length = length
+        if not packet.is_discard:
+            begin = packet.pts * base - origin
+            self._times.append(begin)
+            self._last = max(self._last, begin)
+
+    @property
+    def end(self) -> float:
+        """When the packet that is shown last ends. Durations are stored in the order of decoding, but sum up as shown."""
+        return self._last + self._length
+
+    def ends(self, begins: np.ndarray) -> np.ndarray:
+        """When frames that begin at given times end: with the next packet, or where packets are missing."""
+        known = np.sort(np.append(np.array(self._times, np.float64), self.end))
+        return np.append(known, math.nan)[np.searchsorted(known, begins + TOLERANCE_S, "right")]
+
+
 def frames(
-    container: Any, segment: Segment | None = None, *, keys_only: bool = False, rewind: bool = False
+    container: Any,
+    segment: Segment | None = None,
+    *,
+    keys_only: bool = False,
+    rewind: bool = False,
+    vectors: bool = False,
+    packet_times: PacketTimes | None = None,
 ) -> Iterator[Frame]:
     """The frames of the first video stream, in order of time, or of a part of it; broken packets are skipped.
 
+    The first frame of a part is the one that is shown at its begin already, if no other one begins within `HELD_S`.
+
     A stream without any frame that can be decoded raises a VideoError. With `keys_only`, other frames are not decoded.
-    A container that was read before has to be rewound.
+    A container that was read before has to be rewound. With `vectors`, frames have the motion vectors of their codec.
+    `packet_times` gets the times of all packets that are read.
     """
     av = av_module()
     header = read_header(container)
@@ -312,21 +381,24 @@ def frames(
     context = stream.codec_context
     if not context.is_open:
         context.thread_count = 1  # each core has a worker, and every further thread holds frames of its own
-    if keys_only:
-        context.skip_frame = "NONKEY"
+        if vectors:
+            context.flags2 |= av.codec.context.Flags2.export_mvs
+    context.skip_frame = "NONKEY" if keys_only else "DEFAULT"
+    packet_times = PacketTimes() if packet_times is None else packet_times
+    packet_times.claimed = container.format.name.partition(",")[0] in TIMED
     origin = _start(stream, container)
     begin = 0.0 if segment is None else segment.begin
     end = math.inf if segment is None or segment.end is None else segment.end
-    if begin > 0 or rewind:
-        with explained():
-            container.seek(round((begin + origin) / stream.time_base), stream=stream, backward=True)
     seen, errors, last, time = 0, 0, "", -math.inf
-    packets = container.demux(stream)
+    step = 1 / header.rate if header.rate > 0 else 0.04
+    held: Frame | None = None
+    packets = packets_from(container, stream, begin) if begin > 0 or rewind else container.demux(stream)
     while True:
         try:
             packet = next(packets, None)
             if packet is None:
                 break
+            packet_times.see(packet, origin, step)
             decoded = packet.decode()
         except av.error.EOFError:
             break
@@ -341,17 +413,55 @@ def frames(
         for frame in decoded:
             Decodes.frames += 1
             # A frame without a time follows the one before it: streams without a container have none.
-            step = 1 / header.rate if header.rate > 0 else 0.04
             known = frame.pts is not None and frame.time_base
             time = float(frame.pts * frame.time_base) - origin if known else max(0.0, time + step)
             seen += 1
-            if time < begin - TOLERANCE_S or frame.width * frame.height > MAX_PIXELS:
+            if frame.width * frame.height > MAX_PIXELS:
                 continue
+            if time < begin - TOLERANCE_S:
+                held = None if keys_only else Frame(begin, bool(frame.key_frame), header.rotation, frame, time)
+                continue
+            if held is not None and (time > begin + HELD_S or time >= end - TOLERANCE_S):
+                yield held
+            held = None
             if time >= end - TOLERANCE_S:
                 return
-            yield Frame(max(0.0, time), bool(frame.key_frame), header.rotation, frame)
+            shown = max(0.0, time)
+            yield Frame(shown, bool(frame.key_frame), header.rotation, frame, shown)
+    if held is not None and begin < packet_times.end - TOLERANCE_S:
+        yield held
     if not seen and begin <= 0:
         raise VideoError("without frames", f"no frame could be decoded{f' ({last})' if last else ''}")
+
+
+def packets_from(container: Any, stream: Any, begin: float) -> Iterator[Any]:
+    """The packets of a stream from the last key frame that is shown at `begin`, or before it.
+
+    A jump may lead to a packet after that key frame, in MPEG streams, which have no index, or to a key frame that is decoded
+    before `begin` and shown after it. Then the next one leads further back. In MPEG streams the first packets after a jump may
+    also have wrong times, so that it leads further back at once.
+    """
+    origin, back = _start(stream, container), STEP_BACK_S if container.format.name in UNINDEXED else 0.0
+    while back < begin:
+        with explained():
+            container.seek(round((begin - back + origin) / stream.time_base), stream=stream, backward=True)
+        packets = container.demux(stream)
+        first = next(packets, None)
+        while first is not None and not first.is_keyframe and not _is_after(first, origin, begin):
+            first = next(packets, None)
+        if first is not None and first.is_keyframe and not _is_after(first, origin, begin):
+            yield first
+            yield from packets
+            return
+        back = 4 * back or STEP_BACK_S
+    with explained():
+        container.seek(0, backward=True)
+    yield from container.demux(stream)
+
+
+def _is_after(packet: Any, origin: float, begin: float) -> bool:
+    ticks = packet.dts if packet.pts is None else packet.pts
+    return ticks is not None and float(ticks * packet.time_base) - origin > begin + TOLERANCE_S
 
 
 def _start(stream: Any, container: Any) -> float:
@@ -359,6 +469,44 @@ def _start(stream: Any, container: Any) -> float:
     if stream.start_time is not None and stream.time_base:
         return float(stream.start_time * stream.time_base)
     return (container.start_time or 0) / 1e6
+
+
+def end_time(container: Any) -> float:
+    """When the last frame ends, by the times of the last packets; NaN if packets have none. Nothing is decoded.
+
+    The duration in a header is a claim: a file may have been cut off, or still be in the process of being written.
+    """
+    stream = next((each for each in container.streams.video if not each.disposition & 0x400), None)
+    if stream is None:
+        raise VideoError("without picture", "it has only sound")
+    base, origin = stream.time_base, _start(stream, container)
+    claimed = _duration(container, stream)
+    if math.isnan(claimed) or not base:
+        return _last_end(container, stream)
+    try:
+        container.seek(round((min(claimed, LONGEST_S) + origin) / base), stream=stream, backward=True)
+        found = _last_end(container, stream)
+    except av_module().error.FFmpegError:  # there is nothing to seek there
+        found = math.nan
+    if math.isnan(found):
+        with explained():
+            container.seek(0, backward=True)
+        found = _last_end(container, stream)
+    return found
+
+
+def _last_end(container: Any, stream: Any) -> float:
+    """The end of the last frame among the packets that follow."""
+    base, origin = stream.time_base, _start(stream, container)
+    rate = stream.average_rate or stream.guessed_rate
+    step = float(1 / rate) if rate else 0.04
+    found = math.nan
+    with suppress(av_module().error.FFmpegError):  # a damaged end is no part of the video
+        for packet in container.demux(stream):
+            if packet.pts is not None:
+                length = float(packet.duration * base) if packet.duration else step
+                found = max(-math.inf if math.isnan(found) else found, float(packet.pts * base) - origin + length)
+    return found
 
 
 def key_times(container: Any) -> np.ndarray:

@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.errors import MediaError, ParameterError, VideoError
+from tamis.media import media_items
 from tamis.operators import Filter, Map, Rule, Scores, at_least, between, one_of, operator
+from tamis.segments import segment_path, split_segment
 from tamis.video.decode import TrackStep, VideoStep, headers, track_facts
 from tamis.video.files import Header
 
@@ -168,7 +170,7 @@ class VideoBitRate(VideoFilter):
 class VideoSound(VideoFilter):
     """Keep videos that have a sound track. With `max_channels=0`, keep those that have none.
 
-    For what is in the sound, use operators on audio: a reference that ends in `#t=0&track=audio` is the sound of a video.
+    For what is in the sound, use `SoundTrack` and operators on audio.
     """
 
     min_channels: int | None = 1
@@ -182,15 +184,47 @@ class VideoSound(VideoFilter):
         return [between("audio_channels", self.min_channels, self.max_channels)]
 
 
+@operator(reads="video")
+class SoundTrack(VideoStep, Map):
+    """Add the sound of each video or clip as column `audio`, for operators on audio; null for a video without sound.
+
+    It is a reference, such as `a.mp4#t=2.5,5.5&track=audio`, so that nothing is copied; operators on audio decode only the
+    sound. A row that holds the bytes of its video gets the same bytes.
+
+        SoundTrack()  # then SpeechShare(), AudioSilence(), Transcribe(), ...
+    """
+
+    output: str = "audio"
+    column: str = "video"
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        values: list[dict[str, object] | None] = []
+        for item, header in zip(media_items(batch, "video"), headers(batch, "video"), strict=True):
+            if item is None or header is None or not header.channels:
+                values.append(None)
+            elif item.data is not None:
+                values.append({"bytes": bytes(item.data), "path": item.path})
+            else:
+                whole, segment = split_segment(item.path or "")
+                begin, end = (0.0, None) if segment is None else (segment.begin, segment.end)
+                values.append({"bytes": None, "path": segment_path(whole, begin, end, "audio")})
+        return {self.output: pa.array(values, kind)}
+
+
 @operator(reads="video", writes=("video_problem", "decoded_share"))
 class VideoDecodable(TrackStep, Filter):
     """Drop videos that cannot be decoded, with the problem as the reason, and those with less than 90 % of their frames.
 
     The share is that of the seconds decoded in the seconds that the container claims, at most 1; it is 1 if the duration is
-    unknown. A video whose packets are broken in the middle, or whose end is missing, has less. Put this step first:
-    other steps
-    fail such rows. Problems are "not readable", "without picture" (only sound), "without frames", "too large", "unsupported",
-    "empty", and "missing" for a row without video.
+    unknown. A video whose packets are broken in the middle, or whose end is missing, has less. A frame counts for as
+    long as it is shown, which MP4 and MOV files say. In other containers, it counts until the next frame, but for at
+    most 1 second if the frame rate is regular; slides and screen recordings, whose rate is not, have no such limit.
+    Put this step first: other steps fail such rows. Problems are "not readable", "without picture" (only sound),
+    "without frames", "too large", "unsupported", "empty", and "missing" for a row without video.
     """
 
     verdict_parameters = frozenset({"drop"})
@@ -211,7 +245,7 @@ class VideoDecodable(TrackStep, Filter):
                 raise track
             else:
                 problems.append("fine")
-                seconds = np.minimum(track.frame_seconds(), 1.0).sum()
+                seconds = track.decoded_seconds()
                 shares.append(min(1.0, seconds / duration) if duration > 0 else 1.0)
                 continue
             shares.append(0.0)

@@ -3,8 +3,7 @@
     video -> stills by a policy -> any operator on images -> min, mean or max of its scores, or the share of frames it keeps
 
 Frames reach the operator as pictures, in the size that it needs, without being encoded. Only operators that read files
-themselves
-get each frame as a PNG file.
+themselves get each frame as a PNG file.
 """
 
 from __future__ import annotations
@@ -103,7 +102,10 @@ def as_images(shown: list[Still], files: bool, side: int) -> Batch:
 
 
 def reduced(values: Column, rows: np.ndarray, count: int, reduction: Reduction) -> Column:
-    """One value per video: null for a video without frames. Vectors are averaged; other values are listed."""
+    """One value per video: null for a video without frames.
+
+    Numbers are reduced, vectors averaged, lists of texts (tags) joined, each text once, and other values listed.
+    """
     numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
     if numeric:
         function = {"min": np.nanmin, "max": np.nanmax}.get(reduction, np.nanmean)
@@ -118,6 +120,12 @@ def reduced(values: Column, rows: np.ndarray, count: int, reduction: Reduction) 
             found.append(None if mean is None else mean / max(float(np.linalg.norm(mean)), 1e-12))
         return pa.array(found, values.type)
     listed = [values.filter(pa.array(rows == row)).to_pylist() for row in range(count)]
+    if pa.types.is_list(values.type) and pa.types.is_string(values.type.value_type):
+        joined = [
+            list(dict.fromkeys(tag for tags in each if tags is not None for tag in tags)) if each else None
+            for each in listed
+        ]
+        return pa.array(joined, values.type)
     return pa.array([each or None for each in listed], pa.list_(values.type))
 
 
@@ -126,13 +134,11 @@ class FrameFilter(FrameStep, Filter):
     """Apply a filter on images to frames of each video, and keep videos by the min, mean or max of its scores.
 
     `step` is any filter on images, by its name in recipes, with its thresholds: `{nsfw: {max_nsfw: 0.2}}`, `{text_share:
-    {}}`,
-    `{aesthetics: {...}}`, `{image_blur: {}}`. With `reduce="share"`, a video is kept if the filter keeps at least
-    `min_share` of
-    its frames. Frames are taken as `frames` says: `number` at equal distances, one `every` so many seconds, the `middle`
-    one, or
-    key frames (`keys`), at most `max_frames`. Frames of one policy and size are decoded once for all such steps. The scores
-    of a row without video are null, and it is dropped.
+    {}}`, `{aesthetics: {...}}`, `{image_blur: {}}`. With `reduce="share"`, a video is kept if the filter keeps at least
+    `min_share` of its frames. `{image_tags: {...}}` adds the tags of all frames to the rows, each tag once. Frames are taken
+    as `frames` says: `number` at equal distances, one `every` so many seconds, the `middle` one, or key frames (`keys`), at
+    most `max_frames`. Frames of one policy and size are decoded once for all such steps. The scores of a row without video
+    are null, and it is dropped.
 
         FrameFilter({"nsfw": {}}, reduce="max")
     """
@@ -148,10 +154,20 @@ class FrameFilter(FrameStep, Filter):
 
     @classmethod
     def is_threshold(cls, parameter: str) -> bool:
-        return parameter in ("min_share", "score_only")
+        return parameter in ("min_share", "score_only", "invert")
+
+    @property
+    def adds_scores(self) -> bool:
+        inner = self.inner
+        return self.score_only or (self.reduce != "share" and isinstance(inner, Filter) and inner.adds_scores)
 
     def check(self) -> None:
         self._check(Filter, "filter")
+        inner = self.inner
+        if isinstance(inner, Filter) and inner.invert:
+            raise ParameterError(
+                f"`invert` of `{inner.name}` would be applied to frames", hint=f"set `invert` of `{self.name}` instead"
+            )
 
     def score_columns(self) -> dict[str, str]:
         inner = self.inner
@@ -197,8 +213,7 @@ class FrameColumns(FrameStep, Map):
     """Add what a step on images finds in frames of each video: mean vectors, reduced numbers, lists of other values.
 
     `step` is any step on images that adds columns, by its name in recipes: `{image_embed: {}}` gives each video the mean
-    of the
-    vectors of its frames, with length 1; `{image_tags: {...}}` and `{image_hash: {}}` give a list with one entry per frame.
+    of the vectors of its frames, with length 1; `{image_hash: {}}` gives a list with one entry per frame.
 
         FrameColumns({"image_embed": {"model": "models/clip-vit-large-patch14"}})
     """

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column
 from tamis.errors import ParameterError, require
+from tamis.media import MediaItem
 from tamis.operators import Map, operator
-from tamis.video.decode import FramePolicy, Still, TrackStep, stills
+from tamis.video.decode import FramePolicy, Still, TrackStep, header_of, stills, take_stills
+
+SHEET_SIDE = 160
+"""The longest side of a frame on a contact sheet, in pixels."""
 
 
 @operator(reads="video")
@@ -23,6 +27,8 @@ class VideoPreview(TrackStep, Map):
     `form="sheet"`, up to 12 frames are shown at a time, four in a row, with their times in seconds. The preview of a row
     without video is null.
     """
+
+    preload: ClassVar[tuple[str, ...]] = ("av", "PIL.ImageDraw", "PIL.WebPImagePlugin")
 
     form: Literal["animation", "sheet"] = "animation"
     every_s: float = 1.0
@@ -73,18 +79,35 @@ class VideoPreview(TrackStep, Map):
         return target.getvalue()
 
     def _sheet(self, found: list[Still]) -> bytes:
-        images = require("PIL.Image", extra="image", purpose="writing previews")
-        draws = require("PIL.ImageDraw", extra="image", purpose="writing previews")
-        shown = self._images(found)
-        width, height = max(each.width for each in shown), max(each.height for each in shown)
-        columns = min(4, len(shown))
-        rows = -(-len(shown) // columns)
-        sheet = images.new("RGB", (columns * (width + 4), rows * (height + 18)), "white")
-        draw = draws.Draw(sheet)
-        for index, (image, still) in enumerate(zip(shown, found, strict=True)):
-            left, top = index % columns * (width + 4), index // columns * (height + 18)
-            sheet.paste(image, (left, top))
-            draw.text((left + 2, top + height + 3), f"{still.time:.1f} s", fill="black")
         target = io.BytesIO()
-        sheet.save(target, "WEBP", quality=self.quality, method=4)
+        sheet_of(self._images(found), found, 4).save(target, "WEBP", quality=self.quality, method=4)
         return target.getvalue()
+
+
+def sheet_of(shown: list[Any], found: list[Still], columns: int) -> Any:
+    """Images of frames in rows, with their times below them, as one image of Pillow."""
+    images = require("PIL.Image", extra="image", purpose="writing previews")
+    draws = require("PIL.ImageDraw", extra="image", purpose="writing previews")
+    width, height = max(each.width for each in shown), max(each.height for each in shown)
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    sheet = images.new("RGB", (columns * (width + 4), rows * (height + 18)), "white")
+    draw = draws.Draw(sheet)
+    for index, (image, still) in enumerate(zip(shown, found, strict=True)):
+        left, top = index % columns * (width + 4), index // columns * (height + 18)
+        sheet.paste(image, (left, top))
+        draw.text((left + 2, top + height + 3), f"{still.time:.1f} s", fill="black")
+    return sheet
+
+
+def shown_frames(item: MediaItem) -> tuple[str, bytes]:
+    """(what a video is, four of its frames with their times as a JPEG), for a contact sheet."""
+    images = require("PIL.Image", extra="image", purpose="writing previews")
+    header, found = header_of(item), take_stills(item, FramePolicy("number", number=4), 256)
+    shown = [images.fromarray(still.pixels) for still in found]
+    for image in shown:
+        image.thumbnail((SHEET_SIDE, SHEET_SIDE))
+    target = io.BytesIO()
+    sheet_of(shown, found, 2).save(target, "JPEG", quality=80)
+    rate = f", {header.rate:.4g} frames/s" if header.rate > 0 else ""
+    return f"{header.duration:.2f} s, {header.width} x {header.height}{rate}, {header.codec}", target.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,11 @@ from tamis.video.decode import Track, watched
 from tamis.video.files import Frame
 from tamis.video.split import ShotSplitter, Span
 
-NETWORK_BYTES = 400_000_000
+NETWORK_BYTES = 450_000_000
 """What torch and a window of frames take."""
+
+GPU_WINDOWS = 16
+"""Windows that a GPU gets at a time."""
 
 
 @operator(reads="video")
@@ -52,6 +56,9 @@ class TransNetShots(ShotSplitter):
         super().check()
         self.found()
 
+    def packages(self) -> Mapping[str, str]:
+        return {**super().packages(), **self.found().packages}
+
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.found())
 
@@ -73,8 +80,8 @@ class TransNetShots(ShotSplitter):
 
 
 class _Watcher:
-    def __init__(self, network: TransNet) -> None:
-        self.windows = Windows(network)
+    def __init__(self, network: TransNet, windows: int) -> None:
+        self.windows = Windows(network, windows)
 
     def see(self, frame: Frame) -> None:
         self.windows.add(frame.rgb(WIDTH, HEIGHT))
@@ -85,7 +92,8 @@ class _ShotFinder:
         self._step, self._network = step, network
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
-        found = watched(batch, "video", lambda header: _Watcher(self._network))
+        windows = GPU_WINDOWS if self._step.device == "gpu" else 1
+        found = watched(batch, "video", lambda header: _Watcher(self._network, windows))
         known = [None if each is None else each[1] for each in found]
         spans = [None if each is None else self._spans(each[0], each[1]) for each in found]
         return self._step._clips(batch, spans, known)
