@@ -1,4 +1,4 @@
-"""Kernels of BRISQUE: natural scene statistics of a gray picture (Mittal, Moorthy and Bovik 2012).
+"""Kernels of BRISQUE: natural scene statistics of a gray picture (Mittal et al. 2012).
 
 Pictures are float64[height, width] from 0 to 1. Sums run row by row in one order, so that results do not depend on the machine.
 """

@@ -175,6 +175,16 @@ def count_solid(data, starts, stops, out):
 
 
 @kernel
+def count_chars(data, starts, stops, out):
+    """out[i] = characters of data[starts[i]:stops[i]]."""
+    for index in range(len(starts)):
+        count = 0
+        for at in range(starts[index], stops[index]):
+            count += data[at] & 0xC0 != 0x80
+        out[index] = count
+
+
+@kernel
 def cut_units(data, offsets, firsts, starts, stops, cut_offsets, cuts, buffer, spans):
     """Copy each row to buffer without its units cuts[cut_offsets[row]:cut_offsets[row + 1]], ascending numbers in the row.
 

@@ -236,6 +236,76 @@ def measure_frame(small, before, first, dark, basis, numbers, patches, bars):
     return _hash_of(small, basis)
 
 
+@kernel
+def vector_motion(vectors, width, height, out):
+    """out float32[PATCHES, PATCHES] = the mean length of the motion vectors in parts of a frame, over width + height.
+
+    `vectors` int32[vectors, 10] are the structures of FFmpeg (AVMotionVector) on a little-endian machine. A block counts
+    where its centre is. Blocks without a vector count as 0; of blocks with two, both count half.
+    """
+    sums = np.zeros((PATCHES, PATCHES))
+    areas = np.zeros((PATCHES, PATCHES))
+    for index in range(len(vectors)):
+        block, place = np.int64(vectors[index, 1]), np.int64(vectors[index, 2])
+        area = (block & 255) * (block >> 8 & 255)
+        down = np.int64(np.int16(vectors[index, 3] & 0xFFFF))
+        left = min(PATCHES - 1, max(0, (place >> 16) * PATCHES // width))
+        top = min(PATCHES - 1, max(0, down * PATCHES // height))
+        x, y = np.int64(vectors[index, 6]), np.int64(vectors[index, 7])
+        scale = max(1, np.int64(vectors[index, 8]) & 0xFFFF)
+        sums[top, left] += area * np.sqrt(np.float64(x * x + y * y)) / scale
+        areas[top, left] += area
+    whole = width * height / (PATCHES * PATCHES)
+    for top in range(PATCHES):
+        for left in range(PATCHES):
+            out[top, left] = np.float32(sums[top, left] / max(whole, areas[top, left]) / (width + height))
+
+
+@kernel
+def estimated_motion(small, before, shift_y, shift_x, width, height, out):
+    """out float32[PATCHES, PATCHES] = how far parts of a frame have moved, in pixels over width + height.
+
+    For codecs that give no motion vectors. Each part starts at the shift of the whole frame (in percent of it) or at none,
+    whichever differs less, and the rest is the least-squares solution for its gradients (Lucas and Kanade 1981). Parts
+    without gradients do not move.
+    """
+    size = SIDE // PATCHES
+    down, right = np.int64(np.rint(shift_y * SIDE / 100)), np.int64(np.rint(shift_x * SIDE / 100))
+    for top in range(PATCHES):
+        for left in range(PATCHES):
+            same, moved, count = np.int64(0), np.int64(0), np.int64(0)
+            for row in range(top * size, (top + 1) * size):
+                for column in range(left * size, (left + 1) * size):
+                    above, aside = row - down, column - right
+                    if 0 <= above < SIDE and 0 <= aside < SIDE:
+                        same += abs(np.int64(small[row, column]) - np.int64(before[row, column]))
+                        moved += abs(np.int64(small[row, column]) - np.int64(before[above, aside]))
+                        count += 1
+            starts = count > 0 and moved < same
+            start_y, start_x = (down if starts else np.int64(0)), (right if starts else np.int64(0))
+            yy, xy, xx, yt, xt = np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+            for row in range(max(1, top * size), min(SIDE - 1, (top + 1) * size)):
+                for column in range(max(1, left * size), min(SIDE - 1, (left + 1) * size)):
+                    above, aside = row - start_y, column - start_x
+                    if 0 <= above < SIDE and 0 <= aside < SIDE:
+                        y = np.int64(small[row + 1, column]) - np.int64(small[row - 1, column])
+                        x = np.int64(small[row, column + 1]) - np.int64(small[row, column - 1])
+                        t = np.int64(small[row, column]) - np.int64(before[above, aside])
+                        yy += y * y
+                        xy += x * y
+                        xx += x * x
+                        yt += y * t
+                        xt += x * t
+            # Gradients are differences over two pixels. The constant keeps noise in a plain part from looking like motion.
+            steady = 4 * size * size
+            determinant = np.float64(yy + steady) * np.float64(xx + steady) - np.float64(xy) * np.float64(xy)
+            move_y = -2.0 * (np.float64(xx + steady) * yt - np.float64(xy) * xt) / determinant
+            move_x = -2.0 * (np.float64(yy + steady) * xt - np.float64(xy) * yt) / determinant
+            y_pixels = (start_y + min(1.0, max(-1.0, move_y))) * height / SIDE
+            x_pixels = (start_x + min(1.0, max(-1.0, move_x))) * width / SIDE
+            out[top, left] = np.float32(np.sqrt(y_pixels * y_pixels + x_pixels * x_pixels) / (width + height))
+
+
 @part
 def _hash_of(small, basis):
     size = HASH_SIDE

@@ -119,8 +119,8 @@ def offsets_of(keys, base, offsets):
 
 
 @part
-def _distance(left, right, row, other, most):
-    """The distance of two hashes, or of their first words if that is more than `most`."""
+def _distance(left, right, row, other):
+    """The number of bits in which two hashes differ."""
     total = 0
     for word in range(left.shape[1]):
         total += ones(left[row, word] ^ right[other, word])
@@ -141,17 +141,17 @@ def _is_first(left, right, row, other, masks, reaches, number):
 
 @kernel
 def find_close(
-    keys, hashes, ranks, limits, offsets, base, targets, target_ranks, flip_of, start, radius, margin, most,
+    keys, hashes, limits, offsets, base, targets, target_ranks, flip_of, start, radius, margin, most,
     masks, reaches, number, counts, near, near_distances, left, right, distances,
 ):  # fmt: skip
     """List pairs of a row and a better row within `radius`, until `left` has no space for the pairs of another row.
 
-    keys, hashes, ranks       uint32[rows], uint64[rows, words], int64[rows]    rows, sorted by key
+    keys, hashes              uint32[rows], uint64[rows, words]                 rows, sorted by key
     limits                    int64[rows]                                       rows are compared with targets of a smaller rank
     offsets, base             int64[keys + 1], key of the first offset          targets by key, sorted by rank within a key
     targets, target_ranks     uint64[targets, words], int64[targets]
     flip_of                   uint32[flips]                                     what differs between the keys of a pair
-    start                     int64[2]                                          in and out: (flip, row) to go on with
+    start                     int64[2]                                          in and out: (flip, row) to continue with
     most                      the most targets to find for a row, over all calls for this substring
     masks, reaches, number    all substrings, and which one this is
     counts                    int64[rows]                                       in and out: targets found so far
@@ -174,7 +174,7 @@ def find_close(
                 for other in range(first, last):
                     if target_ranks[other] >= limits[row]:
                         break
-                    distance = _distance(hashes, targets, row, other, radius + margin)
+                    distance = _distance(hashes, targets, row, other)
                     if distance <= radius:
                         counts[row] += 1
                         full = counts[row] >= most
@@ -213,7 +213,7 @@ def pairs_within(hashes: np.ndarray, bits: int, radius: int) -> tuple[np.ndarray
         start, flip_of = np.zeros(2, np.int64), flips(substrings.width(number), substrings.reach(number))
         while start[0] < len(flip_of):
             found = find_close(
-                keys, mine, order, order, offsets, 0, mine, order, flip_of, start, radius, 0, len(hashes) + 1,
+                keys, mine, order, offsets, 0, mine, order, flip_of, start, radius, 0, len(hashes) + 1,
                 masks, reaches, number, counts, near, near_distances, left, right, distances,
             )  # fmt: skip
             parts.append((order[right[:found]], order[left[:found]], distances[:found].copy()))

@@ -6,6 +6,8 @@ part       callable from other kernels only. It has no Python wrapper, which sav
 inlined    a part that LLVM always inlines
 bare       a part without reference counting, which must not create arrays. Where many small functions call each other,
            reference counting can take most of the time.
+summed     a part in which LLVM may add numbers in another order, which it needs in order to vectorise sums. The order depends
+           only on how many there are.
 expanded   a part that numba copies into its callers before it infers types
 intrinsic  a function that generates LLVM IR (`numba.extending.intrinsic`)
 
@@ -136,6 +138,7 @@ kernel = _compiled()
 part = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 inlined = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 bare = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+summed = _compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath={"reassoc", "contract"})
 expanded = _compiled(inline="always")
 
 

@@ -1,4 +1,4 @@
-"""Find repeated word n-grams, n from 2 to 10. Exact, except for 64-bit collisions of word hashes.
+"""Find repeated word n-grams, n from 2 to 10, and repeated character n-grams. Exact, except for 64-bit collisions of hashes.
 
 An n-gram can repeat only where both of its (n-1)-grams repeat. Each length therefore examines only the positions where the
 shorter n-grams repeated, and an n-gram is identified by the numbers of its two (n-1)-grams:
@@ -30,7 +30,7 @@ NUM_LENGTHS = LONGEST - SHORTEST + 1
 
 NGRAM_FIELDS = (
     "top_count", "top_chars", "top_chars_longest", "all_chars", "total_chars", "covered_chars", "greedy_chars",
-    "later_chars",
+    "later_chars", "all_count", "total_count",
 )  # fmt: skip
 """First axis of the output of `measure_ngrams`, which describes the fields."""
 
@@ -66,7 +66,7 @@ def _take_words(data, at, end, begins, ends, base, edges, keys, upto, words):
 def measure_ngrams(data, offsets, begins, ends, out):
     """Measure each row; out int64[fields, rows, NUM_LENGTHS], fields in the order of NGRAM_FIELDS.
 
-    All counts except `later_chars` are of characters within words; spaces do not count.
+    The counts of characters, except `later_chars`, are of those within words; spaces do not count.
 
     top_count       occurrences of the most frequent n-gram, 1 if none repeats, 0 if the row has fewer than n words
     top_chars       its characters; of equally frequent n-grams, the first in the text
@@ -76,6 +76,8 @@ def measure_ngrams(data, offsets, begins, ends, out):
     covered_chars   characters of words within a repeated n-gram, each counted once
     greedy_chars    characters of n-grams already seen, in a scan that skips past each of them and otherwise moves one word
     later_chars     characters and inner spaces covered by occurrences after the first, each counted once
+    all_count       occurrences of repeated n-grams
+    total_count     n-grams
     """
     base, edges = base_of(offsets), np.empty(EDGES, np.int64)
     keys = np.empty(EDGES, np.uint64)  # word hashes
@@ -109,9 +111,10 @@ def measure_ngrams(data, offsets, begins, ends, out):
         both = upto[words]  # characters of all n-grams, updated from n to n + 1
         for length in range(SHORTEST, (words if words < LONGEST else LONGEST) + 1):
             both += upto[words - length + 1] - upto[length - 1]
-            out[4, row, length - SHORTEST] = both
+            out[4, row, length - SHORTEST], out[9, row, length - SHORTEST] = both, words - length + 1
             if left:
                 left = _lengthen(gram, place, left, slots, names, times, first, read)
+            out[8, row, length - SHORTEST] = left
             if left:
                 _measure_length(gram, place, left, length, upto, times, first, read, out, row)
             else:
@@ -199,3 +202,108 @@ def _measure_length(gram, place, left, length, upto, times, first, read, out, ro
     out[0, row, column], out[1, row, column] = most, upto[top + size] - upto[top]
     out[2, row, column], out[3, row, column], out[5, row, column] = longest, every, covered
     out[6, row, column], out[7, row, column] = greedy, later
+
+
+# ------------------------------------------------------------------------------------------------------------ characters
+
+
+@inlined
+def _next_character(data, at, end):
+    at += 1
+    while at < end and data[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+@inlined
+def _counter_of(key, counters):
+    """Return (byte, shift) of the two-bit counter that belongs to a hash."""
+    counter = np.int64((key >> np.uint64(32)) * counters >> np.uint64(32))
+    return counter >> 2, np.uint8(2 * (counter & 3))
+
+
+@kernel
+def measure_character_ngrams(data, offsets, length, out):
+    """Measure the n-grams of characters in each row; out int64[2, rows], initially zeros.
+
+    0  occurrences of the most frequent n-grams that repeat, at most floor(sqrt(d)) of them, d the distinct n-grams
+    1  n-grams
+
+    Each n-gram is hashed twice. The first time, counters of two bits, four for each n-gram, record whether any other n-gram
+    has the same counter. In ordinary text few do, and only their hashes are kept and sorted the second time. Memory is a
+    byte for each n-gram of the longest row, and eight for each that shares a counter.
+    """
+    seen = np.empty(4096, np.uint8)
+    keys = np.empty(4096, np.uint64)
+    for row in range(len(offsets) - 1):
+        start, end = offsets[row], offsets[row + 1]
+        first = start  # where the last character of the first n-gram starts
+        for _ in range(length - 1):
+            if first < end:
+                first = _next_character(data, first, end)
+        total = np.int64(0)
+        for at in range(first, end):
+            total += data[at] & 0xC0 != 0x80
+        if total == 0:
+            continue
+        if len(seen) < total:
+            seen = np.empty(total, np.uint8)
+        clear(seen, total)
+        counters = np.uint64(4 * total if total < 1 << 30 else 1 << 32)
+        shared = _count_shared(data, start, first, end, counters, seen)
+        if len(keys) < shared:
+            keys = np.empty(0, np.uint64)  # release the previous array first
+            keys = np.empty(shared, np.uint64)
+        _take_shared(data, start, first, end, counters, seen, keys)
+        out[0, row], out[1, row] = _most_frequent(keys, shared, total), total
+
+
+@part
+def _count_shared(data, at, last, end, counters, seen):
+    """Count each n-gram; return how many share a counter with another one."""
+    shared = np.int64(0)
+    while last < end:
+        last = _next_character(data, last, end)
+        byte, shift = _counter_of(hash_span(data, at, last), counters)
+        count = np.int64(seen[byte] >> shift & 3)
+        seen[byte] += np.uint8((count < 2) << shift)
+        shared += 2 if count == 1 else count >> 1
+        at = _next_character(data, at, end)
+    return shared
+
+
+@part
+def _take_shared(data, at, last, end, counters, seen, keys):
+    """Write the hashes of the n-grams that share a counter."""
+    taken = np.int64(0)
+    while last < end:
+        last = _next_character(data, last, end)
+        key = hash_span(data, at, last)
+        byte, shift = _counter_of(key, counters)
+        if seen[byte] >> shift & 3 == 2:
+            keys[taken] = key
+            taken += 1
+        at = _next_character(data, at, end)
+
+
+@part
+def _most_frequent(keys, shared, total):
+    """Return the occurrences of the most frequent n-grams that repeat; overwrites `keys`."""
+    keys[:shared].sort()
+    distinct, repeated, at = total - shared, np.int64(0), np.int64(0)
+    while at < shared:
+        after = at + 1
+        while after < shared and keys[after] == keys[at]:
+            after += 1
+        distinct += 1
+        if after - at > 1:
+            keys[repeated] = after - at
+            repeated += 1
+        at = after
+    most = np.int64(np.sqrt(distinct))
+    if most < repeated:
+        keys[:repeated].sort()
+    found = np.int64(0)
+    for index in range(repeated - most if most < repeated else 0, repeated):
+        found += np.int64(keys[index])
+    return found

@@ -23,7 +23,7 @@ from tamis.kernels.words import SPACES, base_of, outside
 
 STOPS = b".!?"
 TECHNICAL = b"0123456789{}+/()>"
-"""Kudugunta et al. 2023, section 2.3."""
+"""Kudugunta et al. 2023."""
 
 _LAST = np.uint64(LANES - 1)
 _CAPITALS = [byte for byte in range(128) if KINDS[byte] & UPPER]

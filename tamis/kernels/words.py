@@ -22,7 +22,7 @@ import numpy as np
 from tamis.kernels.characters import decode, flags_of
 from tamis.kernels.jit import bare, inlined, kernel
 from tamis.kernels.masks import ALL, LANES, ONE, below, block_at, highest, lowest, matcher
-from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, SPACE, UNSPACED
+from tamis.kernels.unicode_tables import ALPHANUMERIC, KINDS, LETTER, MARK, SPACE, UNSPACED
 
 SPACES = [byte for byte in range(128) if KINDS[byte] & SPACE]
 _HIGH = np.uint64(LANES - 1)
@@ -240,3 +240,40 @@ def find_single_words(data, offsets, points, kinds, begins, ends):
     base = base_of(offsets)
     for row in range(len(offsets) - 1):
         _mark_each(data, offsets[row], offsets[row + 1], np.int64(ALPHANUMERIC), points, kinds, begins, ends, base)
+
+
+@kernel
+def trim_words(data, offsets, points, kinds, begins, ends, trimmed_begins, trimmed_ends):
+    """Mark each word again, from its first letter to its last and the marks after it; a word without letters is left out."""
+    base = base_of(offsets)
+    edges = np.empty(EDGES, np.int64)
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        while at < end:
+            found, at = read_words(begins, ends, base, at, end, edges)
+            for index in range(0, found, 2):
+                start, stop = _trimmed(data, edges[index], edges[index + 1], points, kinds)
+                if start < stop:
+                    mark_word(trimmed_begins, trimmed_ends, base, start, stop)
+
+
+@bare
+def _trimmed(data, start, stop, points, kinds):
+    """Return (start, stop) from the first to the last letter of a span; start == stop if there is none."""
+    while start < stop and data[start] < 128 and not kinds[data[start]] & LETTER:
+        start += 1
+    while start < stop and data[stop - 1] < 128 and not kinds[data[stop - 1]] & LETTER:
+        stop -= 1
+    if start == stop or (data[start] < 128 and data[stop - 1] < 128):
+        return start, stop
+    first, after, at = stop, stop, start
+    while at < stop:
+        point, following = decode(data, at, stop)
+        flags = flags_of(point, points, kinds)
+        if flags & LETTER:
+            first = at if first == stop else first
+            after = following
+        elif flags & MARK and at == after:
+            after = following
+        at = following
+    return first, after

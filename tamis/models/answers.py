@@ -2,6 +2,7 @@
 
     FOLDER/answers.sqlite     answers by the hash of everything that decides them; what each run spent, and what requests
                               in flight may spend
+    FOLDER/opening            a lock for opening the file
     FOLDER/requests-*/0 ...   one lock per request that may be in flight
 
 Both survive `kill -9`: SQLite writes ahead to a log, and the kernel releases locks. SQLite needs a local disk.
@@ -86,13 +87,14 @@ class AnswerStore:
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(folder / FILE, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            with self._alone():
+                self._db = sqlite3.connect(folder / FILE, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+                self._do("PRAGMA journal_mode = WAL")
+                self._do("PRAGMA synchronous = NORMAL")
+                for table in _TABLES:
+                    self._do(table)
         except (OSError, sqlite3.Error) as error:
             raise self._failure(error) from error
-        self._do("PRAGMA journal_mode = WAL")
-        self._do("PRAGMA synchronous = NORMAL")
-        for table in _TABLES:
-            self._do(table)
         self._me = (os.getpid(), psutil.Process().create_time())
 
     def get(self, key: bytes) -> Answer | None:
@@ -138,6 +140,16 @@ class AnswerStore:
 
     def close(self) -> None:
         self._db.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Open the file while no other process does: SQLite does not wait for a change of the journal mode."""
+        lock = os.open(self._folder / "opening", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def _add(self, table: str, key: tuple[object, ...], amount: Amount) -> None:
         values = (*key, amount.tokens, amount.cost)

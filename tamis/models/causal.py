@@ -22,7 +22,7 @@ from tamis.errors import is_shortage, require
 from tamis.models.batching import plan_batches
 from tamis.models.devices import open_torch, release_cached
 from tamis.models.files import ModelError, ModelFiles
-from tamis.models.network import transformers_module
+from tamis.models.network import load_config, transformers_module
 from tamis.models.text_model import RUNTIME, key_of
 from tamis.models.tokens import TextTokenizer, load_tokenizer, longest_input
 
@@ -35,6 +35,13 @@ GPU_TOKENS = 262_144
 
 def causal_language_model(folder: Path, config: dict[str, Any]) -> Any:
     """The module of a folder with a causal language model, such as Llama, Gemma, Qwen or GPT-2."""
+    settings, transformers = load_config(folder), require("transformers", extra="models", purpose="running a model")
+    masked = type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not settings.is_encoder_decoder
+    if masked and not getattr(settings, "is_decoder", True):  # transformers would run it with a warning
+        raise ModelError(
+            f"{folder} is a model of type {settings.model_type}, which sees the words that it should predict",
+            hint="use a causal language model, such as Llama, Gemma, Qwen or GPT-2",
+        )
     return transformers_module(folder, "MODEL_FOR_CAUSAL_LM_MAPPING")
 
 

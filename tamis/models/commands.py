@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from tamis.parameters import plural
+from tamis.parameters import format_bytes, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,15 +62,36 @@ class ClassifierTraining:
             lines.append(f"left out {plural(self.skipped, 'text')} found on both sides")
         lines += [
             f"loss      {' '.join(f'{loss:.4f}' for loss in self.trained.losses)}",
-            "held-out metrics:",
-            f"  accuracy  {metrics.accuracy:.4f}",
-            f"  precision {metrics.precision:.4f}   {found} of {found + wrong}",
-            f"  recall    {metrics.recall:.4f}   {found} of {found + missed}",
-            f"  F1        {metrics.f1:.4f}",
-            f"  AUC       {metrics.auc:.4f}",
+            *_held_out(
+                metrics.rows,
+                f"accuracy  {metrics.accuracy:.4f}",
+                f"precision {metrics.precision:.4f}   {found} of {found + wrong}",
+                f"recall    {metrics.recall:.4f}   {found} of {found + missed}",
+                f"F1        {metrics.f1:.4f}",
+                f"AUC       {metrics.auc:.4f}",
+            ),
             f"wrote {self.output}; use it with LinearClassifier(model={self.output!r})",
         ]
         return "\n".join(lines)
+
+
+def _held_out(rows: int, *metrics: str) -> list[str]:
+    """The lines about held-out texts."""
+    if not rows:
+        return ["no metrics, since no text was held out"]
+    return ["held-out metrics:", *(f"  {metric}" for metric in metrics)]
+
+
+def _as_strings(table: pa.Table, column: str) -> pa.Array:
+    """A column of a table as text; numbers are written out."""
+    import pyarrow as pa
+
+    from tamis.errors import ColumnError
+
+    found = table.column(column)
+    if pa.types.is_nested(found.type):
+        raise ColumnError(f"column `{column}` holds {found.type}, not one value per row", hint="name another column")
+    return found.cast(pa.large_string()).combine_chunks()
 
 
 def _read_texts(paths: Sequence[str], column: str, limit: int | None) -> pa.Array:
@@ -87,7 +108,7 @@ def _read_texts(paths: Sequence[str], column: str, limit: int | None) -> pa.Arra
     )
     if column not in table.column_names:
         return pa.array([], pa.large_string())
-    texts = table.column(column).cast(pa.large_string()).combine_chunks()
+    texts = _as_strings(table, column)
     return texts.filter(pc.fill_null(pc.greater(pc.binary_length(texts), 0), False))
 
 
@@ -114,8 +135,10 @@ def train_classifier_on_files(
     import pyarrow.compute as pc
 
     from tamis.models.linear import train
+    from tamis.store import check_writable, writing
     from tamis.text.segment import buffers
 
+    check_writable(output)
     sides = [_read_texts(negative, column, max_rows), _read_texts(positive, column, max_rows)]
     shared = pc.unique(sides[0].filter(pc.is_in(sides[0], value_set=sides[1])))
     kept = [side.filter(pc.invert(pc.is_in(side, value_set=shared))) for side in sides] if len(shared) else sides
@@ -132,7 +155,8 @@ def train_classifier_on_files(
         seed=seed,
         progress=progress,
     )
-    trained.model.save(output)
+    with writing(output) as file:
+        trained.model.save(file)
     return ClassifierTraining(trained, len(kept[1]), len(kept[0]), output, sum(map(len, sides)) - sum(map(len, kept)))
 
 
@@ -162,14 +186,16 @@ class HeadTraining:
             lines.append(f"left out {plural(self.skipped, 'text')} found with several labels")
         lines += [
             f"embedded with {head.embeddings.model} in {self.seconds:.1f} s; penalty {self.trained.penalty:g}",
-            "held-out metrics:",
-            f"  accuracy  {metrics.accuracy:.4f}",
-            f"  AUC       {metrics.auc:.4f}",
-            f"  macro F1  {metrics.macro_f1:.4f}",
-            *(
-                f"  {label.label}: F1 {label.f1:.4f}, precision {label.precision:.4f}, recall {label.recall:.4f}, "
-                f"{plural(label.rows, 'text')}"
-                for label in metrics.labels
+            *_held_out(
+                metrics.rows,
+                f"accuracy  {metrics.accuracy:.4f}",
+                f"AUC       {metrics.auc:.4f}",
+                f"macro F1  {metrics.macro_f1:.4f}",
+                *(
+                    f"{label.label}: F1 {label.f1:.4f}, precision {label.precision:.4f}, recall {label.recall:.4f}, "
+                    f"{plural(label.rows, 'text')}"
+                    for label in metrics.labels
+                ),
             ),
             f"wrote {self.output}; use it with EmbeddingClassifier(model={self.output!r}, filter_by=[{head.labels[-1]!r}])",
         ]
@@ -206,6 +232,7 @@ def train_head_on_files(
     from tamis.models.files import find
     from tamis.models.heads import Embeddings, train_head
     from tamis.models.linear import held_out
+    from tamis.store import check_writable, writing
     from tamis.text.embed import Embed
     from tamis.text.segment import buffers
 
@@ -216,6 +243,7 @@ def train_head_on_files(
         )
     if not 0 <= holdout < 1:
         raise ParameterError(f"`holdout` must be at least 0 and below 1, got {holdout}")
+    check_writable(output)
     if labelled:
         texts, named = _read_labelled(labelled, column, label_column, max_rows)
     else:
@@ -229,7 +257,19 @@ def train_head_on_files(
     kept = pc.invert(pc.is_in(texts, value_set=several.combine_chunks()))
     texts, named = texts.filter(kept), named.filter(kept)
     labels = sorted(pc.unique(named).to_pylist())
-    targets = np.asarray(pc.index_in(named, value_set=pa.array(labels)).to_numpy(zero_copy_only=False), np.int64)
+    if len(labels) < 2:
+        only = (
+            f"all {len(texts):,} texts to train on have the label {labels[0]!r}"
+            if labels
+            else "there are no texts to train on"
+        )
+        left_out = (
+            f"; {plural(total - len(texts), 'text')} with several labels were left out" if total > len(texts) else ""
+        )
+        raise ParameterError(only + left_out, hint="training needs texts of at least two labels")
+    targets = np.asarray(
+        pc.index_in(named, value_set=pa.array(labels, named.type)).to_numpy(zero_copy_only=False), np.int64
+    )
     step = Embed(model=embeddings, max_chars=max_chars, device=device)
     step.check()
     began = time.perf_counter()
@@ -245,7 +285,8 @@ def train_head_on_files(
         balanced=not labelled,
         progress=progress,
     )
-    trained.head.save(output)
+    with writing(output) as file:
+        trained.head.save(file)
     counts = dict(zip(labels, np.bincount(targets, minlength=len(labels)).tolist(), strict=True))
     return HeadTraining(trained, counts, output, seconds, total - len(texts))
 
@@ -262,8 +303,9 @@ def _read_labelled(paths: Sequence[str], column: str, label: str, limit: int | N
     table = Pipeline(reader_for(list(paths), fields=[column, label], limit=limit)).collect(
         executor="inline", on_error="isolate", max_failed=DEFAULT_MAX_FAILED
     )
-    texts = table.column(column).cast(pa.large_string()).combine_chunks()
-    named = table.column(label).cast(pa.string()).combine_chunks()
+    if not table.num_rows:
+        return pa.array([], pa.large_string()), pa.array([], pa.large_string())
+    texts, named = _as_strings(table, column), _as_strings(table, label)
     kept = pc.and_(pc.fill_null(pc.greater(pc.binary_length(texts), 0), False), pc.is_valid(named))
     return texts.filter(kept), named.filter(kept)
 
@@ -394,7 +436,7 @@ class LanguageModelTraining:
             ]
         bound = f"{found.percentiles[90]:.0f}" if found.percentiles else "..."
         lines.append(
-            f"wrote {self.output} ({self.size_bytes / 1e6:.1f} MB); "
+            f"wrote {self.output} ({format_bytes(self.size_bytes)}); "
             f"use it with Perplexity(model={self.output!r}, max_perplexity={bound})"
         )
         return "\n".join(lines)
@@ -421,7 +463,9 @@ def train_language_model_on_files(
 
     from tamis.memory.budget import CALLER_BYTES, make_budget
     from tamis.models.language_training import WORKING_BYTES, train
+    from tamis.store import check_writable, writing
 
+    check_writable(output)
     # The usual size of a process with Tamis and its kernels loaded; the calling program may hold much more.
     room = make_budget(memory=memory, workers=1).total_bytes - CALLER_BYTES
     working = max(MIN_WORKING_BYTES, min(WORKING_BYTES, room // 3))
@@ -430,7 +474,8 @@ def train_language_model_on_files(
         trained = train(
             texts, settings=settings, holdout=holdout, working_bytes=working, model_bytes=room, progress=progress
         )
-    trained.model.save(output)
+    with writing(output) as file:
+        trained.model.save(file)
     return LanguageModelTraining(trained, output, Path(output).stat().st_size)
 
 

@@ -30,7 +30,7 @@ class Ctc:
 
     def __init__(self, found: ModelFiles, device: str = "cpu") -> None:
         self._torch = require("torch", extra="models", purpose=f"running {found.name}")
-        self._device = device
+        self.device = device
         self._module = transformers_module(found.folder, "MODEL_FOR_CTC_MAPPING").eval().to(device)
         settings = found.json("preprocessor_config.json")
         self._normalize = bool(settings.get("do_normalize", True))
@@ -69,9 +69,9 @@ class Ctc:
         for row, clip in enumerate(clips):
             given[row, : len(clip)] = _standard(clip) if self._normalize else clip
             mask[row, : len(clip)] = 1
-        inputs = {"input_values": torch.from_numpy(given).to(self._device)}
+        inputs = {"input_values": torch.from_numpy(given).to(self.device)}
         if self._masked:
-            inputs["attention_mask"] = torch.from_numpy(mask).to(self._device)
+            inputs["attention_mask"] = torch.from_numpy(mask).to(self.device)
         with torch.inference_mode():
             found = torch.log_softmax(self._module(**inputs).logits.float(), dim=-1).cpu().numpy()
         if not np.isfinite(found).all():

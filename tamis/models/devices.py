@@ -4,8 +4,8 @@
     open_torch, open_cupy in a worker: the library, held to the worker's share of GPU memory
 
 PyTorch and CuPy each keep the memory they have freed, so that in one process either could run out while the other has
-gigabytes to spare. As soon as both are in use, CuPy takes its memory from PyTorch, or from RMM if a library such as cuDF has
-loaded that.
+gigabytes to spare. As soon as both are in use, CuPy takes its memory from PyTorch. So does RMM if a library such as cuDF has
+loaded it; without PyTorch, RMM gets a pool of the worker's share, and CuPy uses that.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ CROWDED_WAIT_S = 60.0
 """How long a worker waits for GPU memory that other processes use before the run ends."""
 
 CROWDED_LOOK_S = 0.25
+
+POOL_ALIGNMENT = 256
+"""RMM rounds the sizes of pools and blocks to this."""
 
 GPU_RUNNING_BYTES = 1_000_000_000
 """The same afterwards, for kernels and libraries that CUDA loads when they are first used."""
@@ -264,16 +267,19 @@ def keep_to_share(gpu_memory_bytes: int | None) -> None:
         for device in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_memory_bytes / total), device)
-    if cupy is None:
-        return
-    if rmm is not None:
-        from rmm.allocators.cupy import rmm_cupy_allocator
+    if torch is not None:
+        if rmm is not None:
+            _take_from_torch(rmm, torch)
+        if cupy is not None:
+            cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(*_torch_allocator(torch, cupy)).malloc)
+            cupy.get_default_memory_pool().free_all_blocks()  # of the pool that is no longer used
+    elif rmm is not None:
+        _limit_pool(rmm, gpu_memory_bytes)
+        if cupy is not None:
+            from rmm.allocators.cupy import rmm_cupy_allocator
 
-        cupy.cuda.set_allocator(rmm_cupy_allocator)
-    elif torch is not None:
-        cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(*_torch_allocator(torch, cupy)).malloc)
-        cupy.get_default_memory_pool().free_all_blocks()  # of the pool that is no longer used
-    elif gpu_memory_bytes is not None:
+            cupy.cuda.set_allocator(rmm_cupy_allocator)
+    elif cupy is not None and gpu_memory_bytes is not None:
         cupy.get_default_memory_pool().set_limit(size=gpu_memory_bytes)
 
 
@@ -296,6 +302,36 @@ def _torch_allocator(torch: Any, cupy: Any) -> tuple[Any, Any]:
         torch.cuda.caching_allocator_delete(pointer)
 
     return allocate, free
+
+
+def _take_from_torch(rmm: Any, torch: Any) -> None:
+    """Let RMM, and with it cuDF, allocate from PyTorch's pool.
+
+    If PyTorch allocated from RMM's instead, it could neither limit its use nor report it.
+    """
+    if isinstance(rmm.mr.get_current_device_resource(), rmm.mr.CallbackMemoryResource):
+        return
+
+    def allocate(size: int, stream: Any) -> int:
+        _, handle = stream.__cuda_stream__()
+        try:
+            return int(torch.cuda.caching_allocator_alloc(size, torch.cuda.current_device(), handle))
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+    def free(pointer: int, size: int, stream: Any) -> None:
+        torch.cuda.caching_allocator_delete(pointer)
+
+    rmm.mr.set_current_device_resource(rmm.mr.CallbackMemoryResource(allocate, free))
+
+
+def _limit_pool(rmm: Any, gpu_memory_bytes: int | None) -> None:
+    """Give RMM a pool of the share, unless it has one."""
+    if gpu_memory_bytes is None or isinstance(rmm.mr.get_current_device_resource(), rmm.mr.PoolMemoryResource):
+        return
+    rounded = gpu_memory_bytes // POOL_ALIGNMENT * POOL_ALIGNMENT
+    pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0, maximum_pool_size=rounded)
+    rmm.mr.set_current_device_resource(pool)
 
 
 def release_cached() -> None:

@@ -3,7 +3,8 @@
     sentence-transformers folder     modules.json: Transformer, Pooling, Dense, Normalize
     transformers folder              the encoder, and the mean over tokens
 
-Vectors are not normalized here: the operator does it, after the windows of a long text are averaged.
+The vectors that result are not normalized here: the operator does it, after the windows of a long text are averaged. A
+Normalize that precedes a Dense is applied.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from tamis.errors import require
-from tamis.models.files import ModelError
-from tamis.models.network import load_weights, transformers_module
+from tamis.models.files import PROMPTS_FILE, ModelError, json_object
+from tamis.models.network import SEES_PADDING, by_length, load_encoder, load_weights, padding_token
+from tamis.models.tokens import default_prompt
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+"""The poolings of sentence-transformers by their older names, in the order in which their vectors are concatenated."""
+
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 
 
@@ -31,14 +35,19 @@ def encoder(folder: Path, config: dict[str, Any]) -> Any:
     """The module of an embedding model: token ids to float[rows, dimensions]."""
     torch = require("torch", extra="models", purpose="running a model")
     steps = sentence_modules(folder)
-    inner = transformers_module(folder / steps[0][1], "MODEL_MAPPING")
+    inner = load_encoder(folder / steps[0][1])
     poolings = ["mean"]
     rest: list[Any] = []
-    for kind, path in steps[1:]:
+    last_dense = max((number for number, (kind, _) in enumerate(steps) if kind == "Dense"), default=0)
+    for number, (kind, path) in enumerate(steps):
         if kind == "Pooling":
-            poolings = _poolings(folder / path)
+            poolings = _poolings(folder / path, folder)
         elif kind == "Dense":
             rest.append(_dense(torch, folder / path))
+        elif kind == "Normalize" and number < last_dense:
+            rest.append(_normalize(torch, folder / path))
+    fill = padding_token(inner) or 0
+    dimensions = _dimensions(folder)
 
     class Encoder(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -46,11 +55,23 @@ def encoder(folder: Path, config: dict[str, Any]) -> Any:
             self.inner, self.rest = inner, torch.nn.Sequential(*rest)
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            hidden = self.inner(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            given = input_ids.masked_fill(attention_mask == 0, fill)
+            hidden = self.inner(input_ids=given, attention_mask=attention_mask).last_hidden_state
             parts = [pooled(torch, hidden.float(), attention_mask, pooling) for pooling in poolings]
-            return self.rest(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+            return self.rest(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :dimensions]
 
-    return Encoder()
+    return by_length(Encoder()) if inner.config.model_type in SEES_PADDING else Encoder()
+
+
+def _dimensions(folder: Path) -> int | None:
+    """How many values of each vector sentence-transformers keeps; None for all."""
+    path = folder / PROMPTS_FILE
+    found = json_object(path).get("truncate_dim")
+    if found is None or (isinstance(found, int) and found > 0):
+        return found
+    raise ModelError(
+        f"`truncate_dim` in {path} is {found!r}, not a number of dimensions", hint="download the model again"
+    )
 
 
 def sentence_modules(folder: Path) -> list[tuple[str, str]]:
@@ -74,18 +95,54 @@ def sentence_modules(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _poolings(folder: Path) -> list[str]:
+def _poolings(folder: Path, model: Path) -> list[str]:
     path = folder / "config.json"
+    settings = _settings(path)
+    if settings.get("include_prompt") is False and default_prompt(model):
+        raise ModelError(
+            f"{path} excludes the prompt from pooling, which is not supported",
+            hint=f"set `default_prompt_name` to null in {model / PROMPTS_FILE}, and put the prompt into the texts",
+        )
+    mode = settings.get("pooling_mode")
+    chosen = [mode] if isinstance(mode, str) else mode
+    if chosen is None:
+        chosen = [kind for name, kind in POOLINGS.items() if settings.get(name)]
+    if not isinstance(chosen, list) or not chosen:
+        raise ModelError(f"{path} chooses no pooling", hint=f"`pooling_mode` is one of {', '.join(POOLINGS.values())}")
+    chosen = [str(kind).removesuffix("_tokens") for kind in chosen]
+    for kind in chosen:
+        if kind not in POOLINGS.values():
+            raise ModelError(
+                f"the pooling {kind!r} in {path} is not supported", hint=f"it is one of {', '.join(POOLINGS.values())}"
+            )
+    return chosen
+
+
+def _settings(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_bytes())
+        found: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}", hint="download the model again") from error
-    if isinstance(settings.get("pooling_mode"), str):
-        return [settings["pooling_mode"].removesuffix("_tokens")]
-    chosen = [kind for name, kind in POOLINGS.items() if settings.get(name)]
-    if not chosen:
-        raise ModelError(f"{path} chooses no pooling", hint=f"one of {', '.join(POOLINGS)} must be true")
-    return chosen
+    return found
+
+
+def _check_columns(settings: dict[str, Any], path: Path) -> None:
+    """Raise if a module reads or writes something else than the vector of a text."""
+    for name in ("module_input_name", "module_output_name"):
+        if settings.get(name) not in (None, "sentence_embedding"):
+            raise ModelError(
+                f"`{name}` in {path} is {settings[name]!r}", hint="only modules over `sentence_embedding` are supported"
+            )
+
+
+def _normalize(torch: Any, folder: Path) -> Any:
+    _check_columns(json_object(folder / "config.json"), folder / "config.json")
+
+    class Normalize(torch.nn.Module):
+        def forward(self, values: Any) -> Any:
+            return torch.nn.functional.normalize(values, p=2, dim=-1)
+
+    return Normalize()
 
 
 def pooled(torch: Any, hidden: Any, mask: Any, pooling: str) -> Any:
@@ -105,12 +162,15 @@ def pooled(torch: Any, hidden: Any, mask: Any, pooling: str) -> Any:
         return totals / counts
     if pooling == "mean_sqrt_len":
         return totals / counts.sqrt()
-    raise ModelError(f"the pooling {pooling!r} is not supported")
+    raise AssertionError(pooling)
 
 
 def _dense(torch: Any, folder: Path) -> Any:
+    settings = _settings(folder / "config.json")
+    _check_columns(settings, folder / "config.json")
+    if settings.get("use_residual"):
+        raise ModelError(f"the dense layer in {folder} adds its input to its output, which is not supported")
     try:
-        settings = json.loads((folder / "config.json").read_bytes())
         tensors = load_weights((folder / "model.safetensors",))
         layer = torch.nn.Linear(
             settings["in_features"], settings["out_features"], bias=bool(settings.get("bias", True))
@@ -120,7 +180,8 @@ def _dense(torch: Any, folder: Path) -> Any:
         raise ModelError(
             f"the dense layer in {folder} cannot be loaded: {error}", hint="download the model again"
         ) from error
-    activation = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"the activation {activation} in {folder} is not supported")
+    stated = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = stated.rpartition(".")[2]
+    if activation not in ACTIVATIONS or not stated.startswith("torch."):
+        raise ModelError(f"the activation {stated} in {folder} is not supported")
     return torch.nn.Sequential(layer, getattr(torch.nn, activation)())

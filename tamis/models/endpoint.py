@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from tamis.errors import EndpointError, ParameterError, require
 from tamis.models.answers import LOOK_AGAIN_S, Amount, Answer, AnswerStore, Limit, Places
-from tamis.models.structured import AnswerError, quoted
+from tamis.models.structured import AnswerError, is_unicode, quoted
 
 _T = TypeVar("_T")
 MAX_WAIT_S = 60.0
@@ -39,6 +39,8 @@ MAX_WAIT_S = 60.0
 MAX_RETRY_AFTER_S = 600.0
 """A server that requests a longer wait ends the run."""
 MAX_BODY_BYTES = 32_000_000
+MAX_TOKENS = 10**12
+"""A server that counts more tokens than this has not counted them."""
 TOKENS_PER_MESSAGE = 64
 """An upper bound for the tokens that a chat template adds to a message."""
 
@@ -338,6 +340,8 @@ class Endpoint:
             self._count("cost", actual.cost / _BILLION)
             _check_end(answer, question.most_output_tokens)
             try:
+                if not is_unicode(answer.text):
+                    raise AnswerError("the answer is not valid Unicode")
                 check(answer)
             except AnswerError as error:
                 raise _Retry(error.message, "answer") from None
@@ -346,8 +350,8 @@ class Endpoint:
         self._answered += 1
         return answer
 
-    async def _post(self, question: Question, *, enforced: bool) -> Any:
-        """The JSON of a reply; None if the server refuses a request with a schema."""
+    async def _post(self, question: Question, *, enforced: bool) -> dict[str, Any] | None:
+        """The JSON object of a reply; None if the server refuses a request with a schema."""
         body = {"model": self.model, **question.body}
         if enforced:
             form = {"name": "answer", "schema": question.schema, "strict": True}
@@ -357,9 +361,12 @@ class Endpoint:
         status, headers, content = await self._send("POST", path, json.dumps(body).encode())
         if status == 200:
             try:
-                return json.loads(content)
-            except ValueError as error:
+                reply = json.loads(content)
+            except (ValueError, RecursionError) as error:
                 raise _Retry(f"the reply is not JSON ({error}): {self._shown(content)}") from None
+            if not isinstance(reply, dict):
+                raise _Retry(f"the reply is not a JSON object: {self._shown(content)}")
+            return reply
         if enforced and status in (400, 422, 501):
             return None
         raise self._refusal(status, headers, content)
@@ -401,7 +408,7 @@ class Endpoint:
             )
         return AnswerError(f"the endpoint refused the request with {text}")
 
-    def _read(self, data: Any, question: Question) -> Answer:
+    def _read(self, data: dict[str, Any], question: Question) -> Answer:
         try:
             choice = data["choices"][0]
             text = choice["message"]["content"] if self.settings.api == "chat" else choice["text"]
@@ -420,7 +427,7 @@ class Endpoint:
         ]
         bounds = (question.most_input_tokens, min(question.most_output_tokens, len(text.encode("utf-8", "replace"))))
         tokens = [
-            value if isinstance(value, int) and value >= 0 else most
+            value if isinstance(value, int) and 0 <= value <= MAX_TOKENS else most
             for value, most in zip(counted, bounds, strict=True)
         ]
         return Answer(text, reason if isinstance(reason, str) else None, tokens[0], tokens[1])
@@ -444,7 +451,7 @@ class Endpoint:
             raise self._refusal(status, headers, content)
         try:
             names = [str(entry["id"]) for entry in json.loads(content)["data"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             names = []
         if len(names) != 1:
             listed = ", ".join(names[:10]) if names else "none"

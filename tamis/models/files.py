@@ -46,6 +46,13 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "vocab.json",
 )
+SENTENCE_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names that sentence-transformers has given the settings of its Transformer module, in the order it looks for them."""
+
+PROMPTS_FILE = "config_sentence_transformers.json"
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 Needs: TypeAlias = Sequence[Sequence[str]]
 
@@ -140,6 +147,21 @@ AUDIO_DEFAULTS = {
 """Models that listen to sounds."""
 
 
+RUNTIMES: dict[Kind, dict[str, str]] = {
+    "transformers": dict.fromkeys(("torch", "transformers", "tokenizers"), "models"),
+    "onnx": {"onnxruntime": "onnx"},
+    "static": dict.fromkeys(("safetensors", "tokenizers"), "embeddings"),
+    "efficientnet": {"torch": "models"},
+    "regression": {},
+    "transnet": {"torch": "models"},
+    "moonshine": dict.fromkeys(("onnxruntime", "tokenizers"), "onnx"),
+    "ctranslate2": dict.fromkeys(("ctranslate2", "tokenizers"), "audio-models"),
+    "speakers": {"torch": "models"},
+    "sounds": {"torch": "models", "h5py": "audio-models"},
+}
+"""The modules that run each kind of model, with the extra that installs them."""
+
+
 class ModelError(TamisError):
     """The files of a model are missing, incomplete or of a kind that is not loaded."""
 
@@ -163,14 +185,12 @@ class ModelFiles:
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file of the folder; empty if there is no such file."""
-        path = self.folder / name
-        if not path.is_file():
-            return {}
-        try:
-            found = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise ModelError(f"{path} is not JSON: {error}", hint="download the model again") from error
-        return found if isinstance(found, dict) else {}
+        return json_object(self.folder / name)
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """The optional modules that run it, for `Operator.packages`."""
+        return RUNTIMES[self.kind]
 
     @property
     def num_bytes(self) -> int:
@@ -190,6 +210,17 @@ class ModelFiles:
         files = [*self.weights, *self.others]
         named = sorted((path.relative_to(self.folder).as_posix(), fingerprint(path)) for path in files)
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:20]
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", hint="download the model again") from error
+    return found if isinstance(found, dict) else {}
 
 
 def with_files(identity: dict[str, Any], *found: ModelFiles) -> dict[str, Any]:
@@ -294,7 +325,8 @@ def _default(name: str, packaged: Packaged, needs: Needs) -> ModelFiles:
 
 def _of_file(name: str, path: Path) -> ModelFiles:
     if path.suffix == ".onnx":
-        beside = [path.parent / file for file in ("tokenizer.json", "config.json", "tokenizer_config.json")]
+        names = ("tokenizer.json", "config.json", "tokenizer_config.json", PROMPTS_FILE, *SENTENCE_FILES)
+        beside = [path.parent / file for file in names]
         return ModelFiles(name, path.parent, "onnx", (path,), tuple(file for file in beside if file.is_file()))
     raise ModelError(
         f"{path} is a file of type {path.suffix or 'unknown'}, not a model",
@@ -389,7 +421,7 @@ def hub_cache() -> Path:
 def _of_hub(name: str, check: Callable[[Path], object], wanted: Sequence[str]) -> Path:
     repository, _, revision = name.partition("@")
     root = hub_cache() / f"models--{repository.replace('/', '--')}"
-    folder = _snapshot(root, revision or "main")
+    folder = snapshot_in(root, revision or "main")
     problem = f"there is no copy of it in {root}"
     if folder is not None:
         try:
@@ -410,7 +442,8 @@ def _of_hub(name: str, check: Callable[[Path], object], wanted: Sequence[str]) -
     )
 
 
-def _snapshot(root: Path, revision: str) -> Path | None:
+def snapshot_in(root: Path, revision: str) -> Path | None:
+    """The folder with the files of a repository at a revision, in the cache of huggingface_hub."""
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     folder = root / "snapshots" / commit

@@ -44,21 +44,22 @@ class TorchImages(TorchModule):
         self._factors = [self._torch.from_numpy(values).to(device) for values in preprocessing.factors()]
 
     def start(self, pixels: np.ndarray) -> Callable[[], np.ndarray]:
-        """Begin a batch of uint8[rows, height, width, 3]."""
+        """Begin a batch of uint8[rows, height, width, 3], or uint8[rows, frames, height, width, 3] for clips."""
 
         def forward(pixels: Any) -> Any:
             scale, shift = self._factors
-            return self.module((pixels.float() * scale + shift).permute(0, 3, 1, 2))
+            return self.module((pixels.float() * scale + shift).movedim(-1, -3))
 
         return self.begin(forward, pixels)
 
     def blank(self, rows: int) -> np.ndarray:
-        return np.zeros((rows, self.preprocessing.height, self.preprocessing.width, 3), np.uint8)
+        return np.zeros((rows, *self.preprocessing.shape), np.uint8)
 
     def rows_that_fit(self, share: int | None) -> int:
         """How many pictures a batch on a GPU may have, of which two are in memory at a time, as measured."""
         self.start(self.blank(1))()  # loads kernels
-        each = self.bytes_of(lambda: self.start(self.blank(PROBED_ROWS))) / PROBED_ROWS
+        probed = max(1, PROBED_ROWS // (self.preprocessing.frames or 1))
+        each = self.bytes_of(lambda: self.start(self.blank(probed))) / probed
         free = self.free_bytes()
         return int(GPU_SHARE * (free if share is None else min(free, share)) / 2 / max(each, 1.0))
 
@@ -127,13 +128,13 @@ class ImageModel:
         return _finite(np.concatenate([parts[start] for start in sorted(parts)]))
 
     def _batches(self, total: int) -> list[slice]:
-        rows = min(self._most(), self._batch_size or GPU_ROWS)
+        rows = min(self._most(), self._batch_size or self._usual(GPU_ROWS))
         return [slice(start, min(start + rows, total)) for start in range(0, total, rows)]
 
     def _most(self) -> int:
         network, known = self._loaded.network, self._loaded.most_rows
         if not network.on_gpu:
-            return known[-1] if known else self._batch_size or CPU_ROWS
+            return known[-1] if known else self._batch_size or self._usual(CPU_ROWS)
         if not known:
             try:
                 fits = network.rows_that_fit(self._context.gpu_memory_bytes)
@@ -142,8 +143,12 @@ class ImageModel:
                     raise
                 release_cached()
                 fits = 1
-            known.append(max(1, min(GPU_ROWS, fits)))
+            known.append(max(1, min(self._usual(GPU_ROWS), fits)))
         return known[-1]
+
+    def _usual(self, pictures: int) -> int:
+        """How many rows have so many pictures."""
+        return max(1, pictures // (self.preprocessing.frames or 1))
 
     def _smaller(self, queue: deque[slice], rows: slice, *, halve: bool) -> None:
         """Put a batch that ran out of memory back: whole if others were running, else in halves."""

@@ -215,7 +215,7 @@ def _estimate(
     lengths: list[_Grams] = []
     for length in range(1, max(2, order)):
         if progress is not None:
-            progress(f"merging n-grams of {length}")
+            progress(f"merging {length}-grams")
         shorter = lengths[-1].keys if lengths else np.zeros(0, np.uint64)
         lengths.append(_joined([_Grams.of(records, shorter) for records in counted.runs[length - 1]]))
     adjusted = [np.where(grams.begins, grams.counts, 0) for grams in lengths]
@@ -226,7 +226,7 @@ def _estimate(
         adjusted[0] = lengths[0].counts
     else:
         if progress is not None:
-            progress(f"merging n-grams of {order}")
+            progress(f"merging {order}-grams")
         longest = _Longest.of(counted, lengths[-1], settings.min_count)
         adjusted[-1] += np.where(lengths[-1].begins, 0, longest.before)
     _check_memory(sum(len(grams.keys) for grams in lengths) + (longest.kept if longest else 0), model_bytes)

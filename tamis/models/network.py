@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import mmap
+import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -50,6 +52,10 @@ _TYPES = {
 }  # fmt: skip
 
 
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that was cloned without Git LFS."""
+
+
 def map_safetensors(path: Path) -> dict[str, Any]:
     """The tensors of a safetensors file as torch tensors over a read-only mapping; they must not be written to.
 
@@ -62,6 +68,8 @@ def map_safetensors(path: Path) -> dict[str, Any]:
         raise refuse(f"it has {size} bytes")
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if data[: len(LFS_POINTER)] == LFS_POINTER:
+        raise ModelError(f"{path} is a pointer of Git LFS, not the weights", hint=f"run git lfs pull in {path.parent}")
     header_bytes = int.from_bytes(data[:8], "little")
     if header_bytes > size - 8:
         raise refuse("the header is longer than the file")
@@ -109,8 +117,12 @@ def load_weights(files: tuple[Path, ...]) -> dict[str, Any]:
             # Files of old versions of PyTorch, which are no zip archives, cannot be mapped.
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except Exception as error:  # unpickling a damaged file can fail in any way
+            if is_shortage(error):
+                raise
+            # What torch says of pickles advises to load them nevertheless.
+            why = "it contains more than tensors" if isinstance(error, pickle.UnpicklingError) else _first_line(error)
             raise ModelError(
-                f"{path} cannot be loaded safely: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                f"{path} cannot be loaded safely: {why}",
                 hint="only tensors are loaded from PyTorch files, never code: use the model.safetensors of this model",
             ) from error
         if not isinstance(found, dict) or not all(torch.is_tensor(value) for value in found.values()):
@@ -136,26 +148,31 @@ def load_config(folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
+        own_code = "auto_map" in (folder / "config.json").read_text(errors="replace")
         raise ModelError(
-            f"the configuration in {folder} cannot be used: {_first_line(error)}",
+            f"the configuration in {folder} cannot be used: "
+            + ("the model needs code of its own" if own_code else _first_line(error)),
             hint="the architecture must be one that the installed transformers has; code in model folders is never run",
         ) from error
 
 
-def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path) -> Any:
-    """A module of transformers with these tensors as its weights. All weights must be there and have the right shape."""
+def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path, *, unused: str | None = None) -> Any:
+    """A module of transformers with these tensors as its weights.
+
+    All weights must be there and have the right shape, except in the part `unused`, by its name.
+    """
     torch = require("torch", extra="models", purpose="running a model")
     transformers = _transformers()
-    level = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()  # what it would print is checked below
     try:
-        module, info = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(tensors),
-            output_loading_info=True,
-            **{_dtype(transformers): torch.float32},
-        )
+        with only_errors():  # what it would print is checked below
+            module, info = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below
+                **{_dtype(transformers): torch.float32},
+            )
     except Exception as error:
         if is_shortage(error):
             raise
@@ -163,16 +180,39 @@ def assemble(kind: Any, config: Any, tensors: Mapping[str, Any], folder: Path) -
             f"the weights in {folder} do not fit {kind.__name__}: {_first_line(error)}",
             hint="config.json and the weights must be of the same model",
         ) from error
-    finally:
-        transformers.utils.logging.set_verbosity(level)
-    wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-    wrong = [name for name in wrong if "pooler" not in name]  # many encoders are published without one
-    if wrong:
+    is_used = lambda name: unused is None or unused not in name.split(".")  # noqa: E731
+    other = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
+    for name, found, wanted in other:
+        if is_used(name):
+            raise ModelError(
+                f"the weights in {folder} do not fit its config.json: {name} has the shape {found}, not {wanted}",
+                hint=_mismatch_hint(config, found, wanted),
+            )
+    missing = sorted(name for name in map(str, info["missing_keys"]) if is_used(name))
+    if missing:
         raise ModelError(
-            f"the weights in {folder} lack {wrong[0]}" + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""),
+            f"the weights in {folder} lack {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""),
             hint="config.json and the weights must be of the same model, and complete",
         )
     return module.eval()
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Keep transformers from printing advice to its programmers, which it repeats for each batch."""
+    logging = _transformers().utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _mismatch_hint(config: Any, found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    if wanted[0] == getattr(config, "num_labels", None) and found[1:] == wanted[1:]:
+        return f"`id2label` in config.json must name the {found[0]} outputs of the network; it has {wanted[0]} names"
+    return "config.json and the weights must be of the same model"
 
 
 def _dtype(transformers: Any) -> str:
@@ -181,31 +221,104 @@ def _dtype(transformers: Any) -> str:
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
-def transformers_module(folder: Path, table: str) -> Any:
-    """The module that transformers has for the configuration of a folder, in one of its tables, with its weights."""
-    transformers = _transformers()
+def transformers_module(folder: Path, table: str, *, unused: str | None = None) -> Any:
+    """The module that transformers has for the configuration of a folder, in one of its tables, with its weights.
+
+    Weights of the part `unused` may be missing: many encoders are published without their pooler.
+    """
     settings = load_config(folder)
-    kinds = getattr(transformers, table)
+    return _with_weights(_kind(settings, table, folder), settings, folder, unused)
+
+
+def load_encoder(folder: Path) -> Any:
+    """The encoder in a folder. Of T5 and its relatives, whose decoder does not run by itself, the half that encodes."""
+    settings = load_config(folder)
+    kind = _kind(settings, "MODEL_MAPPING", folder)
+    if getattr(settings, "is_encoder_decoder", False):
+        kind = getattr(_transformers(), f"{kind.__name__.removesuffix('Model')}EncoderModel", kind)
+    return _with_weights(kind, settings, folder, "pooler")
+
+
+def _kind(settings: Any, table: str, folder: Path) -> Any:
+    kinds = getattr(_transformers(), table)
     if type(settings) not in kinds:
         raise ModelError(f"transformers has no such network for model type {settings.model_type}, in {folder}")
+    found = kinds[type(settings)]
+    if not isinstance(found, tuple):
+        return found
+    stated = getattr(settings, "architectures", None) or []
+    return next((kind for kind in found if kind.__name__ in stated), found[0])
+
+
+def _with_weights(kind: Any, settings: Any, folder: Path, unused: str | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some architectures use parts of torch that are deprecated
-        return assemble(kinds[type(settings)], settings, load_weights(tuple(weights_in(folder))), folder)
+        return assemble(kind, settings, load_weights(tuple(weights_in(folder))), folder, unused=unused)
+
+
+def padding_token(module: Any) -> int | None:
+    """The padding token in the configuration of a module of transformers; None if it has none that it knows."""
+    torch = require("torch", extra="models", purpose="running a model")
+    stated, size = getattr(module.config.get_text_config(), "pad_token_id", None), _vocabulary(torch, module)
+    return stated if isinstance(stated, int) and stated >= 0 and (size is None or stated < size) else None
+
+
+SEES_PADDING = frozenset({
+    "convbert", "cpmant", "fnet", "funnel", "mobilebert", "nystromformer", "reformer", "xlnet", "yoso",
+})  # fmt: skip
+"""Types of models in transformers whose outputs for a text change with the padding after it: they ignore the mask, mix
+neighbouring tokens, or read the last position."""
+
+
+def by_length(module: Any) -> Any:
+    """The module over batches without padding: texts of equal length are processed together."""
+    torch = require("torch", extra="models", purpose="running a model")
+
+    class ByLength(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            lengths = attention_mask.sum(dim=1)
+            order, parts = [], []
+            for length in lengths.unique().tolist():
+                rows = torch.nonzero(lengths == length).squeeze(1)
+                order.append(rows)
+                parts.append(self.module(input_ids[rows, :length], attention_mask[rows, :length]))
+            return torch.cat(parts)[torch.cat(order).argsort()]
+
+    return ByLength()
 
 
 def sequence_classifier(folder: Path, config: dict[str, Any]) -> Any:
-    """The module of a sequence-classification folder; its outputs are the logits."""
+    """The module of a sequence-classification folder; its outputs are the logits.
+
+    Decoders such as Llama classify by the last token that is not the padding token, which therefore has to be in the padding.
+    """
     torch = require("torch", extra="models", purpose="running a model")
+    inner = transformers_module(folder, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING")
+    settings, has_padding = inner.config.get_text_config(), padding_token(inner) is not None
 
     class SequenceClassifier(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.inner = transformers_module(folder, "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING")
+            self.inner = inner
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return self.inner(input_ids=input_ids, attention_mask=attention_mask).logits
+            if not has_padding:
+                settings.pad_token_id = self._not_at_an_end(input_ids, attention_mask)
+            given = input_ids.masked_fill(attention_mask == 0, settings.pad_token_id)
+            return self.inner(input_ids=given, attention_mask=attention_mask).logits
 
-    return SequenceClassifier()
+        def _not_at_an_end(self, input_ids: Any, attention_mask: Any) -> int:
+            """A token with which no text ends."""
+            rows = torch.arange(len(input_ids), device=input_ids.device)
+            last = input_ids[rows, (attention_mask.sum(dim=1) - 1).clamp(min=0)]
+            tokens = torch.arange(len(rows) + 1, device=input_ids.device)
+            return int(tokens[~torch.isin(tokens, last)][0])
+
+    return by_length(SequenceClassifier()) if inner.config.model_type in SEES_PADDING else SequenceClassifier()
 
 
 def _first_line(error: Exception) -> str:

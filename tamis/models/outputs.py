@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Column
+from tamis.errors import ParameterError, did_you_mean
 from tamis.models.files import ModelError, ModelFiles, labels_of
 
 Task = Literal["single", "multi", "regression"]
@@ -17,11 +20,32 @@ Task = Literal["single", "multi", "regression"]
 def task_of(found: ModelFiles) -> tuple[Task, list[str]]:
     """What a classifier predicts, and the names of its outputs."""
     config = found.config
-    labels = labels_of(config) or [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    if config.get("id2label") and labels_of(config) is None:
+        raise ModelError(
+            f"the labels in {found.folder / 'config.json'} are not numbered from 0 without gaps",
+            hint="`id2label` must name each output of the network",
+        )
+    count = config.get("num_labels") or 2
+    if not isinstance(count, int) or count < 1:
+        raise ModelError(
+            f"`num_labels` in {found.folder / 'config.json'} is {count!r}, not a number",
+            hint="download the model again",
+        )
+    labels = labels_of(config) or [f"LABEL_{number}" for number in range(count)]
     problem = config.get("problem_type")
     if problem == "regression" or (problem is None and len(labels) == 1):
         return "regression", labels
     return ("multi" if problem == "multi_label_classification" else "single"), labels
+
+
+def check_labels(model: str | Path, wanted: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise if a model has no such labels."""
+    for label in wanted:
+        if label not in labels:
+            raise ParameterError(
+                f"the model {model} has no label {label!r}",
+                hint=did_you_mean(label, labels) or f"it has {', '.join(labels[:20])}",
+            )
 
 
 def label_scores(logits: np.ndarray, empty: np.ndarray, task: Task, labels: pa.Array, model: str) -> dict[str, Column]:

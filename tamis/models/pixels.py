@@ -9,6 +9,7 @@ is a quarter of the size of the second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +24,7 @@ NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
 
 Resize = Literal["none", "exact", "shortest"]
 
-KNOWN = ("CLIP", "Siglip", "ViT", "Bit", "ConvNext", "DeiT")
+KNOWN = ("CLIP", "Siglip", "ViT", "Bit", "ConvNext", "DeiT", "Blip")
 """Image processors of transformers that do these steps only; most architectures use one of them."""
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -44,6 +45,9 @@ _PROCESSOR_DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True, "resample": BICUBIC,
         "image_mean": HALF, "image_std": HALF,
     },
+    "Blip": {
+        "size": {"height": 384, "width": 384}, "resample": BICUBIC, "image_mean": CLIP_MEAN, "image_std": CLIP_STD,
+    },
     "ConvNext": {"size": {"shortest_edge": 384}, "resample": BICUBIC, "image_mean": HALF, "image_std": HALF},
 }  # fmt: skip
 """What the processors do if their file does not say."""
@@ -62,6 +66,16 @@ class Preprocessing:
     scale: float = 1 / 255
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    shift: float = 0.0
+    """Added after scaling, before the mean is subtracted."""
+    frames: int | None = None
+    """How many pictures a clip has, for a network on clips."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what the network looks at: a picture, or the pictures of a clip."""
+        picture = (self.height, self.width, 3)
+        return picture if self.frames is None else (self.frames, *picture)
 
     @property
     def side(self) -> int:
@@ -70,8 +84,8 @@ class Preprocessing:
 
     @property
     def num_bytes(self) -> int:
-        """The size of a resized picture."""
-        return self.height * self.width * 3
+        """The size of a resized picture or clip."""
+        return math.prod(self.shape)
 
     def resized(self, picture: np.ndarray) -> np.ndarray:
         """uint8[height, width, 3] of a picture uint8[any, any, 3]."""
@@ -88,7 +102,7 @@ class Preprocessing:
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
         """(a, b) of a * pixels + b, float32[3], which scales and normalizes."""
         mean, std = np.array(self.mean), np.array(self.std)
-        return (self.scale / std).astype(np.float32), (-mean / std).astype(np.float32)
+        return (self.scale / std).astype(np.float32), ((self.shift - mean) / std).astype(np.float32)
 
 
 def resize(picture: np.ndarray, size: tuple[int, int], resample: int = BILINEAR) -> np.ndarray:
@@ -114,7 +128,17 @@ def _center(picture: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def preprocessing_of(found: ModelFiles) -> Preprocessing:
     """What the configuration of a model folder says, with the defaults of its image processor."""
+    return of_processor(settings_of(found), found)
+
+
+def settings_of(found: ModelFiles) -> dict[str, Any]:
+    """What the files of a folder say about its image processor."""
     settings = found.json("preprocessor_config.json") or found.json("processor_config.json").get("image_processor", {})
+    return settings if isinstance(settings, dict) else {}
+
+
+def of_processor(settings: Mapping[str, Any], found: ModelFiles) -> Preprocessing:
+    """The steps of an image processor with these settings, and its defaults."""
     name = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or "")
     kind = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     kind = {"CLIP": "CLIP", "SigLIP": "Siglip", "Dinov2": "Bit"}.get(kind, kind)

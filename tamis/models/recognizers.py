@@ -12,7 +12,9 @@ places (`pieces`).
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +23,20 @@ import numpy as np
 
 from tamis.errors import require
 from tamis.models import mel
+from tamis.models.allocator import reusing_freed_memory
+from tamis.models.devices import assigned, release_cached
 from tamis.models.files import AUDIO_DEFAULTS, ModelError, ModelFiles, find, weights_in
 from tamis.models.moonshine import MAX_S, MIN_S, Moonshine
-from tamis.models.network import load_config, transformers_module
+from tamis.models.network import load_config, only_errors, transformers_module
+
+CPU_BATCH, GPU_BATCH = 8, 64
+"""Clips at a time where memory does not decide."""
+
+MOST_CLIPS = 256
+"""More at a time are hardly faster on an H200 (benchmarks/audio_models.md)."""
+
+FEATURE_BYTES = 30_000_000
+"""GPU memory for the spectrogram of a clip of 30 s while it is computed, and for the states of the encoder."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,8 @@ class Wish:
     language: str | None = None
     times: bool = False
     beams: int = 1
-    batch_size: int = 8
+    batch_size: int | None = None
+    """Clips at a time; None for as many as suit the network and the device."""
     max_tokens: int = 224
     """Half of the length of Whisper's decoder, as in its own code."""
 
@@ -272,16 +286,15 @@ class _ConvertedWhisper:
         self._bands = int(getattr(self._model, "n_mels", 80))
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
-        size = wish.batch_size
+        on_cpu = self._model.device == "cpu"
+        size = wish.batch_size or (CPU_BATCH if on_cpu else GPU_BATCH)
         parts = [clips[start : start + size] for start in range(0, len(clips), size)]
-        return [heard for part in parts for heard in self._some(part, wish)]
+        with reusing_freed_memory() if on_cpu else nullcontext():  # a matrix of attention has 54 MB for Whisper tiny
+            return [heard for part in parts for heard in self._some(part, wish)]
 
     def _some(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
         words = self._vocabulary
-        features = self._library.StorageView.from_array(
-            np.stack([mel.whisper_features(clip, self._bands) for clip in clips])
-        )
-        encoded = self._model.encode(features, to_cpu=False)
+        encoded = self._encoded([mel.whisper_features(clip, self._bands) for clip in clips])
         start, task, plain = words.id("<|startoftranscript|>"), words.id("<|transcribe|>"), words.id("<|notimestamps|>")
         if self._model.is_multilingual:
             languages = [wish.language] * len(clips)
@@ -301,6 +314,14 @@ class _ConvertedWhisper:
             times = self._times(encoded, number, prompts[number], tokens, len(clip)) if wish.times else None
             heard.append(Heard(words.text(tokens), confidence, languages[number], times))
         return heard
+
+    def _encoded(self, features: Sequence[np.ndarray]) -> Any:
+        """The states of the encoder. On a CPU, clips are encoded one by one: those of several do not fit into its caches, and
+        eight at a time take a third more."""
+        view = self._library.StorageView.from_array
+        if self._model.device != "cpu":
+            return self._model.encode(view(np.stack(features)), to_cpu=False)
+        return view(np.concatenate([np.array(self._model.encode(view(each[None]))) for each in features]))
 
     def _times(self, encoded: Any, number: int, prompt: list[int], tokens: list[int], samples: int) -> list[Word]:
         """The words of a clip, by the attention of the decoder to the encoder."""
@@ -349,11 +370,32 @@ class _Whisper:
         self._module = module.eval().to(device=device, dtype=self._type)
         self._vocabulary = _Vocabulary.of(found.folder)
         self._bands = int(load_config(found.folder).num_mel_bins)
+        self._most = sys.maxsize  # clips at a time, once memory has run out
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
-        size = wish.batch_size
-        parts = [clips[start : start + size] for start in range(0, len(clips), size)]
-        return [heard for part in parts for heard in self._some(part, wish)]
+        heard: list[Heard] = []
+        while len(heard) < len(clips):
+            size = min(wish.batch_size or self._fitting(wish), self._most)
+            part = clips[len(heard) : len(heard) + size]
+            try:
+                heard += self._some(part, wish)
+            except self._torch.cuda.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                self._most = len(part) // 2
+                release_cached()
+        return heard
+
+    def _fitting(self, wish: Wish) -> int:
+        """How many clips fit into GPU memory: the decoder keeps keys and values of all layers, in two bytes each."""
+        if self._device == "cpu":
+            return CPU_BATCH
+        config, share = self._module.config, assigned().gpu_memory_bytes
+        states = config.max_source_positions + wish.max_tokens
+        clip_bytes = 2 * 2 * config.decoder_layers * config.d_model * states * wish.beams + FEATURE_BYTES
+        free, _ = self._torch.cuda.mem_get_info()
+        room = free if share is None else min(free, share - self._torch.cuda.memory_allocated())
+        return max(1, min(MOST_CLIPS, int(room / 2 / clip_bytes)))
 
     def _some(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
         torch, config = self._torch, self._module.generation_config
@@ -367,7 +409,8 @@ class _Whisper:
                 options["return_timestamps"] = True
             if wish.beams == 1:
                 options["logits_processor"] = [sure]
-            found = self._module.generate(features, **options).cpu().numpy()
+            with only_errors():
+                found = self._module.generate(features, **options).cpu().numpy()
         confidence = sure.means(found, self._end) if wish.beams == 1 else [None] * len(clips)
         return [
             self._heard(row.tolist(), each, len(clip), wish)
@@ -452,7 +495,8 @@ class CtcRecognizer:
         self.model = model
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
-        return [self._heard(words, sure, wish) for words, sure in self.model.decode(clips, wish.batch_size)]
+        size = wish.batch_size or (CPU_BATCH if self.model.device == "cpu" else GPU_BATCH)
+        return [self._heard(words, sure, wish) for words, sure in self.model.decode(clips, size)]
 
     def _heard(self, words: list[tuple[str, float, float, float]], confidence: float | None, wish: Wish) -> Heard:
         text = " ".join(word for word, *_ in words)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tamis.errors import require
+from tamis.errors import is_shortage, require
 from tamis.models import mel
 from tamis.models.files import ModelError, ModelFiles
 
@@ -41,6 +41,8 @@ class SpeakerEncoder:
                 own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
                 layer.load_state_dict(own)
         except Exception as error:  # a damaged file can fail in any way
+            if is_shortage(error):
+                raise
             raise ModelError(f"{path} is not the speaker encoder of Resemblyzer", hint="download it again") from error
         self._torch = torch
 

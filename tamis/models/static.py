@@ -6,7 +6,7 @@ import numpy as np
 
 from tamis.batch import Column
 from tamis.context import Context
-from tamis.errors import require
+from tamis.errors import is_shortage, require
 from tamis.kernels.static_vectors import mean_rows
 from tamis.models.files import ModelError, ModelFiles
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer
@@ -26,6 +26,8 @@ class StaticModel:
         try:
             tensors = library.load_file(found.weights[0])
         except Exception as error:
+            if is_shortage(error):
+                raise
             raise ModelError(f"{found.weights[0]} cannot be loaded: {error}", hint="download the file again") from error
         tables = [value for value in tensors.values() if value.ndim == 2]
         if len(tables) != 1:

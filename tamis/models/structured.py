@@ -9,8 +9,8 @@ Only keywords that are checked here are accepted, so that no answer passes for l
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,9 +92,21 @@ def _checked(given: object, where: str) -> dict[str, Any]:
         value = given.get(keyword, 0)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ParameterError(f"{where} has `{keyword}` {value!r}, which is not a number")
-    if "enum" in given and not (isinstance(given["enum"], (list, tuple)) and given["enum"]):
-        raise ParameterError(f"{where} has an `enum` that is not a list of values")
+    if "enum" in given:
+        _check_enum(given["enum"], kind, nullable, where)
     return result
+
+
+def _check_enum(values: object, kind: str, nullable: bool, where: str) -> None:
+    """Raise if an answer can have none of these values."""
+    if not (isinstance(values, (list, tuple)) and values):
+        raise ParameterError(f"{where} has an `enum` that is not a list of values")
+    for value in values:
+        if not (_is_of(value, kind) or (value is None and nullable)):
+            raise ParameterError(
+                f"{where} has {value!r} in its `enum`, which is not {_article(kind)}",
+                hint="name the type of the values with `type`",
+            )
 
 
 def _kind(given: Mapping[str, Any], where: str) -> tuple[str, bool]:
@@ -145,6 +157,19 @@ def read_answer(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: JSON may contain half a surrogate pair.
+
+    >>> is_unicode("\\U0001f600"), is_unicode("\\ud83d")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def quoted(text: str) -> str:
     """A text on one line, shortened if it is long."""
     line = " ".join(text.split())
@@ -180,6 +205,8 @@ def _problem(value: Any, schema: Mapping[str, Any], where: str) -> str | None:
         return None
     if not _is_of(value, kind):
         return f"{where} must be {_article(kind)}, got {'null' if value is None else type(value).__name__}"
+    if isinstance(value, str) and not is_unicode(value):
+        return f"{where} is not valid Unicode"
     if "enum" in schema and value not in schema["enum"]:
         return f"{where} must be one of {', '.join(map(str, schema['enum']))}, got {quoted(str(value))}"
     size = len(value) if isinstance(value, (str, list)) else value
@@ -202,9 +229,11 @@ def _problem(value: Any, schema: Mapping[str, Any], where: str) -> str | None:
 
 def _is_of(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        return kind == "number" or (value == int(value) and -(2**63) <= value < 2**63)
+        if kind == "number":  # an integer in JSON may be too large for a float
+            return -sys.float_info.max <= value <= sys.float_info.max
+        return -(2**63) <= value < 2**63 and value == int(value)
     return isinstance(value, {"string": str, "boolean": bool, "array": list, "object": dict}[kind])
 
 

@@ -192,7 +192,10 @@ class TextModel:
     def _outputs(self, pieces: Pieces) -> np.ndarray:
         vocabulary = self._loaded.network.vocabulary
         if vocabulary is not None and len(pieces.ids) and int(pieces.ids.max()) >= vocabulary:
-            raise ModelError(f"a token has number {int(pieces.ids.max())}, but the network only knows {vocabulary}")
+            raise ModelError(
+                f"a token has number {int(pieces.ids.max())}, but the network only knows {vocabulary}",
+                hint="tokenizer.json and the weights must be of the same model",
+            )
         result = pieces.mean_by_row(self._run(pieces))
         wrong = ~np.isfinite(result).all(axis=1)
         if wrong.any():

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Column
-from tamis.errors import require
-from tamis.models.files import ModelError, ModelFiles
+from tamis.errors import is_shortage, require
+from tamis.models.files import PROMPTS_FILE, SENTENCE_FILES, ModelError, ModelFiles, json_object
 from tamis.models.word_cache import word_cache_of
 
 LongTexts: TypeAlias = Literal["truncate", "head_tail", "windows"]
@@ -65,10 +65,10 @@ class Pieces:
 
 
 class TextTokenizer:
-    """A tokenizer and the special tokens it puts around a text."""
+    """A tokenizer, the special tokens it puts around a text, and a prompt that precedes each text."""
 
-    def __init__(self, tokenizer: Any, name: str = "") -> None:
-        self._tokenizer, self.name = tokenizer, name
+    def __init__(self, tokenizer: Any, name: str = "", prompt: str = "") -> None:
+        self._tokenizer, self.name, self._prompt = tokenizer, name, prompt
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.prefix, self.suffix = _special_tokens(tokenizer)
@@ -134,10 +134,17 @@ class TextTokenizer:
         """The text of some tokens, without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def token(self, number: int) -> str | None:
+        """The token with a number; None if there is none."""
+        found: str | None = self._tokenizer.id_to_token(number)
+        return found
+
     def _contents(self, texts: Column, max_tokens: int, long_texts: LongTexts, max_chars: int | None) -> _Contents:
         space = max(1, max_tokens - self.special)
         if max_chars is not None:
             texts = pc.utf8_slice_codeunits(texts, 0, max_chars)
+        if self._prompt:
+            texts = pc.binary_join_element_wise(pa.scalar(self._prompt, texts.type), texts, pa.scalar("", texts.type))
         if long_texts == "windows":
             return self._whole(texts)
         found = self._edges(texts, space, from_end=False)
@@ -326,21 +333,30 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 def load_tokenizer(found: ModelFiles) -> TextTokenizer:
     """The tokenizer of a model: its tokenizer.json, or else the older files, converted by transformers."""
     purpose = f"tokenizing texts for {found.name}"
+    lowers = bool(_sentence_settings(found.folder).get("do_lower_case"))
     path = next((path for path in found.others if path.name in ("tokenizer.json", *_STATIC_NAMES)), None)
     if path is not None:
         tokenizers = require("tokenizers", extra="models", purpose=purpose)
-        return TextTokenizer(_parse(tokenizers, path), found.name)
+        tokenizer = _parse(tokenizers, path)
+        if lowers:
+            _lower(tokenizers, tokenizer)
+        return TextTokenizer(tokenizer, found.name, default_prompt(found.folder))
     transformers = require("transformers", extra="models", purpose=purpose)
     try:
         converted = transformers.AutoTokenizer.from_pretrained(
             found.folder, local_files_only=True, trust_remote_code=False, use_fast=True
         )
-        return TextTokenizer(converted.backend_tokenizer, found.name)
+        tokenizer = converted.backend_tokenizer
     except Exception as error:
+        if is_shortage(error):
+            raise
         raise ModelError(
             f"the tokenizer of {found.name} in {found.folder} cannot be loaded: {error}",
             hint=f"put its tokenizer.json into {found.folder}",
         ) from error
+    if lowers:
+        _lower(require("tokenizers", extra="models", purpose=purpose), tokenizer)
+    return TextTokenizer(tokenizer, found.name, default_prompt(found.folder))
 
 
 _STATIC_NAMES = ("l2_supercat_tokenizer_config.json",)
@@ -350,18 +366,58 @@ def _parse(tokenizers: Any, path: Path) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare exceptions
+        if is_shortage(error):
+            raise
         raise ModelError(f"{path} is not a tokenizer: {error}", hint="download the file again") from error
+
+
+def _sentence_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the Transformer module in a sentence-transformers folder; empty if there are none."""
+    return next(filter(None, (json_object(folder / name) for name in SENTENCE_FILES)), {})
+
+
+def _lower(tokenizers: Any, tokenizer: Any) -> None:
+    """Make a tokenizer lowercase each text first, as `do_lower_case` of sentence-transformers does."""
+    normalizers, known = tokenizers.normalizers, tokenizer.normalizer
+    parts = list(known) if isinstance(known, normalizers.Sequence) else [known] if known is not None else []
+    if not any(isinstance(part, normalizers.Lowercase) for part in parts):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
+
+
+def default_prompt(folder: Path) -> str:
+    """The prompt that sentence-transformers puts before each text unless another is requested; empty if there is none."""
+    path = folder / PROMPTS_FILE
+    settings = json_object(path)
+    name = settings.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompts = settings.get("prompts")
+    prompt = {"query": "", "document": ""} | prompts if isinstance(prompts, dict) else {}
+    found = prompt.get(name)
+    if name not in prompt or not isinstance(found, str | None):
+        raise ModelError(
+            f"`default_prompt_name` in {path} is {name!r}, for which `prompts` has no text",
+            hint="download the model again",
+        )
+    return found or ""
 
 
 def longest_input(found: ModelFiles) -> int | None:
     """The most tokens that a model accepts, with special tokens, from its configuration; None if there is no limit."""
     limits = [
-        found.json("sentence_bert_config.json").get("max_seq_length"),
+        _sentence_settings(found.folder).get("max_seq_length"),
         found.json("tokenizer_config.json").get("model_max_length"),
         _positions(found.config),
     ]
     known = [int(limit) for limit in limits if isinstance(limit, (int, float)) and 0 < limit < 10**9]
     return min(known) if known else None
+
+
+_COUNTS_FROM_PADDING = frozenset({
+    "camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+"""Types of models in transformers that count positions from the one after the padding token."""
 
 
 def _positions(config: dict[str, Any]) -> int | None:
@@ -371,6 +427,6 @@ def _positions(config: dict[str, Any]) -> int | None:
     count = config.get("max_position_embeddings", config.get("n_positions"))
     if not isinstance(count, int) or count <= 0:
         return None
-    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl"):
-        return count - int(config.get("pad_token_id") or 1) - 1  # positions are counted from the padding token
+    if config.get("model_type") in _COUNTS_FROM_PADDING:
+        return count - int(config.get("pad_token_id") or 1) - 1
     return count

