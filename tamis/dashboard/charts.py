@@ -88,7 +88,7 @@ def series(
         over.append(element("line", x1=_at(100 * place), x2=_at(100 * place), y1=0, y2=height, class_="edge"))
         late = place > 0.85
         anchor = {"text_anchor": "end", "dx": -5} if late else {"text_anchor": "start", "dx": 5}
-        over.append(element("text", name, x=_at(100 * place), y=11, class_="note", **anchor))
+        over.append(element("text", name, x=_at(100 * place), y=height - 6, class_="note", **anchor))
     for value, name in levels:
         y = height * (1 - min(value / most, 1))
         over.append(element("line", x1="0%", x2="100%", y1=f"{y:.1f}", y2=f"{y:.1f}", class_="limit"))

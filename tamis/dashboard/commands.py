@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tamis.commands.printing import print_status
 from tamis.errors import ParameterError, TamisError
 
 DEFAULT_PORT = 8271
@@ -20,7 +21,7 @@ TOKEN_VARIABLE = "TAMIS_DASHBOARD_TOKEN"
 
 
 def dashboard(
-    outputs: Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="The output folders of runs.")],
+    outputs: Annotated[list[str], typer.Argument(metavar="OUTPUT", help="The output folders of runs.")],
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help="The port; 0 chooses a free one. By default 8271 or a free one."),
@@ -36,9 +37,15 @@ def dashboard(
     ] = None,
 ) -> None:
     """Serve a live view of runs, running or finished, in a browser."""
-    from tamis.cli import print_status
+    from tamis.looking.rows import is_output
 
-    serve(outputs, host=host, port=port, token=token, announce=print_status)
+    def announce(address: str) -> None:
+        print_status(address)  # first: `beside_a_run` reads it
+        for output in outputs:
+            if not is_output(output):
+                print_status(f"note: there is no run in {output} yet; the page shows it as soon as it starts")
+
+    serve(outputs, host=host, port=port, token=token, announce=announce)
 
 
 def serve(

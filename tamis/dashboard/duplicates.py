@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -18,24 +18,22 @@ import pyarrow.parquet as pq
 
 from tamis.dashboard import charts
 from tamis.dashboard.markup import Child, Html, element, join, number, plain, section, text
+from tamis.dashboard.originals import texts_from_input
 from tamis.dashboard.runs import RunView
 from tamis.dashboard.samples import spread, text_column
-from tamis.dedup.explain import store_file
+from tamis.dedup.explain import alignment, store_file
 from tamis.dedup.groups import Groups
 from tamis.errors import TamisError
-from tamis.operators import Reading, Source
 from tamis.parameters import plural
-from tamis.registry import build_operator
 from tamis.store import INTERNAL, TABLE
 
 GROUPS, PER_GROUP = 5, 2
-MOST_FILES, MOST_INPUT_BYTES = 40, 256_000_000
-"""Files of rejects that are searched, and the size of an input file beyond which it is not read for the sake of a page."""
+MOST_FILES = 40
+"""Files of rejects that are searched."""
 LONGEST = 4_000
 """Characters of a text that are compared."""
 CONTEXT_WORDS = 25
 
-_PLACE = re.compile(r"(?:@\d+)?:(\d+)((?:/\d+)*)$")
 _TOKEN = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -137,6 +135,8 @@ def likeness(row: Mapping[str, Any]) -> str:
     """How similar a dropped row is to the kept one."""
     if row.get("bits") is not None:
         return f"{row['bits']} bits differ"
+    if row.get("offset") is not None:
+        return alignment(row)
     if row.get("bands") is None and row.get("distance") is None:
         return "the same content"
     return f"similarity {row['similarity']:.3f}"
@@ -175,12 +175,7 @@ def _shortened(words: Sequence[str]) -> Child:
 
 def _texts(view: RunView, addresses: set[str]) -> dict[str, str]:
     found = dict(_rejected(view, addresses))
-    try:
-        for address, content in _from_input(view, addresses - set(found)):
-            found[address] = content
-    except (TamisError, OSError, pa.ArrowException, ValueError):
-        pass  # the input may be anywhere by now; what is missing is said in its place
-    return found
+    return found | texts_from_input(view, addresses - set(found), 4 * LONGEST)
 
 
 def _rejected(view: RunView, addresses: set[str]) -> Iterator[tuple[str, str]]:
@@ -203,38 +198,3 @@ def _rejected(view: RunView, addresses: set[str]) -> Iterator[tuple[str, str]]:
                         yield row["_address"], str(row[column] or "")[: 4 * LONGEST]
             except pa.ArrowException:
                 continue
-
-
-def _from_input(view: RunView, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
-    by_file: dict[str, set[str]] = {}
-    for address in addresses:
-        place = _PLACE.search(address)
-        if place is not None and not place[2]:
-            by_file.setdefault(address[: place.start()], set()).add(address)
-    if not view.steps:
-        return
-    name, parameters = view.steps[0]
-    folder = Path(str(view.manifest.get("directory") or "."))
-    for file, wanted in by_file.items():
-        path = file if "://" in file or Path(file).is_absolute() else str(folder / file)
-        if "://" in path or not Path(path).is_file() or Path(path).stat().st_size > MOST_INPUT_BYTES:
-            continue
-        given = {key: value for key, value in parameters.items() if key not in ("files_per_partition", "limit")}
-        source = build_operator(name, given | {"file_paths": path})
-        assert isinstance(source, Source)
-        yield from _rows_at(source, {path + address[len(file) :]: address for address in wanted})
-
-
-def _rows_at(source: Source, left: dict[str, str]) -> Iterator[tuple[str, str]]:
-    layout = source.layout(MOST_INPUT_BYTES)
-    reading = Reading(None, layout.schema, 8_000_000, lambda failure: None)
-    for part in layout.partitions:
-        for batch in source.read(part, reading):
-            column = text_column(batch.table)
-            if column is None:
-                return
-            for row, address in enumerate(batch.origin.addresses()):
-                if address in left:
-                    yield left.pop(address), str(batch.table.column(column)[row].as_py() or "")[: 4 * LONGEST]
-            if not left:
-                return

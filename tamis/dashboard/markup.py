@@ -13,11 +13,10 @@ import base64
 import functools
 import hashlib
 import html
-import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 LONGEST = 200_000
 """Characters of a text that a page shows at most, whatever a caller requests."""
@@ -239,12 +238,6 @@ def _windows(spans: Sequence[tuple[int, int]], size: int, longest: int) -> list[
 def asset(name: str) -> str:
     """A file that ships with the package: styles or a script."""
     return (resources.files("tamis.dashboard") / "static" / name).read_text(encoding="utf-8")
-
-
-def embedded(value: Any) -> Html:
-    """A value as JSON inside a script element: no character in it can end the element."""
-    written = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return Html(written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def policy(*, script: str = "", live: bool = False) -> str:

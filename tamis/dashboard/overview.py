@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tamis.dashboard import charts
 from tamis.dashboard.markup import Child, Html, duration, element, number, percent, plain, section, table
 from tamis.dashboard.runs import RunView
-from tamis.dashboard.sections import chip
+from tamis.dashboard.sections import UNKNOWN, chip
 from tamis.parameters import format_bytes
 
 MOST_REASONS = 40
@@ -20,10 +20,14 @@ def runs(views: Sequence[RunView]) -> Html:
 
 def _card(view: RunView, place: int) -> Html:
     report = view.report
+    title = element("h2", element("a", plain(view.name, 200), href=f"/runs/{place}"))
+    if view.state == "empty":
+        words = "There is no run in this folder yet. The page shows it as soon as it starts."
+        return element("article", chip(view), title, element("p", words, class_="quiet"))
     whole, dropped = max(1, report.read + report.created), sum(report.dropped.values())
     facts: list[tuple[str, str]] = [
         ("read", number(report.read)),
-        ("kept", f"{number(report.kept)} ({percent(report.kept, whole)})"),
+        ("kept", f"{number(report.kept)} ({percent(report.kept, whole)})" if view.knows_kept else UNKNOWN),
         ("dropped", number(dropped)),
         ("failed", number(report.failed)),
         ("time", duration(view.elapsed_s)),
@@ -32,7 +36,7 @@ def _card(view: RunView, place: int) -> Html:
     if view.live and view.progress is not None:
         left = view.seconds_left
         facts.insert(
-            0, ("done", f"{view.progress:.0%}" + (f", about {duration(left)} left" if left is not None else ""))
+            0, ("done", f"{100 * view.progress:.0f} %" + (f", about {duration(left)} left" if left is not None else ""))
         )
         bar = charts.share_bar([(view.progress, "kept")], 1.0, height=12)
     else:
@@ -40,7 +44,7 @@ def _card(view: RunView, place: int) -> Html:
     return element(
         "article",
         chip(view),
-        element("h2", element("a", plain(view.name, 200), href=f"/runs/{place}")),
+        title,
         bar,
         element("dl", [[element("dt", name), element("dd", value)] for name, value in facts]),
         element("p", plain(view.error, 300), class_="fail small gap") if view.error else None,
@@ -49,6 +53,7 @@ def _card(view: RunView, place: int) -> Html:
 
 def comparison(views: Sequence[RunView]) -> Html:
     """What each run dropped for which reason, one column for each run."""
+    views = [view for view in views if view.state != "empty"]
     totals: dict[str, int] = {}
     for view in views:
         for reason, count in view.report.dropped.items():
@@ -72,4 +77,4 @@ def comparison(views: Sequence[RunView]) -> Html:
 
 
 def _share(view: RunView, count: int) -> Child:
-    return [number(count), element("small", percent(count, view.report.read))] if count else "\N{EN DASH}"
+    return [number(count), element("small", percent(count, view.report.read))] if count else UNKNOWN

@@ -10,15 +10,20 @@ import numpy as np
 
 from tamis.dashboard import sections
 from tamis.dashboard.duplicates import duplicates
+from tamis.dashboard.makeup import length_counts, makeup
 from tamis.dashboard.markup import Html, element, page
+from tamis.dashboard.near import kept_near_bounds
 from tamis.dashboard.passages import mark_passages
+from tamis.dashboard.resources import resources
+from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import RunView, load_run
 from tamis.dashboard.samples import Samples
 from tamis.dashboard.scores import Scores, read_scores
+from tamis.dashboard.thresholds import thresholds
 from tamis.errors import LedgerError, TamisError
 from tamis.operators import Operator
 from tamis.recipes.load import Recipe, Step
-from tamis.store import INTERNAL
+from tamis.store import INTERNAL, writing
 
 _TITLE = re.compile(r'<h2 id="([a-z]+)-title">(.*?)</h2>')
 
@@ -32,7 +37,8 @@ def write_report_page(output: str, file: str | Path) -> int:
             hint=f"name the output folder of a run; it contains {INTERNAL}/report.json",
         )
     content = report_page(view).encode()
-    Path(file).write_bytes(content)
+    with writing(file) as path:
+        path.write_bytes(content)
     return len(content)
 
 
@@ -87,7 +93,7 @@ def light_parts(view: RunView) -> list[Html]:
         lambda: sections.progress(view),
         lambda: sections.funnel(view),
         lambda: sections.reasons(view, reasons),
-        lambda: sections.resources(view),
+        lambda: resources(view),
         lambda: sections.failures(view),
         lambda: sections.settings(view),
     ]
@@ -101,24 +107,24 @@ def heavy_parts(view: RunView) -> list[Html]:
     if view.store.names(f"{INTERNAL}/scores") and steps:
         scores = read_scores(view.store, steps)
     samples = Samples(view)
-    found = samples.collect()
+    found = [*samples.collect(), *(kept_near_bounds(view, scores, samples) if scores is not None else ())]
     mark_passages(found, steps)
     dropped = sum(view.report.dropped.values())
     kept = _weighted(samples.lengths_kept, view.report.kept)
     lost = _weighted(samples.lengths_dropped, dropped)
     before = (kept + lost).tolist() if lost.any() or not dropped else []
     parts = [
-        sections.thresholds(view, scores, problem),
-        sections.rows(view, found, samples.notes),
+        thresholds(view, scores, problem),
+        rows(view, found, samples.notes),
         duplicates(view),
-        sections.makeup(view, scores, before, kept.tolist()),
+        makeup(scores, before, kept.tolist()),
     ]
     return [part for part in parts if part is not None]
 
 
-def _weighted(lengths: Sequence[int], rows: int) -> np.ndarray:
-    """How many of all rows have which length, from a sample."""
-    return sections.length_counts(lengths, rows / len(lengths) if lengths else 1.0)
+def _weighted(lengths: Sequence[int], count: int) -> np.ndarray:
+    """How many of `count` rows have which length, from a sample."""
+    return length_counts(lengths, count / len(lengths) if lengths else 1.0)
 
 
 def _operators(view: RunView) -> tuple[list[Operator], str]:

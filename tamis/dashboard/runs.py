@@ -12,6 +12,8 @@ from typing import Any
 from tamis.account import Account
 from tamis.errors import TamisError
 from tamis.eventlog import FOLDER, read_states
+from tamis.executors.merging import stages_of
+from tamis.ledger import Ledger
 from tamis.lock import NAME, lock_of
 from tamis.logs import SHARDS
 from tamis.report import Report
@@ -67,6 +69,12 @@ class RunView:
         return self.report.seconds
 
     @property
+    def knows_kept(self) -> bool:
+        """Whether it is known how many rows are kept: not before the last stage of the plan, which writes them, has begun."""
+        stages, plan = self.log.get("stages") or {}, self.log.get("plan") or []
+        return bool(self.report.kept) or self.state == "finished" or len(stages) >= len(plan)
+
+    @property
     def progress(self) -> float | None:
         """The share of the work that is done, by bytes of the current stage and by stages."""
         stages, plan = self.log.get("stages") or {}, self.log.get("plan") or []
@@ -96,6 +104,8 @@ def load_run(output: str, storage_options: Mapping[str, Any] | None = None) -> R
     except TypeError:
         report = None
     log = _joined(states)
+    if "run" not in states and states:
+        _count_commits(store, log)
     state, error = _state(store, states, report)
     view = RunView(output, store, report or Report(output=output), state, manifest, log, {}, error)
     view.shards = {name: each for name, each in states.items() if name != "run"}
@@ -169,6 +179,22 @@ def _joined(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
                 mine[key] += stage[key]
     joined["stages"] = stages
     return joined
+
+
+def _count_commits(store: Store, log: dict[str, Any]) -> None:
+    """Replace the accounts in the logs of shards by what the ledger says: a shard may do the work of another one."""
+    ledger = Ledger(store)
+    try:
+        ledger.load()
+    except (TamisError, OSError):
+        return
+    for number, commits in enumerate(stages_of(ledger) if ledger.shards else ()):
+        stage = log["stages"].get(str(number))
+        if stage is not None:
+            account = Account()
+            for commit in commits:
+                account.add(commit.account)
+            log["stages"] |= {str(number): stage | {"account": account.as_dict()}}
 
 
 def _report_so_far(log: Mapping[str, Any], output: str, state: str) -> Report:

@@ -14,18 +14,19 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tamis.batch import Batch
+from tamis.batch import Batch, Origin
 from tamis.dashboard.runs import RunView
 from tamis.dedup.explain import store_file
 from tamis.errors import TamisError
-from tamis.formats import FORMATS
-from tamis.media import is_media
+from tamis.formats import FORMATS, media_kind
+from tamis.media import is_media, media_items, sizes_of
+from tamis.media_paths import is_remote
 from tamis.operators import Reading, Source
 from tamis.registry import build_operator
 from tamis.store import INTERNAL, LINES, TABLE
@@ -43,6 +44,8 @@ SEEN_ROWS = 2_000
 MEDIA_BYTES = 1_800_000
 """What all thumbnails and players of a page take together at most."""
 CLIP_BYTES = 400_000
+MOST_OPENED, MOST_FILE_BYTES = 100, 64_000_000
+"""Files that rows refer to: how many are opened, and how large images may be."""
 
 _THRESHOLD = re.compile(r"^(?P<score>\w+) (?P<side>[<>]=?) (?P<limit>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)$")
 
@@ -63,6 +66,8 @@ class Sample:
     passages: list[tuple[int, int]] = field(default_factory=list)
     length: int = 0
     """Characters of the whole text."""
+    outcome: str = "dropped"
+    """Of a borderline row: dropped or kept."""
 
 
 class Samples:
@@ -70,7 +75,8 @@ class Samples:
 
     def __init__(self, view: RunView) -> None:
         self._view, self._store = view, view.store
-        self._media_left = MEDIA_BYTES
+        self._media_left, self._opened = MEDIA_BYTES, 0
+        self._folder = Path(str(view.manifest.get("directory") or "."))
         self.notes: list[str] = []
         self.lengths_kept: list[int] = []
         self.lengths_dropped: list[int] = []
@@ -104,7 +110,7 @@ class Samples:
                 self.lengths_kept += text_lengths(batch.table)
                 for row in spread(range(len(batch)), each):
                     title = PurePosixPath(batch.origin.address(row)).name
-                    found.append(self._sample("kept", batch.table.slice(row, 1), title))
+                    found.append(self.sample("kept", batch.select(slice(row, row + 1)), title))
                 seen += len(batch)
                 if seen >= SEEN_ROWS:
                     break
@@ -163,7 +169,10 @@ class Samples:
     def _reject(self, fate: str, table: pa.Table) -> Sample:
         marks = {name: table.column(name)[0].as_py() for name in ("_reason", "_step", "_address", "_scores")}
         content = table.drop_columns([name for name in table.column_names if name.startswith("_") and name != "_line"])
-        sample = self._sample(fate, content, PurePosixPath(str(marks["_address"])).name)
+        address = str(marks["_address"])
+        file = re.sub(r"(@\d+)?:\d+(/\d+)*$", "", address)
+        place = file if "://" in file else str(self._folder / file)
+        sample = self.sample(fate, Batch(content, Origin.of(place, [0])), PurePosixPath(address).name)
         sample.reason, sample.step = str(marks["_reason"]), str(marks["_step"])
         scores = parsed(marks["_scores"])
         sample.details = [(name, shown_value(value)) for name, value in scores.items()] + sample.details
@@ -196,9 +205,9 @@ class Samples:
 
     # ------------------------------------------------------------------------------------------------------------- rows
 
-    def _sample(self, fate: str, table: pa.Table, title: str) -> Sample:
+    def sample(self, fate: str, row: Batch, title: str) -> Sample:
         """A row as a sample: its text, its media, and the other columns in short."""
-        sample = Sample(fate, title)
+        sample, table = Sample(fate, title), row.table
         main = text_column(table)
         for name in table.column_names:
             value = table.column(name)[0].as_py()
@@ -206,7 +215,10 @@ class Samples:
                 sample.length = len(value or "")
                 sample.text = (value or "")[:LONGEST_FIELD]
             elif is_media(table.schema.field(name).type):
-                sample.media.append(self._medium(value))
+                if isinstance(value, dict) and value.get("path") and not value.get("bytes"):
+                    sample.media += self._referenced(row, name, str(value["path"]))
+                else:
+                    sample.media.append(self._medium(value))
             elif name == "id" and value is not None:
                 sample.title = shown_value(value)
             elif not name.startswith("_") and value is not None and len(sample.details) < 12:
@@ -215,9 +227,8 @@ class Samples:
 
     def _medium(self, value: Any) -> tuple[str, str]:
         data = value.get("bytes") if isinstance(value, dict) else None
-        path = str(value.get("path") or "") if isinstance(value, dict) else ""
         if not data:
-            return "note", f"stored in {path[:LONGEST_VALUE]}" if path else "no content"
+            return "note", "no content"
         kind = media_type(data)
         if kind is None:
             return "note", f"{len(data):,} bytes of an unknown format"
@@ -228,31 +239,81 @@ class Samples:
                 return "note", "an image that cannot be decoded"
         elif len(data) > CLIP_BYTES:
             return "note", f"a clip of {len(data):,} bytes, too large for the page"
+        return self._embedded(kind, data)
+
+    def _embedded(self, kind: str, data: bytes) -> tuple[str, str]:
         if len(data) > self._media_left:
             return "note", f"{len(data):,} bytes, more than the page has left for media"
         self._media_left -= len(data)
         return kind.partition("/")[0], f"data:{kind};base64,{b64encode(data).decode()}"
 
+    def _referenced(self, row: Batch, column: str, path: str) -> Iterator[tuple[str, str]]:
+        """The media that a row refers to: a thumbnail, frames of a clip, or the beginning of a sound with its waveform.
 
-def output_source(view: RunView) -> Source | None:
-    """A reader of what a run wrote; None if there is no reader for the format."""
+        Only files that the run could reach are read, and none from elsewhere on the network.
+        """
+        from tamis.image.contact_sheet import access_of, cards
+
+        stored = f"stored in {path[:LONGEST_VALUE]}"
+        access = access_of(self._view.steps[0] if self._view.steps else None, self._folder)
+        one = Batch(row.table.select([column]), row.origin, access=access)
+        if is_remote(path) or self._opened >= MOST_OPENED:
+            yield "note", stored
+            return
+        self._opened += 1
+        try:
+            (size,) = sizes_of(media_items(one, column))
+            # Of sounds and videos, and segments of them, whose size is not known, only a little is read.
+            if size is not None and size > MOST_FILE_BYTES and media_kind(path) not in ("audio", "video"):
+                yield "note", stored
+                return
+            card = next(iter(cards(one, column)))
+        except (TamisError, OSError, ValueError) as error:
+            yield "note", f"{stored}: {str(error).splitlines()[0]}"
+            return
+        if card.picture is not None:
+            yield self._embedded("image/jpeg", card.picture)
+        if card.sound is not None:
+            yield self._embedded("audio/ogg", card.sound)
+        if card.picture is None and card.sound is None:
+            yield "note", f"{stored}: {card.note}" if card.note else stored
+
+
+def output_source(view: RunView, only: str = "") -> Source | None:
+    """A reader of what a run wrote, or of one partition of it; None if there is no reader for the format."""
     steps = view.steps
-    form = next((form for form in FORMATS.values() if steps and form.writer == steps[-1][0]), None)
-    if form is None or not [name for name in view.store.names() if not name.startswith(".")]:
+    forms = [form for form in FORMATS.values() if steps and form.writer == steps[-1][0]]
+    # Folders hold images, sounds or videos, mostly as those that were read.
+    form = next((form for form in forms if form.reader == steps[0][0]), next(iter(forms), None))
+    names = [name for name in view.store.names() if not name.startswith(".")]
+    if form is None or not names:
         return None
-    built = build_operator(form.reader, {"file_paths": view.output})
+    mine = [
+        f"{view.output.rstrip('/')}/{name}"
+        for name in names
+        if name.startswith((f"{only}.", f"{only}-")) or name == only  # a folder of media files
+    ]
+    if only and not mine:
+        return None
+    built = build_operator(form.reader, {"file_paths": mine if only else view.output})
     assert isinstance(built, Source)
     return built
 
 
 def text_column(table: pa.Table) -> str | None:
-    """The column that holds the text of rows: `text`, or else the first with strings that is no id or address."""
+    """The column that holds the text of rows: `text`, or else the first with strings that is no id or address.
+
+    Strings beside an image, a sound or a video say something about it, such as its format; they are the text only if they
+    have one of the usual names.
+    """
     strings = [
         spec.name for spec in table.schema if pa.types.is_string(spec.type) or pa.types.is_large_string(spec.type)
     ]
     for name in ("text", "content", "caption", "_line"):
         if name in strings:
             return name
+    if any(is_media(spec.type) for spec in table.schema):
+        return None
     return next((name for name in strings if name not in ("id", "url", "path", "source", "language")), None)
 
 

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,9 @@ FINE = 240
 SAMPLED_ROWS = 200_000
 """Rows from which the range of a histogram is chosen."""
 
+MOST_NEAR = 6
+"""Rows near each bound that are remembered."""
+
 MOST_VALUES = 24
 """Values of a score that is a text, such as a language, that are listed."""
 
@@ -41,6 +44,18 @@ BATCH_ROWS = 131_072
 
 Side: TypeAlias = Literal["minimum", "maximum", "below"]
 _COLUMN = re.compile(rf"{re.escape(SCORE)}_(\d+)_(.+)")
+
+
+class Near(NamedTuple):
+    """A row whose score is close to a bound."""
+
+    margin: float
+    """How far it is from the bound, relative to it."""
+    file: str
+    """The file of its scores."""
+    line: int
+    """Its place in that file."""
+    value: float
 
 
 @dataclass
@@ -55,6 +70,17 @@ class Bound:
     value: float
     alone: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Rows that pass all other bounds, by bin of their score."""
+    nearest: list[Near] = field(default_factory=list)
+    """The rows that pass all bounds and come closest to this one."""
+
+    @property
+    def limit(self) -> str:
+        """The value with all its digits, as a recipe writes it."""
+        return f"{self.value:.0f}" if float(self.value).is_integer() else repr(float(self.value))
+
+    def __str__(self) -> str:
+        """The rule that a row which passes obeys."""
+        return f"{self.score} {({'minimum': '>=', 'maximum': '<='}).get(self.side, '<')} {self.limit}"
 
 
 @dataclass
@@ -182,6 +208,8 @@ def _columns_of(schema: pa.Schema, head: Sequence[tuple[int, Operator]], names: 
 
 def bounds_of(step: str, op: Filter) -> list[Bound]:
     """The thresholds of a filter, each with the parameter that sets it, found by changing one parameter after the other."""
+    if op.invert:  # rows are kept outside of the bounds, so moving one of them has no simple meaning
+        return []
     before = op.rules()
     bounds = []
     for place, rule in enumerate(before):
@@ -218,8 +246,8 @@ def _count(store: Store, files: Sequence[str], columns: list[_Column], result: S
     for column in columns:
         if not column.text:
             column.histogram = _empty_histogram(column, sample.column(column.name))
-    for table in _tables(store, files, columns):
-        kept = _count_table(table, columns)
+    for file, line, table in _tables(store, files, columns):
+        kept = _count_table(table, columns, file, line)
         if first:
             result.rows += len(table)
             result.kept += kept
@@ -234,13 +262,16 @@ def _count(store: Store, files: Sequence[str], columns: list[_Column], result: S
             )
 
 
-def _tables(store: Store, files: Sequence[str], columns: Sequence[_Column]) -> Iterator[pa.Table]:
+def _tables(store: Store, files: Sequence[str], columns: Sequence[_Column]) -> Iterator[tuple[str, int, pa.Table]]:
+    """(file, line in it, scores) for some rows at a time."""
     names = [column.name for column in columns]
     for file in files:
+        line = 0
         try:
             with store_file(store, file) as opened:
                 for batch in pq.ParquetFile(opened).iter_batches(BATCH_ROWS, columns=names):
-                    yield pa.Table.from_batches([batch])
+                    yield file, line, pa.Table.from_batches([batch])
+                    line += len(batch)
         except (pa.ArrowException, OSError):
             continue  # a run measures damaged scores again
 
@@ -249,7 +280,7 @@ def _sample(store: Store, files: Sequence[str], columns: Sequence[_Column]) -> p
     """Rows from files all over the input."""
     chosen = files[:: max(1, len(files) // 16)]
     tables, rows = [], 0
-    for table in _tables(store, chosen, columns):
+    for _, _, table in _tables(store, chosen, columns):
         tables.append(table.slice(0, SAMPLED_ROWS // len(chosen) + 1))
         rows += len(tables[-1])
         if rows > 2 * SAMPLED_ROWS:
@@ -304,20 +335,21 @@ def edges_for(values: np.ndarray, limits: Sequence[float], *, whole: bool) -> tu
     return np.unique(np.concatenate([edges, np.asarray(limits, float)])), log
 
 
-def _count_table(table: pa.Table, columns: Sequence[_Column]) -> int:
-    """Add the rows of a table to the histograms; returns how many rows all filters keep."""
+def _count_table(table: pa.Table, columns: Sequence[_Column], file: str, line: int) -> int:
+    """Add the rows of a table, which begins at a line of a file, to the histograms; returns how many rows all filters keep."""
     rows = len(table)
     broken = np.zeros(rows, np.int16)
     values = {column.name: _floats(table.column(column.name)) for column in columns if not column.text}
     breaks: list[tuple[_Column, Bound, np.ndarray]] = []
     for column in columns:
-        if not column.op.score_only:
+        if not column.op.score_only and not column.op.invert:
             broken += _other_breaks(column, table.column(column.name), rows)
         for bound in column.histogram.bounds if column.histogram is not None else ():
             mask = _breaks(bound, values[column.name])
             breaks.append((column, bound, mask))
             if not column.op.score_only:
                 broken += mask
+    broken += _inverted_breaks(columns, table)
     kept = broken == 0
     for column, bound, mask in breaks:
         assert column.histogram is not None
@@ -328,6 +360,8 @@ def _count_table(table: pa.Table, columns: Sequence[_Column]) -> int:
         bound.alone += np.bincount(
             np.searchsorted(column.histogram.edges, found, side), minlength=len(column.histogram.edges) + 1
         )
+        if not column.op.score_only and not column.op.invert:
+            _remember_nearest(bound, values[column.name], kept, file, line)
     for column in columns:
         if column.histogram is not None:
             _add(column.histogram, values[column.name], kept)
@@ -336,12 +370,40 @@ def _count_table(table: pa.Table, columns: Sequence[_Column]) -> int:
     return int(np.count_nonzero(kept))
 
 
+def _inverted_breaks(columns: Sequence[_Column], table: pa.Table) -> np.ndarray:
+    """How many inverted filters drop a row, because it breaks none of their rules."""
+    broken = np.zeros(len(table), np.int16)
+    inverted = {id(each.op): each.op for each in columns if each.op.invert and not each.op.score_only}
+    for key, op in inverted.items():
+        met = np.ones(len(table), np.bool_)
+        for column in (each for each in columns if id(each.op) == key):
+            for rule in (each for each in op.rules() if each.score == column.score):
+                for _, mask in rule.verdicts(table.column(column.name)):
+                    met &= ~mask
+        broken += met
+    return broken
+
+
+def _remember_nearest(bound: Bound, values: np.ndarray, kept: np.ndarray, file: str, line: int) -> None:
+    rows = np.flatnonzero(kept & np.isfinite(values))
+    margins = np.abs(values[rows] - bound.value) / max(abs(bound.value), 1e-9)
+    if len(rows) > MOST_NEAR:  # of equal margins the first, so that pages can be made again
+        last = np.partition(margins, MOST_NEAR - 1)[MOST_NEAR - 1]
+        near = np.concatenate([np.flatnonzero(margins < last), np.flatnonzero(margins == last)[:MOST_NEAR]])
+        rows, margins = rows[near], margins[near]
+    found = [
+        Near(float(margin), file, line + int(row), float(values[row]))
+        for margin, row in zip(margins, rows, strict=True)
+    ]
+    bound.nearest = sorted([*bound.nearest, *found])[:MOST_NEAR]
+
+
 def _other_breaks(column: _Column, values: pa.ChunkedArray, rows: int) -> np.ndarray:
     """How many rules a row breaks that no slider moves: missing scores, and values that are not allowed."""
     broken = np.zeros(rows, np.int16)
     for rule in column.op.rules():
         if rule.score == column.score:
-            fixed = Rule(rule.score, allowed=rule.allowed)
+            fixed = dataclasses.replace(rule, minimum=None, maximum=None, below=None)
             for _, mask in fixed.verdicts(values):
                 broken += mask
     return broken

@@ -1,16 +1,12 @@
-"""The parts of the page of a run. Each is a function of what is known about the run; a part with nothing to say is None."""
+"""The parts of the page of a run that follow from its report and its event log. A part with nothing to say is None."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 from typing import Any
-
-import numpy as np
 
 from tamis.dashboard import charts
 from tamis.dashboard.markup import (
@@ -20,7 +16,6 @@ from tamis.dashboard.markup import (
     element,
     figures,
     join,
-    marked,
     number,
     percent,
     plain,
@@ -29,13 +24,12 @@ from tamis.dashboard.markup import (
     text,
 )
 from tamis.dashboard.runs import RunView
-from tamis.dashboard.samples import Sample
-from tamis.dashboard.scores import Bound, ScoreHistogram, Scores, payload, place_of, ticks_of
 from tamis.parameters import format_bytes, plural
 from tamis.report import error_text
 
 MOST_REASONS, MOST_ERRORS, MOST_FILES, MOST_EVENTS = 200, 100, 50, 100
 LONGEST_NAME = 300
+UNKNOWN = "\N{EN DASH}"
 
 STATES = {
     "running": "Running",
@@ -76,20 +70,21 @@ def head(view: RunView) -> Html:
     started = (
         datetime.fromtimestamp(log["started"], UTC).strftime("%d %b %Y, %H:%M UTC") if log.get("started") else None
     )
-    steps = max(0, len(view.steps) - 2)
+    steps = len(view.steps)
     about = [
         chip(view),
         element("span", f"started {started}") if started else None,
         element("span", plural(steps, "step")) if steps else None,
         element("span", plain(view.output, LONGEST_NAME), class_="mono"),
     ]
-    error = element("p", plain(view.error, 1000), class_="fail") if view.error else None
+    again = ". Rerun the same command to resume." if view.state == "interrupted" else ""
+    error = element("p", plain(view.error, 1000) + again, class_="fail") if view.error else None
     if view.state == "empty":
         return join([element("h1", plain(view.name, LONGEST_NAME)), element("p", about, class_="state")])
     dropped, budget = sum(report.dropped.values()), budget_of(view)
     shown: list[tuple[Child, Child, Child]] = [
         ("Rows read", number(report.read), f"{format_bytes(report.num_bytes)}"),
-        ("Kept", number(report.kept), _kept_remark(view)),
+        ("Kept", number(report.kept) if view.knows_kept else UNKNOWN, _kept_remark(view)),
         (
             "Dropped",
             number(dropped),
@@ -115,7 +110,7 @@ def head(view: RunView) -> Html:
 
 def _kept_remark(view: RunView) -> str:
     report = view.report
-    if view.live and not report.kept and len(view.log.get("stages") or {}) < len(view.log.get("plan") or ()):
+    if not view.knows_kept:
         return "written by the last stage"
     created = f", {number(report.created)} created" if report.created else ""
     return f"{percent(report.kept, report.read + report.created)}{created}"
@@ -155,7 +150,7 @@ def progress(view: RunView) -> Html | None:
         account = stage["account"]
         rows.append(
             (
-                [plain(name, LONGEST_NAME), charts.share_bar([(done, "kept")], 1.0, height=6)],
+                [element("span", plain(name, LONGEST_NAME)), charts.share_bar([(done, "kept")], 1.0, height=6)],
                 number(account["read"] + stage["rows_in_progress"]),
                 number(account["kept"]),
                 str(stage["workers"] or ""),
@@ -175,7 +170,7 @@ def progress(view: RunView) -> Html | None:
             aria_valuenow=round(100 * share),
         )
     left = view.seconds_left
-    words = f"{share:.0%} of the work is done" if share is not None else "The run is starting"
+    words = f"{100 * share:.0f} % of the work is done" if share is not None else "The run is starting"
     return section(
         "progress",
         "Progress",
@@ -230,12 +225,16 @@ def funnel(view: RunView) -> Html:
                 ", ".join(note) or ("all pass" if op["rows_in"] else ""),
             )
         )
-    items.append(
-        _funnel_line("Rows kept", "", report.kept, [(report.kept, "kept")], whole, percent(report.kept, whole))
-    )
-    lead = f"{number(report.read)} rows were read, {number(report.kept)} of them are kept"
+    lead = f"{number(report.read)} rows were read"
+    if view.knows_kept:
+        items.append(
+            _funnel_line("Rows kept", "", report.kept, [(report.kept, "kept")], whole, percent(report.kept, whole))
+        )
+        lead += f", {number(report.kept)} of them were kept"
     lead = f"{number(report.read)} rows have been read so far" if view.live else lead
     lead += f"; {plural(bad, 'row')} could not be read." if bad else "."
+    if not view.knows_kept:
+        lead += " The last stage, which writes the rows that are kept, has not begun."
     return section("funnel", "From read to kept", element("ol", items, class_="funnel"), _key(), lead=lead)
 
 
@@ -264,7 +263,9 @@ def reasons(view: RunView, shown: Iterable[str] = ()) -> Html:
     report, known = view.report, set(shown)
     lost = sum(report.dropped.values())
     if not lost:
-        body: Child = element("p", "No row was dropped." if report.read else "Nothing to show yet.", class_="empty")
+        body: Child = element(
+            "p", "No row was dropped." if report.read or not view.live else "Nothing to show yet.", class_="empty"
+        )
         return section("reasons", "Why rows were dropped", body)
     of_step = {reason: op["name"] for op in report.operators for reason in op["dropped"]}
     ordered = sorted(report.dropped.items(), key=lambda item: (-item[1], item[0]))
@@ -293,424 +294,6 @@ def reasons(view: RunView, shown: Iterable[str] = ()) -> Html:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- thresholds
-
-
-def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
-    """A histogram of each score with its thresholds, and a slider for each."""
-    title = "Thresholds"
-    if scores is None:
-        words = problem or (
-            "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
-            "another threshold would keep."
-        )
-        return section("thresholds", title, element("p", plain(words, 1000), class_="empty"))
-    then = " Later steps, such as deduplication, may drop more of them." if scores.then_gathered else ""
-    drops = view.report.dropped
-    ordered = sorted(
-        scores.histograms,
-        key=lambda each: -sum(count for reason, count in drops.items() if reason.startswith(f"{each.score} ")),
-    )
-    blocks = [_histogram(view, scores, each, place) for place, each in enumerate(ordered)]
-    return section(
-        "thresholds",
-        title,
-        element("div", blocks[:8], class_="columns"),
-        element(
-            "details",
-            element("summary", f"{plural(len(blocks) - 8, 'other score')}"),
-            element("div", blocks[8:], class_="columns"),
-        )
-        if len(blocks) > 8
-        else None,
-        lead=f"The filters keep {number(scores.kept)} of {number(scores.rows)} rows.{then} Move a threshold to see how many "
-        "they would keep if only this one changed. Grey columns are all rows, coloured ones those that are kept.",
-    )
-
-
-def _histogram(view: RunView, scores: Scores, found: ScoreHistogram, place: int) -> Html:
-    group = max(1, len(found.every) // 56)
-    every, kept = _grouped(found.every, group), _grouped(found.kept, group)
-    ticks = _ticks(found)
-    lines = [(place_of(found, bound.value), f"{bound.value:g}", "limit") for bound in found.bounds]
-    steep = found.every.max() > 40 * max(1.0, float(np.median(every[every > 0])) if every.any() else 1.0)
-    chart = charts.columns(
-        every.tolist(),
-        second=kept.tolist(),
-        ticks=ticks,
-        lines=lines,
-        log=bool(steep),
-        label=f"Histogram of {found.score} over {int(found.every.sum()):,} rows, "
-        + (", ".join(f"{bound.side} {bound.value:g}" for bound in found.bounds) or "no threshold"),
-    )
-    notes = [found.step, "logarithmic height" if steep else "", f"{found.missing:,} without" if found.missing else ""]
-    return element(
-        "article",
-        element("header", element("h3", found.score), element("span", ", ".join(filter(None, notes)))),
-        chart,
-        [_slider(view, scores, found, bound, f"{place}-{number}") for number, bound in enumerate(found.bounds)],
-        class_="score block",
-    )
-
-
-def _slider(view: RunView, scores: Scores, found: ScoreHistogram, bound: Bound, name: str) -> Html | None:
-    if bound.parameter is None:
-        return None
-    index = int(np.searchsorted(found.edges, bound.value))
-    command = ["tamis", "rethreshold", view.output, "--set"]
-    data = payload(found, bound) | {
-        "command": shlex.join(command),
-        "set": f"{bound.step}.{bound.parameter}",
-        "rows": scores.rows,
-        "kept": scores.kept,
-    }
-    return element(
-        "div",
-        element("label", f"{bound.parameter} = ", element("b", f"{bound.value:g}"), for_=f"slider-{name}"),
-        element(
-            "input",
-            type="range",
-            id=f"slider-{name}",
-            min=0,
-            max=len(found.edges) - 1,
-            value=index,
-            data_slider=json.dumps(data, separators=(",", ":")),
-            aria_describedby=f"kept-{name}",
-            aria_valuetext=f"{bound.value:g}",
-        ),
-        element("output", f"{number(scores.kept)} of {number(scores.rows)} rows, as now", id=f"kept-{name}"),
-        element(
-            "div",
-            element("code", f"{shlex.join(command)} {data['set']}={bound.value:g}"),
-            element("button", "Copy", type="button", data_copy=True),
-            class_="command",
-            hidden=True,
-        ),
-        class_="slider",
-    )
-
-
-def _grouped(counts: np.ndarray, size: int) -> np.ndarray:
-    padded = np.concatenate([counts, np.zeros(-len(counts) % size, counts.dtype)])
-    return padded.reshape(-1, size).sum(axis=1)
-
-
-def _ticks(found: ScoreHistogram) -> list[tuple[float, str]]:
-    ticks: list[tuple[float, str]] = []
-    for value in ticks_of(found):
-        at = place_of(found, value)
-        if not ticks or at - ticks[-1][0] > 0.1:
-            ticks.append((at, charts.short_number(value)))
-    return ticks
-
-
-# ----------------------------------------------------------------------------------------------------------------- rows
-
-
-def rows(view: RunView, samples: Sequence[Sample], notes: Sequence[str] = ()) -> Html:
-    """Samples of kept, dropped, borderline and failed rows, chosen by fate or reason."""
-    title = "Rows"
-    said = [element("p", plain(note, 1000), class_="quiet") for note in notes]
-    dropped = sum(view.report.dropped.values())
-    if dropped and not any(sample.fate == "dropped" for sample in samples):
-        said.append(
-            element("p", "The run did not keep dropped rows; run it with --rejects to see them.", class_="quiet")
-        )
-    if not samples:
-        return section("rows", title, said or element("p", "No rows to show.", class_="empty"))
-    counts: dict[str, int] = {}
-    for sample in samples:
-        counts[sample.fate] = counts.get(sample.fate, 0) + 1
-    choices = [
-        element(
-            "button", fate.capitalize(), element("small", count), type="button", data_fate=fate, aria_pressed="false"
-        )
-        for fate, count in counts.items()
-    ]
-    everything = element(
-        "button", "All", element("small", len(samples)), type="button", data_fate="", aria_pressed="true"
-    )
-    return section(
-        "rows",
-        title,
-        said,
-        element("div", everything, choices, class_="choices", role="group", aria_label="Which rows are shown"),
-        element("p", "", class_="quiet small", id="rows-shown", role="status"),
-        element("div", [_row(sample) for sample in samples], class_="rows"),
-        lead="A sample from all parts of the data. Marked passages are what the rule looked at, where it can say so.",
-    )
-
-
-def _row(sample: Sample) -> Html:
-    css = {"kept": "row kept", "failed": "row failed"}.get(sample.fate, "row dropped")
-    what = {"kept": "kept", "failed": "failed", "dropped": "dropped", "borderline": "borderline, dropped"}[sample.fate]
-    cut = sample.length - len(sample.text)
-    first = [each for each in sample.details if each[0] and sample.reason.startswith(each[0] + " ")]
-    details = [*first, *(each for each in sample.details if each not in first and each[1] not in ("0", ""))][:8]
-    return element(
-        "article",
-        element(
-            "header",
-            element("b", what),
-            element("span", plain(sample.reason, 400)) if sample.reason else None,
-            element("span", plain(sample.step, 80)) if sample.step else None,
-            element("span", plain(sample.title, 160), class_="mono"),
-        ),
-        element("div", [_player(*each) for each in sample.media], class_="media") if sample.media else None,
-        element("pre", marked(sample.text, sample.passages)) if sample.text else None,
-        element("p", f"{cut:,} more characters are not shown", class_="quiet small") if cut > 0 else None,
-        element("footer", ", ".join(f"{plain(key, 80)} {plain(value, 200)}" for key, value in details))
-        if details
-        else None,
-        class_=css,
-        data_fate=sample.fate,
-        data_reason=anchor(sample.reason) if sample.fate in ("dropped", "borderline") else None,
-    )
-
-
-def _player(kind: str, content: str) -> Html:
-    if kind == "image":
-        return element("img", src=Html(content), alt="thumbnail", loading="lazy")
-    if kind in ("audio", "video"):
-        return element(kind, src=Html(content), controls=True, preload="none", aria_label=f"{kind} clip")
-    return element("span", plain(content, 300), class_="quiet small")
-
-
-# ------------------------------------------------------------------------------------------------- languages and lengths
-
-
-def makeup(view: RunView, scores: Scores | None, before: Sequence[float], kept: Sequence[float]) -> Html | None:
-    """Languages and lengths, before and after. `before` and `kept` are counts by `LENGTHS`."""
-    blocks = []
-    for found in scores.texts if scores is not None else ():
-        if len(found.values) > 1 or found.score == "language":
-            most = found.values[0][1]
-            rows = [
-                (
-                    plain(value, 80),
-                    charts.share_bar([(after, "kept"), (count - after, "lost")], most),
-                    number(count),
-                    number(after),
-                )
-                for value, count, after in found.values[:12]
-            ]
-            blocks.append(
-                element(
-                    "article",
-                    element("header", element("h3", found.score), element("span", found.step)),
-                    table(("value", "", "before", "kept"), rows, right=(2, 3), caption=f"Rows by {found.score}"),
-                    class_="score block",
-                )
-            )
-    if any(kept) or any(before):
-        blocks.append(
-            element(
-                "article",
-                element("header", element("h3", "Length of the text"), element("span", "characters, sampled")),
-                _length_chart(before, kept),
-                element(
-                    "ul",
-                    element("li", "all rows" if before else "rows"),
-                    element("li", "kept rows", class_="accent"),
-                    class_="legend",
-                ),
-                class_="score block",
-            )
-        )
-    if not blocks:
-        return None
-    lead = "What the data consists of, before and after."
-    return section("makeup", "Languages and lengths", element("div", blocks, class_="columns"), lead=lead)
-
-
-def _length_chart(before: Sequence[float], kept: Sequence[float]) -> Html:
-    """Lengths up to the longest that occurs."""
-    every = list(before) or list(kept)
-    last = max(place for place, count in enumerate(every) if count) + 2
-    ticks = [(place / last, charts.short_number(LENGTHS[place])) for place in range(1, min(last, len(LENGTHS)), 6)]
-    label = "Histogram of text lengths: all rows, and rows that are kept"
-    return charts.columns(every[:last], second=list(kept[:last]), ticks=ticks, label=label)
-
-
-LENGTHS = [0, *(round(10 ** (step / 6)) for step in range(6, 37))]
-"""Lower bounds of classes of lengths, in characters."""
-
-
-def length_counts(lengths: Sequence[int], weight: float = 1.0) -> np.ndarray:
-    places = np.searchsorted(LENGTHS, np.asarray(lengths, np.int64), "right") - 1
-    return np.bincount(places, minlength=len(LENGTHS)) * weight if len(lengths) else np.zeros(len(LENGTHS))
-
-
-# -------------------------------------------------------------------------------------------------------- time and memory
-
-
-def resources(view: RunView) -> Html | None:
-    """Where time and memory went: stages over time, memory against the budget, and the time of each step."""
-    report, log = view.report, view.log
-    if not report.operators and not log:
-        return None
-    samples = log.get("samples") or []
-    until = max([view.elapsed_s, *(each[0] for each in samples[-1:])])
-    blocks: list[Child] = []
-    bottleneck = bottleneck_text(view)
-    plan, stages = log.get("plan") or [], log.get("stages") or {}
-    lanes = [
-        (
-            _short_stage(name),
-            [
-                (
-                    stages[str(place)]["started_s"],
-                    stages[str(place)]["last_s"] if not view.live or str(place) != str(log.get("current")) else until,
-                    "kept",
-                )
-            ]
-            + [(call["from_s"], call["to_s"], "lost") for call in log.get("calls") or () if call["stage"] == place],
-        )
-        for place, name in enumerate(plan)
-        if str(place) in stages
-    ]
-    ticks = [(at / until, duration(at) if at else "0") for at in charts.nice_ticks(0, until, 5)] if until else []
-    if lanes:
-        blocks.append(
-            element(
-                "div",
-                element("h3", "Stages"),
-                charts.lanes(lanes, until=until, label=_lanes_label(lanes)),
-                class_="block",
-            )
-        )
-    if len(samples) > 1:
-        blocks.append(_memory_chart(view, samples, until, ticks))
-        if (speed := _speed_chart(samples, until, ticks)) is not None:
-            blocks.append(speed)
-    table_rows = [
-        (
-            [plain(op["name"], 80), element("small", op["kind"])],
-            charts.share_bar([(op["share"], "kept")], 1.0),
-            f"{100 * op['share']:.1f} %",
-            duration(op["seconds"]),
-            number(op["rows_in"]),
-            "" if not op["mb_per_s"] else f"{op['mb_per_s']:,.1f}",
-        )
-        for op in report.operators
-    ]
-    return section(
-        "resources",
-        "Time and memory",
-        element("div", blocks, class_="rows"),
-        element("h3", "Steps", class_="gap"),
-        table(
-            ("step", "", "share", "worker time", "rows in", "MB/s"),
-            table_rows,
-            right=(2, 3, 4, 5),
-            caption="Time of the workers by step",
-        ),
-        _streams(view),
-        _remarks(view),
-        lead=bottleneck,
-    )
-
-
-def _lanes_label(lanes: Sequence[tuple[str, Sequence[tuple[float, float, str]]]]) -> str:
-    return "; ".join(f"{name}: from {duration(spans[0][0])} to {duration(spans[0][1])}" for name, spans in lanes)
-
-
-def bottleneck_text(view: RunView) -> str:
-    """Which step limits the speed of the run, in a sentence."""
-    streams = [stream for stream in view.report.streams if stream.get("bottleneck")]
-    if streams:
-        return f"The slowest stage is {plain(streams[-1]['bottleneck'], 200)}: all others wait for it."
-    busiest = max(view.report.operators, key=lambda op: op["seconds"], default=None)
-    if busiest is None or not busiest["seconds"]:
-        return "No step has used time yet."
-    return f"The bottleneck is {busiest['name']}: it takes {100 * busiest['share']:.0f} % of the time of all workers."
-
-
-def _short_stage(name: str) -> str:
-    steps = [plain(step, 40) for step in name.split(" > ")]
-    return " > ".join(steps if len(steps) <= 5 else [*steps[:3], "...", steps[-1]])
-
-
-def _memory_chart(view: RunView, samples: Sequence[Sequence[float]], until: float, ticks: Any) -> Html:
-    budget = budget_of(view)
-    peak = max(max(each[1] for each in samples), view.report.peak_memory_bytes)
-    most = 1.08 * (budget if budget and peak > 0.3 * budget else max(peak, 1) * 1.15)
-    levels: list[tuple[float, str]] = [(budget, f"budget {format_bytes(budget)}")] if budget and budget <= most else []
-    levels.append((peak, f"peak {format_bytes(peak)}"))
-    bands = [
-        (stage["started_s"], stage["last_s"], f"stage {int(place) + 1}")
-        for place, stage in sorted((view.log.get("stages") or {}).items())
-    ]
-    chart = charts.series(
-        [([(each[0], each[1]) for each in samples], "first")],
-        label=f"Memory of all processes over time: peak {format_bytes(peak)}, budget {format_bytes(budget)}",
-        most=most,
-        until=until,
-        ticks=ticks,
-        levels=levels,
-        bands=bands if len(bands) > 1 else (),
-    )
-    note = "" if len(levels) == 2 else f", far below the budget of {format_bytes(budget)}" if budget else ""
-    return element("div", element("h3", f"Memory of all processes{note}"), chart, class_="block chart-block")
-
-
-def _speed_chart(samples: Sequence[Sequence[float]], until: float, ticks: Any) -> Html | None:
-    """Rows per second over time, from the differences of counts within a stage."""
-    points: list[tuple[float, float]] = []
-    step = max(1, len(samples) // 120)
-    chosen = samples[::step]
-    for before, after in itertools.pairwise(chosen):
-        seconds = after[0] - before[0]
-        if seconds > 0:
-            rows = after[3] - before[3] if after[2] == before[2] else after[3]
-            points.append((after[0], max(0.0, rows / seconds)))
-    most = max((y for _, y in points), default=0.0)
-    if not most:
-        return None
-    chart = charts.series(
-        [(points, "first")],
-        label=f"Rows per second over time: at most {most:,.0f}",
-        most=1.15 * most,
-        until=until,
-        ticks=ticks,
-        levels=[(most, f"{charts.short_number(most)} rows/s")],
-    )
-    return element("div", element("h3", "Rows per second"), chart, class_="block chart-block")
-
-
-def _streams(view: RunView) -> Html | None:
-    parts = []
-    for stream in view.report.streams:
-        lines = [
-            (
-                plain(stage["name"], LONGEST_NAME),
-                *(duration(stage[key]) for key in _STREAM_TIMES),
-                str(stage["most_workers"]),
-            )
-            for stage in stream.get("stages", ())
-        ]
-        header = ("stage", "busy", "waiting for input", "waiting for output", "opening", "workers")
-        parts.append(table(header, lines, right=(1, 2, 3, 4, 5), caption=f"Stages of group {stream.get('group')}"))
-    return element("div", element("h3", "Stages that ran at the same time", class_="gap"), parts) if parts else None
-
-
-_STREAM_TIMES = ("busy_s", "waiting_for_input_s", "waiting_for_output_s", "opening_s")
-
-
-def _remarks(view: RunView) -> Html | None:
-    remarks = view.log.get("remarks") or []
-    lines = [(duration(each["time_s"]), each["kind"], plain(each["text"], 500)) for each in remarks[-MOST_EVENTS:]]
-    if not lines:
-        lines = [(event["time"], event["level"], plain(event["text"], 500)) for event in view.report.memory_events]
-    if not lines:
-        return None
-    return element(
-        "details",
-        element("summary", f"Alerts and remarks ({len(lines)})"),
-        table(("time", "kind", "what"), lines, caption="Alerts and remarks"),
-    )
-
-
 # ------------------------------------------------------------------------------------------------- failures and settings
 
 
@@ -736,7 +319,9 @@ def failures(view: RunView) -> Html:
         )
         if files
         else None,
-        lead=f"{plural(report.failed, 'row')} failed. Failed rows are never dropped silently: each is stored with its error.",
+        lead=f"{plural(report.failed, 'row')} failed. Failed rows are never dropped silently: each is stored with its error."
+        if report.failed
+        else "No row failed.",
     )
 
 
@@ -777,8 +362,8 @@ def settings(view: RunView) -> Html | None:
             element("summary", "The whole manifest"),
             element("pre", text(written, 60_000), class_="mono block"),
         ),
-        [element("p", plain(note, 500), class_="quiet small") for note in view.report.notes[:20]],
-        lead="Everything that decided about rows.",
+        [element("p", plain(note, 500), class_="quiet small") for note in view.report.notes[:20] if note != view.error],
+        lead="The steps, and everything else that determined the result.",
     )
 
 
@@ -790,7 +375,3 @@ def _items(value: object) -> list[tuple[str, object]]:
 
 def navigation(names: Sequence[tuple[str, str]]) -> Html:
     return element("ul", [element("li", element("a", title, href=f"#{name}")) for name, title in names])
-
-
-def short_path(path: str) -> str:
-    return PurePosixPath(path).name

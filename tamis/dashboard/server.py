@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tamis.dashboard import overview, sections
-from tamis.dashboard.markup import Html, element, join, page
+from tamis.dashboard.markup import Html, element, join, page, section
 from tamis.dashboard.report_page import (
     ORDER,
     frame,
@@ -120,7 +120,7 @@ class LiveRun:
             made = heavy_parts(view)
         except (TamisError, OSError, ValueError) as error:  # a running run replaces files while they are read
             first = (str(error).splitlines() or [""])[0]
-            made = [sections.section("rows", "Rows", element("p", f"Rows cannot be read: {first}", class_="empty"))]
+            made = [section("rows", "Rows", element("p", f"Rows cannot be read: {first}", class_="empty"))]
         took = time.monotonic() - began
         with self._lock:
             self._heavy = made

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from tamis.commands.options import (
+    JsonOption,
+    MemoryOption,
+    NoProgressOption,
+    QuietOption,
+    ScratchOption,
+    progress_of,
+)
+from tamis.commands.printing import NO_MATCH, print_json, print_result, print_status
+
 if TYPE_CHECKING:
     from tamis.batch import Failure
     from tamis.looking.rows import Fate, Seen
-
-NO_MATCH = 1
-"""The exit code of `tamis grep` if no row matches, as that of grep."""
 
 
 class Fates(StrEnum):
@@ -49,7 +56,7 @@ def head(
     from tamis.looking.search import first
 
     bad = _BadRows()
-    rows = first(chosen(read_rows(path, _fates(fate), on_bad=bad), columns), count)
+    rows = first(chosen(read_rows(path, _fates(fate, path), on_bad=bad), columns), count)
     shown = _print_rows(rows, full=full, as_json=as_json)
     bad.report()
     _report_none(shown, path, fate)
@@ -72,7 +79,7 @@ def sample(
     from tamis.looking.search import sampled
 
     bad = _BadRows()
-    rows = sampled(chosen(read_rows(path, _fates(fate), on_bad=bad), columns), count, seed)
+    rows = sampled(chosen(read_rows(path, _fates(fate, path), on_bad=bad), columns), count, seed)
     shown = _print_rows(rows, full=full, as_json=as_json)
     bad.report()
     _report_none(shown, path, fate)
@@ -98,7 +105,6 @@ def grep(
     as_json: LinesOption = False,
 ) -> None:
     """Show the rows of a file or an output in which a text, a reason or an id matches; exits with 1 if none does."""
-    from tamis.cli import print_result
     from tamis.inert import inert
     from tamis.looking.rows import read_rows, title_of
     from tamis.looking.search import Pattern
@@ -106,7 +112,7 @@ def grep(
     wanted = Pattern(pattern, ignore_case, fixed, columns)
     wanted.check()
     bad, found = _BadRows(), 0
-    for match in wanted.matches(read_rows(path, _fates(fate), on_bad=bad)):
+    for match in wanted.matches(read_rows(path, _fates(fate, path), on_bad=bad)):
         found += 1
         if only_count:
             continue
@@ -128,10 +134,9 @@ def why(
     name: Annotated[
         str, typer.Argument(metavar="ID", help="A row's id, or its address (FILE:POSITION) as in reports.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what happened to one document: every step with its scores, its fate, and the duplicate kept instead."""
-    from tamis.cli import print_result
     from tamis.console import terminal_width
     from tamis.looking.life import why as lives_of
     from tamis.looking.rows import json_line
@@ -141,6 +146,8 @@ def why(
         print_result(json_line([life.as_dict() for life in lives], indent=2))
     else:
         print_result("\n\n".join(life.as_text(terminal_width()) for life in lives))
+    if all(life.fate == "unknown" for life in lives):
+        raise typer.Exit(NO_MATCH)
 
 
 def compare(
@@ -150,13 +157,12 @@ def compare(
         str | None, typer.Option(metavar="COLUMN", help="Match rows by this column. [default: id, or else the text]")
     ] = None,
     examples: Annotated[int, typer.Option(min=0, help="How many rows to show of each kind.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare two outputs: settings, counts by reason, rows only in one, and rows that crossed a threshold.
 
     Works on disk, in bounded memory. Why a row is missing is known if the runs were given --rejects.
     """
-    from tamis.cli import print_result
     from tamis.console import terminal_width
     from tamis.looking.compare import compare as compare_outputs
     from tamis.looking.rows import json_line
@@ -166,7 +172,7 @@ def compare(
 
 
 def stats(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or glob patterns.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help="Files, folders or glob patterns.")],
     column: Annotated[str, typer.Option(metavar="NAME", help="Column that holds the text.")] = "text",
     language: Annotated[
         bool | None,
@@ -181,24 +187,20 @@ def stats(
     ] = None,
     url_column: Annotated[str, typer.Option(metavar="NAME", help="Column that holds URLs.")] = "url",
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write a page of HTML that opens offline.")] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory budget of all processes together, e.g. 8GB.")
-    ] = None,
-    scratch: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Put intermediate files into this local folder.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    memory: MemoryOption = None,
+    scratch: ScratchOption = None,
+    as_json: JsonOption = False,
+    no_progress: NoProgressOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Describe a corpus: lengths, tokens, languages, repetition, duplicates, domains and missing values."""
-    from pathlib import Path
-
-    from tamis.cli import print_json, print_result, print_status
     from tamis.console import terminal_width
-    from tamis.progress import Progress
+    from tamis.store import check_writable, writing
     from tamis.workflows import describe
 
-    with Progress(shows="nothing" if quiet else "auto") as progress:
+    if html is not None:
+        check_writable(html)
+    with progress_of(quiet, no_progress) as progress:
         found = describe(
             inputs,
             column=column,
@@ -214,7 +216,9 @@ def stats(
     if html is not None:
         from tamis.looking.corpus import corpus_page
 
-        Path(html).write_text(corpus_page(found, ", ".join(inputs)), encoding="utf-8")
+        page = corpus_page(found, ", ".join(inputs))
+        with writing(html) as file:
+            file.write_text(page, encoding="utf-8")
         print_status(f"{html} describes {found.rows:,} documents")
     if as_json:
         print_json(found.as_dict())
@@ -225,15 +229,19 @@ def stats(
 # -------------------------------------------------------------------------------------------------------------- output
 
 
-def _fates(fate: Fates) -> tuple[Fate, ...]:
-    from tamis.looking.rows import FATES
+def _fates(fate: Fates, path: str) -> tuple[Fate, ...]:
+    from tamis.errors import ParameterError
+    from tamis.looking.rows import FATES, is_output
 
+    if fate in (Fates.dropped, Fates.failed) and not is_output(path):
+        raise ParameterError(
+            f"{path} is not the output folder of a run, so it has no {fate.value} rows", hint="leave out --fate"
+        )
     return FATES if fate is Fates.all else tuple(each for each in FATES if each == fate.value)
 
 
 def _print_rows(rows: Iterable[tuple[Seen, int]], *, full: bool, as_json: bool) -> int:
     """Print rows as they come, and return how many there were."""
-    from tamis.cli import print_result
     from tamis.console import terminal_width
     from tamis.looking.rows import json_line, row_text, title_of
 
@@ -260,7 +268,6 @@ class _BadRows:
         self.first = self.first or f"{failure.address}: {failure.error}"
 
     def report(self) -> None:
-        from tamis.cli import print_status
         from tamis.inert import one_line
         from tamis.parameters import plural
 
@@ -269,7 +276,6 @@ class _BadRows:
 
 
 def _report_none(shown: int, path: str, fate: Fates) -> None:
-    from tamis.cli import print_status
     from tamis.looking.rows import is_output
 
     if shown:

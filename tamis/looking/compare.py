@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as MISSING_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -91,7 +91,7 @@ class Comparison:
         for change in self.changes:
             lines.append(f"{change.rows:>14,}  1: {inert(change.first, 200)}, 2: {inert(change.second, 200)}")
             for example in change.examples:
-                lines.append(f"{'':16}{_example(example, width - 16)}")
+                lines.append(f"{'':16}{_example(example, (change.first, change.second), width - 16)}")
         return "\n".join([*lines, *(f"note: {inert(note)}" for note in self.notes)])
 
     def __str__(self) -> str:
@@ -164,7 +164,10 @@ def _default(setting: str) -> Any:
 
 
 def _flat_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by step, `name#2` for the second of a name; paths are left out, because outputs always differ in theirs."""
+    """Parameters by step, `name#2` for the second of a name.
+
+    The path of the output, which always differs, and the block size, which changes no row, are left out.
+    """
     found: dict[str, Any] = {}
     seen: dict[str, int] = {}
     steps = [item for step in manifest["recipe"]["steps"] for item in step.items()]
@@ -173,7 +176,7 @@ def _flat_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
         seen[name] = seen.get(name, 0) + 1
         label = name if seen[name] == 1 else f"{name}#{seen[name]}"
         for parameter, value in given.items():
-            if not (number == len(steps) - 1 and parameter == "path"):
+            if (number, parameter) not in ((len(steps) - 1, "path"), (0, "blocksize")):
                 found[f"{label}.{parameter}"] = value
     for group in ("versions", "hardware"):
         found |= {f"{group}.{name}": value for name, value in manifest.get(group, {}).items()}
@@ -355,9 +358,13 @@ def _cut(value: Any, most: int = 1_000) -> Any:
     return value[:most] if isinstance(value, (str, bytes)) else value
 
 
-def _example(example: Mapping[str, Any], width: int) -> str:
+def _example(example: Mapping[str, Any], fates: Iterable[str], width: int) -> str:
+    """A row with the scores that the reasons name."""
     row = example.get("row", {})
-    scores = f"{row['_scores']} " if row.get("_scores") else ""
+    measured = json.loads(row["_scores"]) if row.get("_scores") else {}
+    named = [name for name in measured if any(f" {name} " in fate for fate in fates)]
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in measured.items()}
+    scores = f"({', '.join(f'{name} {shown[name]}' for name in named)}) " if named else ""
     content = row.get("text") or row.get("_line") or row.get("row") or row
     return shown_value(
         f"{row.get('id') or example.get('address')}  {scores}{shown_value(content, width)}", max(20, width)

@@ -179,13 +179,22 @@ def corpus_page(found: Description, title: str) -> Html:
     )
 
 
+_LABELS = {"chars": "characters", "upper": "upper case, share of letters", "repeated_5grams": "repeated 5-grams"}
+
+
 def _measures(found: Description) -> Html:
+    from tamis.text.statistics import SHARES  # not at the top: it imports this module
+
+    def label(name: str) -> str:
+        words = _LABELS.get(name, name.replace("_", " "))
+        return f"{words}, share" if name in SHARES and name != "upper" else words
+
     header = ["per document", "mean", "min", "5 %", "median", "95 %", "max"]
     rows = [
         (
-            name.replace("_", " "),
+            label(name),
             *(
-                f"{value:,.3f}" if measure.maximum <= 1 else f"{value:,.0f}"
+                f"{value:,.3f}" if name in SHARES else f"{value:,.0f}"
                 for value in (
                     measure.mean,
                     measure.minimum,
@@ -202,8 +211,11 @@ def _measures(found: Description) -> Html:
     ticks = [
         (place / max(1, len(counts)), str(bound)) for place, bound in enumerate(found.word_histogram) if not place % 2
     ]
+    words = "Documents by number of words"
     chart = (
-        column_chart(counts, label="documents by number of words, by powers of two", ticks=ticks) if counts else None
+        element("div", element("h3", words), column_chart(counts, label=f"{words}, by powers of two", ticks=ticks))
+        if counts
+        else None
     )
     return section("lengths", "Lengths and shares", chart, table(header, rows, right=range(1, len(header))))
 

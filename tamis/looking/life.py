@@ -4,7 +4,7 @@
 .tamis/rejects/          the step that dropped it, with reason and scores    (runs with --rejects)
 .tamis/failed/           the step that failed, with the error
 .tamis/groups/           its duplicates, and the row kept instead
-.tamis/scores/           its scores in all filters                           (runs with --scores)
+.tamis/scores/           its scores in all filters, and so what dropped it   (runs with --scores)
 the shards               the row as it was written
 """
 
@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tamis.batch import Failure
-from tamis.dedup.explain import Explanation, explain_row, explanation_text
+from tamis.dedup.explain import Explanation, alignment, explain_row, explanation_text
 from tamis.dedup.groups import Groups
 from tamis.errors import TamisError
 from tamis.inert import html_table, inert, one_line
 from tamis.looking.rows import dropped_rows, full_name, reader_of, rows_of_reader, shown_value
 from tamis.looking.scores import StoredScores, scores_at, scores_of_written
-from tamis.operators import Filter, Rule
+from tamis.operators import Filter, reason_to_invert
 from tamis.registry import build_operator
 from tamis.report import Report, load_manifest
 from tamis.store import Store
@@ -128,7 +128,7 @@ def why(output: str, name: str) -> list[Life]:
     except TamisError:
         groups = Groups(store, {})
     steps = _steps(report)
-    rules = _rules(manifest)
+    filters = _filters(manifest)
     lives = []
     for found in explain_row(groups, name):
         row: dict[str, Any] = {}
@@ -140,12 +140,12 @@ def why(output: str, name: str) -> list[Life]:
             if kept is not None:
                 row, stored = kept[0], stored or kept[1]
                 found.outcome, found.id, found.unrecorded = "kept", found.id or str(row.get("id")), {}
-            elif stored is not None and report.state in ("finished", "unchanged") and not found.unrecorded:
-                found.outcome = "kept"  # it was measured, and no step dropped it
+            elif stored is not None and report.state in ("finished", "unchanged"):
+                _decide(found, stored, steps, filters)
         address = found.address or (stored.address if stored is not None else None)
         life = Life(name, address, found.id, found.outcome, row=row)
         if found.outcome != "unknown":
-            life.stops = list(_stops(found, steps, stored, row, rules))
+            life.stops = list(_stops(found, steps, stored, row, filters))
         life.notes = list(_notes(found, stored, manifest))
         lives.append(life)
     return lives
@@ -163,9 +163,9 @@ def _steps(report: Report) -> list[dict[str, Any]]:
     return found
 
 
-def _rules(manifest: Mapping[str, Any]) -> dict[str, list[Rule]]:
-    """By name, the rules of the filters of the recipe, as far as they can be built."""
-    found: dict[str, list[Rule]] = {}
+def _filters(manifest: Mapping[str, Any]) -> dict[str, list[Filter]]:
+    """By name, the filters of the recipe in order, as far as they can be built."""
+    found: dict[str, list[Filter]] = {}
     for step in manifest.get("recipe", {}).get("steps", []):
         for name, given in step.items() if isinstance(step, Mapping) else ():
             try:
@@ -173,24 +173,51 @@ def _rules(manifest: Mapping[str, Any]) -> dict[str, list[Rule]]:
             except (TamisError, TypeError, ValueError):  # a function, or an operator that is not installed
                 continue
             if isinstance(op, Filter):
-                found.setdefault(name, op.rules())
+                found.setdefault(name, []).append(op)
     return found
 
 
-def rule_text(rule: Rule) -> str:
-    """
-    >>> rule_text(Rule("words", minimum=50, maximum=1000))
-    'words from 50 to 1000'
-    """
-    if rule.allowed is not None:
-        return f"{rule.score} in {', '.join(map(str, rule.allowed))}"
-    if rule.minimum is not None and rule.maximum is not None:
-        return f"{rule.score} from {_number(rule.minimum)} to {_number(rule.maximum)}"
-    if rule.minimum is not None:
-        return f"{rule.score} >= {_number(rule.minimum)}"
-    if rule.maximum is not None:
-        return f"{rule.score} <= {_number(rule.maximum)}"
-    return f"{rule.score} < {_number(rule.below)}" if rule.below is not None else rule.score
+def _required(op: Filter) -> list[str]:
+    """What a filter requires of its scores."""
+    rules = op.rules()
+    return [f"not ({reason_to_invert(op.name, rules)})"] if op.invert else [rule.met for rule in rules]
+
+
+def _decide(
+    found: Explanation,
+    stored: StoredScores,
+    steps: Sequence[Mapping[str, Any]],
+    filters: Mapping[str, Sequence[Filter]],
+) -> None:
+    """The fate of a measured row that no step recorded as dropped, if its scores are enough to know it."""
+    names = [step["name"] for step in steps]
+    scored = _scores_by_step(names, stored)
+    for number, name in enumerate(names):
+        if name not in found.unrecorded:
+            continue
+        measured, scores = filters.get(name, ()), scored.get(number, {})
+        if len(measured) != 1 or any(rule.score not in scores for rule in measured[0].rules()):
+            return  # this step may have dropped it
+        reason = _reason(measured[0], scores)
+        if reason is not None:
+            found.outcome, found.step, found.reason = "dropped", name, reason
+            return
+    found.outcome, found.unrecorded = "kept", {}
+
+
+def _reason(op: Filter, scores: Mapping[str, Any]) -> str | None:
+    """The reason for which a filter drops a row with these scores, if it does."""
+    if op.score_only:
+        return None
+    columns = {
+        name: pa.nulls(1, pa.float64()) if value is None else pa.array([value]) for name, value in scores.items()
+    }
+    rules = op.rules()
+    verdicts = (verdict for rule in rules for verdict in rule.verdicts(columns[rule.score]))
+    broken = next((reason for reason, mask in verdicts if mask[0]), None)
+    if op.invert:
+        return reason_to_invert(op.name, rules) if broken is None else None
+    return broken
 
 
 def _stops(
@@ -198,7 +225,7 @@ def _stops(
     steps: Sequence[Mapping[str, Any]],
     stored: StoredScores | None,
     row: Mapping[str, Any],
-    rules: Mapping[str, list[Rule]],
+    filters: Mapping[str, Sequence[Filter]],
 ) -> Iterator[Stop]:
     names = [step["name"] for step in steps]
     end = names.index(found.step) if found.step in names else None
@@ -206,7 +233,7 @@ def _stops(
     findings = list(found.findings)
     for number, step in enumerate(steps):
         name, kind = step["name"], step["kind"]
-        stop = Stop(name, kind, "passed", rules=[rule_text(rule) for rule in rules.get(name, ())])
+        stop = Stop(name, kind, "passed", rules=[rule for op in filters.get(name, ())[:1] for rule in _required(op)])
         stop.scores = scored.get(number, {})
         mine = next((each for each in findings if each["step"] == name), None)
         if mine is not None and kind == "gather":
@@ -249,7 +276,7 @@ def _notes(found: Explanation, stored: StoredScores | None, manifest: Mapping[st
     if found.outcome == "unknown":
         yield from (line.strip() for line in explanation_text(found).splitlines()[1:] if line.strip())
     if stored is None and not manifest.get("scores"):
-        yield "this run did not keep scores; run it with --scores to record what every filter measured"
+        yield "This run did not keep scores. Run it with --scores to record what every filter measured."
 
 
 def _rejected(store: Store, address: str) -> dict[str, Any]:
@@ -289,6 +316,8 @@ def _twin_text(twin: Mapping[str, Any]) -> str:
     """One entry of the groups of duplicates as a phrase."""
     if twin.get("bits") is not None:
         likeness = f"hashes differ in {twin['bits']} bits"
+    elif twin.get("offset") is not None:
+        likeness = alignment(twin)
     elif twin.get("similarity") is not None and (twin.get("bands") is not None or twin.get("distance") is not None):
         likeness = f"similarity {twin['similarity']:.3f}"
     else:

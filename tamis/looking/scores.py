@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,14 +124,6 @@ def score_key(column: str) -> tuple[int, str] | None:
 
 def steps_of(file: pq.ParquetFile) -> tuple[str, ...]:
     return tuple(json.loads((file.schema_arrow.metadata or {}).get(STEPS, b"[]")))
-
-
-def all_scores(store: Store) -> Iterator[tuple[tuple[str, ...], pa.RecordBatch]]:
-    """All stored scores, some rows at a time, with the names of the measured operators."""
-    for name in score_files(store):
-        with open_table(store, name) as file:
-            for batch in file.iter_batches():
-                yield steps_of(file), batch
 
 
 def places_of(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.Array]:

@@ -15,8 +15,6 @@ from tamis.looking.rows import Seen
 
 BEFORE, AFTER = 40, 120
 """Bytes shown around a match."""
-_SLICE_BYTES = 64_000_000
-"""Columns are searched in slices of about this size."""
 
 
 def first(seen: Iterable[Seen], count: int) -> Iterator[tuple[Seen, int]]:
@@ -93,18 +91,22 @@ class Pattern:
 
     def matches(self, seen: Iterable[Seen]) -> Iterator[Match]:
         """The rows in which a column matches, each once, for its first column that does."""
-        missing = True
+        columns: dict[str, None] = {}
         for each in seen:
+            columns |= dict.fromkeys(each.table.column_names)
             found: dict[int, tuple[str, int]] = {}
             for name in self._searched(each.table):
-                missing = False
                 for row, at in self._in_column(each.table.column(name)):
                     found.setdefault(row, (name, at))
             for row in sorted(found):
                 name, at = found[row]
                 yield Match(each, row, name, self._excerpt(each, row, name, at))
-        if missing and self.columns is not None:
-            raise ParameterError(f"there is no column `{inert(self.columns[0], 100)}` that holds text")
+        missing = [name for name in self.columns or () if name not in columns]
+        if missing and columns:
+            raise ParameterError(
+                f"there is no column `{inert(missing[0], 100)}`",
+                hint=f"columns: {', '.join(inert(name, 100) for name in columns)}",
+            )
 
     def _searched(self, table: pa.Table) -> list[str]:
         if self.columns is not None:

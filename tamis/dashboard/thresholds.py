@@ -1,0 +1,133 @@
+"""The scores of filters on the page of a run: histograms, and sliders that show what another threshold would keep."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+
+from tamis.dashboard import charts
+from tamis.dashboard.markup import (
+    Html,
+    element,
+    number,
+    plain,
+    section,
+)
+from tamis.dashboard.runs import RunView
+from tamis.dashboard.scores import Bound, ScoreHistogram, Scores, payload, place_of, ticks_of
+from tamis.parameters import plural
+
+
+def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
+    """A histogram of each score with its thresholds, and a slider for each."""
+    title = "Thresholds"
+    if scores is None:
+        words = problem or (
+            "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
+            "another threshold would keep."
+        )
+        return section("thresholds", title, element("p", plain(words, 1000), class_="empty"))
+    then = " Later steps, such as deduplication, may drop more of them." if scores.then_gathered else ""
+    drops = view.report.dropped
+    ordered = sorted(
+        scores.histograms,
+        key=lambda each: -sum(count for reason, count in drops.items() if reason.startswith(f"{each.score} ")),
+    )
+    blocks = [_histogram(view, scores, each, place) for place, each in enumerate(ordered)]
+    return section(
+        "thresholds",
+        title,
+        element("div", blocks[:8], class_="columns"),
+        element(
+            "details",
+            element("summary", f"{plural(len(blocks) - 8, 'other score')}"),
+            element("div", blocks[8:], class_="columns"),
+        )
+        if len(blocks) > 8
+        else None,
+        lead=f"The filters keep {number(scores.kept)} of {number(scores.rows)} rows.{then} Move a threshold to see how many "
+        "they would keep if only this one changed. Grey columns are all rows, coloured ones those that are kept.",
+    )
+
+
+def _histogram(view: RunView, scores: Scores, found: ScoreHistogram, place: int) -> Html:
+    group = max(1, len(found.every) // 56)
+    every, kept = _grouped(found.every, group), _grouped(found.kept, group)
+    ticks = _ticks(found)
+    lines = [(place_of(found, bound.value), _label(bound), "limit") for bound in found.bounds]
+    steep = found.every.max() > 40 * max(1.0, float(np.median(every[every > 0])) if every.any() else 1.0)
+    chart = charts.columns(
+        every.tolist(),
+        second=kept.tolist(),
+        ticks=ticks,
+        lines=lines,
+        log=bool(steep),
+        label=f"Histogram of {found.score} over {int(found.every.sum()):,} rows, "
+        + (", ".join(f"{bound.side} {bound.limit}" for bound in found.bounds) or "no threshold"),
+    )
+    notes = [found.step, "logarithmic height" if steep else "", f"{found.missing:,} without" if found.missing else ""]
+    return element(
+        "article",
+        element("header", element("h3", found.score), element("span", ", ".join(filter(None, notes)))),
+        chart,
+        [_slider(view, scores, found, bound, f"{place}-{number}") for number, bound in enumerate(found.bounds)],
+        class_="score block",
+    )
+
+
+def _slider(view: RunView, scores: Scores, found: ScoreHistogram, bound: Bound, name: str) -> Html | None:
+    if bound.parameter is None:
+        return None
+    index = int(np.searchsorted(found.edges, bound.value))
+    command = ["tamis", "rethreshold", view.output, "--set"]
+    data = payload(found, bound) | {
+        "command": shlex.join(command),
+        "set": f"{bound.step}.{bound.parameter}",
+        "rows": scores.rows,
+        "kept": scores.kept,
+    }
+    return element(
+        "div",
+        element("label", f"{bound.parameter} = ", element("b", bound.limit), for_=f"slider-{name}"),
+        element(
+            "input",
+            type="range",
+            id=f"slider-{name}",
+            min=0,
+            max=len(found.edges) - 1,
+            value=index,
+            data_slider=json.dumps(data, separators=(",", ":")),
+            aria_describedby=f"kept-{name}",
+            aria_valuetext=bound.limit,
+        ),
+        element("output", f"{number(scores.kept)} of {number(scores.rows)} rows, as now", id=f"kept-{name}"),
+        element(
+            "div",
+            element("code", f"{shlex.join(command)} {data['set']}={bound.limit}"),
+            element("button", "Copy", type="button", data_copy=True),
+            class_="command",
+            hidden=True,
+        ),
+        class_="slider",
+    )
+
+
+def _label(bound: Bound) -> str:
+    """A threshold beside its line; one in the thousands is easier to read with commas, which `--set` does not take."""
+    return f"{int(bound.value):,}" if abs(bound.value) >= 1000 and float(bound.value).is_integer() else bound.limit
+
+
+def _grouped(counts: np.ndarray, size: int) -> np.ndarray:
+    padded = np.concatenate([counts, np.zeros(-len(counts) % size, counts.dtype)])
+    return padded.reshape(-1, size).sum(axis=1)
+
+
+def _ticks(found: ScoreHistogram) -> list[tuple[float, str]]:
+    ticks: list[tuple[float, str]] = []
+    for value in ticks_of(found):
+        at = place_of(found, value)
+        if not ticks or at - ticks[-1][0] > 0.1:
+            ticks.append((at, charts.short_number(value)))
+    return ticks
