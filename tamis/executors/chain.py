@@ -39,6 +39,7 @@ from tamis.executors.writer import Writer
 from tamis.functions import Function
 from tamis.memory import process
 from tamis.models import devices
+from tamis.models.files import ModelError
 from tamis.operators import Expand, Filter, Operator
 from tamis.parameters import format_bytes
 
@@ -256,7 +257,7 @@ class Chain:
         """Apply a step; if that fails, apply it to each half, down to the single row that causes the error."""
         try:
             applied = apply(batch)
-        except (OperatorError, MissingExtra, EndpointError):
+        except (OperatorError, MissingExtra, EndpointError, ModelError):
             raise  # not caused by a row
         except Exception as error:
             if self._stage.on_error == "raise" or is_full_disk(error):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from tamis.errors import ParameterError
 from tamis.events import Events
 from tamis.exchange import FolderExchange
 from tamis.executors.agent import AgentSettings
@@ -59,6 +60,8 @@ class Placement(Protocol):
 
 def smallest(machines: Sequence[Machine], engine: str) -> Machine:
     """What every node has at least; and the GPUs of the node with the most, since a node may have fewer workers on GPUs."""
+    if not machines:
+        raise ParameterError(f"the {engine} cluster has no node with a core", hint="start a node, and run again")
     count = plural(len(machines), "node")
     cpus, memory = min(m.cpus for m in machines), min(m.memory_bytes for m in machines)
     gpus = max((machine.gpus for machine in machines), key=len)
@@ -203,8 +206,8 @@ class ClusterSession(CrewSession):
             self.crew.require(())  # before the probes are removed, so that no node misses them
 
     def packets(self, group: Group, stream: StreamBudget) -> AbstractContextManager[StreamBudget]:
-        # The agents have made the folders. Packets for the last stage are on disk.
-        return nullcontext(replace(stream, last_edge_bytes=0))
+        # The agents have made the folders, and looked whether there is room. Packets for the last stage are on disk.
+        return nullcontext(replace(stream.within(edge_bytes(self.governor.budget)), last_edge_bytes=0))
 
 
 def _folders(group: Group) -> list[Path]:

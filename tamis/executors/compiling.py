@@ -15,9 +15,13 @@ import os
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+ANNOUNCED_AFTER_S = 2.0
+"""A user who sees no progress for longer wants to know why; a kernel or two that take a moment are not worth a line."""
 
 
 class KernelsCompiled(BaseException):
@@ -74,6 +78,32 @@ class Compiling:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
         self._announce()
+
+
+class CompilingTime:
+    """In the driver: how long workers have compiled. Calls `announce` once if that takes longer than a moment."""
+
+    def __init__(self, announce: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._announce, self._clock = announce, clock
+        self._begun: dict[int, float] = {}
+        self._ended_s = 0.0
+        self._announced = False
+
+    def begin(self, worker: int) -> None:
+        self._begun[worker] = self._clock()
+
+    def end(self, worker: int) -> None:
+        if worker in self._begun:
+            self._ended_s += self._clock() - self._begun.pop(worker)
+
+    def look(self) -> None:
+        """Called often."""
+        if self._announced or not self._begun:
+            return
+        now = self._clock()
+        if self._ended_s + sum(now - begun for begun in self._begun.values()) >= ANNOUNCED_AFTER_S:
+            self._announced = True
+            self._announce()
 
 
 def _open_lock() -> int | None:

@@ -167,7 +167,7 @@ class LocalCrew:
         self.folders: Folders | None = None
         """For packets, while stages run at the same time."""
         self._server, self._folder, self._governor, self._hooks = server, folder, governor, hooks
-        self._leaving: list[int] = []
+        self.leaving: list[int] = []
         """Process ids of workers that were asked to exit and may still be running."""
         self._numbers = iter(range(1_000_000))
         self._overuse: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -185,8 +185,9 @@ class LocalCrew:
         os.close(self._wake_write)
 
     def _await_leaving(self) -> None:
-        while self._leaving:
-            self._server.ending(self._leaving.pop())
+        while self.leaving:
+            self._server.ending(self.leaving[-1])
+            self.leaving.pop()
 
     def nodes(self) -> list[str]:
         return [""]
@@ -239,7 +240,7 @@ class LocalCrew:
 
     def stop(self, worker: Worker) -> None:
         self.workers.remove(worker)
-        self._leaving.append(worker.pid)
+        self.leaving.append(worker.pid)
         _close(worker)
         self._hooks.on_gpus(worker.pid, {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tamis.memory.budget import Machine, usable_cpus
 from tamis.memory.governor import Governor
 from tamis.memory.slots import GpuDevice, gpu_devices
 
+REACH_S = 10
 CONNECT_S = 30
 LAST_S = 15
 """How long agents may take to end after a run."""
@@ -44,7 +46,8 @@ class DaskExecutor:
         distributed = require("distributed", extra="dask", purpose="the Dask executor")
         with ExitStack() as stack:
             client = _client(distributed, self.address, stack)
-            client.wait_for_workers(1, timeout=CONNECT_S)
+            with suppress(TimeoutError):
+                client.wait_for_workers(1, timeout=CONNECT_S)
             with client.as_current():
                 yield smallest(list(_DaskNodes(client).machines().values()), "Dask")
 
@@ -78,11 +81,22 @@ def _client(distributed: Any, address: str | None, stack: ExitStack) -> Any:
             )
             address = stack.enter_context(cluster).scheduler_address
     try:
+        _check_reachable(distributed, address)
         return stack.enter_context(distributed.Client(address, timeout=CONNECT_S, set_as_default=False))
     except (OSError, ValueError) as error:
         raise ParameterError(
             f"cannot connect to Dask at {address}: {error}", hint="start it with `dask scheduler` and `dask worker`"
         ) from error
+
+
+def _check_reachable(distributed: Any, address: str) -> None:
+    """Raise at once if nothing listens there. Dask tries for longer, and a client that failed delays the exit by a minute."""
+    scheme, place = distributed.comm.parse_address(address)
+    distributed.comm.registry.get_backend(scheme)
+    if scheme == "tls" and distributed.Security().get_connection_args("client")["ssl_context"] is None:
+        raise ValueError("it needs certificates, which the configuration of Dask (distributed.comm.tls) does not name")
+    if scheme in ("tcp", "tls"):
+        socket.create_connection(distributed.comm.parse_host_port(place), REACH_S).close()
 
 
 class _DaskPlacement:

@@ -42,22 +42,23 @@ from tamis.executors.estimate import estimate, free_disk
 from tamis.executors.executor import Session, Stop
 from tamis.executors.failures import FailureWatch
 from tamis.executors.finishing import agree_on_types
-from tamis.executors.resume import CommittedWork, remove_attempts
+from tamis.executors.resume import CommittedWork, how_read, note_system, remove_attempts, sync, withdraw_groups
 from tamis.executors.segments import Outcome
-from tamis.executors.tasks import Group, Stage, Task
+from tamis.executors.tasks import Group, Observed, Stage, Task
 from tamis.executors.watch import Watch
 from tamis.ledger import Commit, Ledger
-from tamis.memory import spill
+from tamis.memory import runs, spill
 from tamis.memory.governor import Governor
 from tamis.memory.log import MemoryLog
-from tamis.operators import Gather, Partition, digest
+from tamis.memory.spill import RESOLVE
+from tamis.operators import Gather, Partition, Reorder, digest
 from tamis.parameters import format_bytes, plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
 from tamis.store import INTERNAL, link_or_copy
 
-RESOLVE, TOKEN = "resolve", "token"
-"""The part of a stage's exchange with the intermediate results of its Gather, and the blob that identifies them."""
+TOKEN = "token"
+"""The blob that identifies the intermediate results of a Gather, and the rows that they follow from."""
 
 PLENTY_OF_DISK = 20
 """If this many times the size of the input is free, the need for disk space is not estimated."""
@@ -106,7 +107,10 @@ class Run:
         self.watch, self.streams = watch, session.hooks.streams
         session.hooks.on_tick = self._tick
         self.ledger.append([self.committed.plan_record()])
+        withdraw_groups(self.plan.store, lambda stage: stage >= len(self.plan.stages) - 1)
         self.plan.store.write(f"{INTERNAL}/manifest.json", self._manifest_text())  # for those who look while it runs
+        if len(self.plan.stages) > 1:
+            note_system(self.plan.exchange)
         self._begin_failures()
         try:
             with self._listening():
@@ -116,6 +120,7 @@ class Run:
                     if self.stop.level:
                         return self._interrupted()
                     if isinstance(stage.end, Gather) and any(left[stage.index + 1 :]):
+                        left[stage.index + 1] += self.committed.settle_decisions(stage.index + 1)
                         self._resolve(stage, session)
                         if self.stop.level:
                             return self._interrupted()
@@ -161,11 +166,18 @@ class Run:
             if stage.reads_again
             else {}
         )
+        decided = self.committed.gather_key(stage.index - 1) if stage.index else ""
         self.governor.begin(stage.name)
 
         def commit(task: Task, outcome: Outcome) -> None:
             index = task.partition.index
             extra = outcome.extra | {"scores": self.plan.keeps_scores}
+            if stage.gathers:
+                assert task.allowance is not None
+                extra["max_row_bytes"] = task.max_row_bytes or task.allowance.max_row_bytes
+                extra |= how_read(stage)
+            if stage.index:
+                extra["decided"] = decided
             record = Commit(stage.index, keys[index], index, outcome.shards, outcome.account, extra)
             earlier = self.ledger.earlier.get((stage.index, index))
             self.ledger.append([record.record()])
@@ -192,7 +204,12 @@ class Run:
         known = before[partition.index].extra
         unreadable = {int(number): error for number, error in known["unreadable"].items()}
         return Task(
-            partition, gone=frozenset(known["gone"]), damaged=frozenset(known["damaged"]), unreadable=unreadable
+            partition,
+            gone=frozenset(known["gone"]),
+            damaged=frozenset(known["damaged"]),
+            unreadable=unreadable,
+            max_row_bytes=known["max_row_bytes"],
+            observed=Observed(known["positions"], None if known["columns"] is None else tuple(known["columns"])),
         )
 
     def _resolve(self, stage: Stage, session: Session) -> None:
@@ -206,12 +223,19 @@ class Run:
                 hint=f"use --memory {format_bytes(needs + self.plan.budget.driver_bytes).replace(' ', '')}, "
                 "or process a sample with --on-overflow sample",
             )
-        work = _GatherWork(self, session, stage, digest(sorted(self.committed.keys[stage.index])))
+        work = _GatherWork(self, session, stage, self.committed.gather_key(stage.index))
+        if isinstance(stage.end, Reorder):
+            files = [name for commit in self.committed.commits(stage.index) for name in commit.extra["files"]]
+            with suppress(_Stopped):
+                runs.arrange(files, stage.exchange, work)
+                work.withdraw_others()
+            return
         fates = spill.Fates(stage.exchange, rows)
         try:
             stage.end.resolve(spill.ObservedFacts(stage.exchange, rows), fates, work)
         except _Stopped:
             return
+        work.withdraw_others()
         fates.close()
 
     def _tick(self) -> None:
@@ -285,6 +309,7 @@ class Run:
         if state == "finished":
             self.ledger.append([{"kind": "finished", "report": report.as_dict()}])
             self._clean_up()
+        sync(self.plan.exchange)
         self.emit(RunFinished(report))
         return report
 
@@ -350,7 +375,7 @@ class Run:
             RunStarted(
                 output=self.plan.store.root if self.plan.sink else None,
                 stages=tuple(stage.name for stage in self.plan.stages),
-                workers=min(self.plan.budget.workers, max(1, *map(len, left))),
+                workers=self.plan.workers_for(max(map(len, left)), self.governor.learned),
                 budget_bytes=self.plan.budget.total_bytes,
                 partitions=total,
                 committed=total - todo,
@@ -394,13 +419,20 @@ class _GatherWork:
 
     def __init__(self, run: Run, session: Session, stage: Stage, key: str) -> None:
         self._run, self._session, self._key = run, session, key
+        self._has_published = False
         self.exchange, self.stage = stage.exchange.sub(RESOLVE), stage.index
-        if not self.exchange.has(TOKEN):  # results are useless without the blobs written with them
+        if not self._has_token():  # results are useless without the blobs written with them
+            self.exchange.delete()
+            stage.exchange.delete(spill.FATES)
             with self.exchange.writing(TOKEN) as path:
-                path.write_text(uuid.uuid4().hex)
-        self._key += self.exchange.file(TOKEN).read_text()
+                path.write_text(f"{key} {uuid.uuid4().hex}")
+        self._key = self.exchange.file(TOKEN).read_text()
         self.workers = run.governor.workers
         self.worker_bytes = run.governor.worker_bytes
+
+    def _has_token(self) -> bool:
+        """Whether the blobs were written for the same rows."""
+        return self.exchange.has(TOKEN) and self.exchange.file(TOKEN).read_text().startswith(f"{self._key} ")
 
     def map(
         self,
@@ -419,10 +451,7 @@ class _GatherWork:
             result, drafts = answer
             for draft in drafts:
                 draft.publish()
-            # Not synced, as what the call wrote to the exchange is not: both survive a killed process.
-            ledger.append(
-                [{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}], sync=False
-            )
+            ledger.append([{"kind": "step", "stage": stage, "key": keys[missing[position]], "result": result}])
 
         if missing:
             left = [items[number] for number in missing]
@@ -434,6 +463,7 @@ class _GatherWork:
         return [ledger.steps[stage, key] for key in keys]
 
     def publish(self, name: str, content: Path | bytes) -> None:
+        self._has_published = True
         store, full = self._run.plan.store, f"{INTERNAL}/{name}"
         if isinstance(content, bytes):
             store.write(full, content)
@@ -447,6 +477,11 @@ class _GatherWork:
 
     def published(self, folder: str) -> list[str]:
         return self._run.plan.store.names(f"{INTERNAL}/{folder}")
+
+    def withdraw_others(self) -> None:
+        """Remove what another Gather published here in an earlier run, if this one publishes nothing."""
+        if not self._has_published:
+            withdraw_groups(self._run.plan.store, self.stage.__eq__)
 
     def withdraw(self, name: str) -> None:
         self._run.plan.store.remove_folder(f"{INTERNAL}/{name}")

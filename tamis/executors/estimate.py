@@ -47,7 +47,7 @@ class StageEstimate:
 
     def __str__(self) -> str:
         return (
-            f"  stage {self.stage}    {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk "
+            f"  stage {self.stage:<5} {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk "
             f"between stages, at most {format_bytes(self.output_bytes)} of output"
         )
 
@@ -75,14 +75,14 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [
-            f"needs        {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk between "
+            f"needs         {format_bytes(self.memory_bytes)} of memory, {format_bytes(self.spill_bytes)} of disk between "
             f"stages and at most {format_bytes(self.output_bytes)} for the output; "
             f"{format_bytes(self.free_disk_bytes)} are free"
         ]
         if len(self.stages) > 1:
             lines += map(str, self.stages)
         about = "" if self.rows_known else "about "
-        lines.append(f"rows         {about}{self.rows:,} of {format_bytes(self.row_bytes)} each")
+        lines.append(f"rows          {about}{self.rows:,} of {format_bytes(self.row_bytes)} each")
         if not self.fits_disk:
             lines.append("warning: there is not enough disk space")
         return "\n".join(lines)
@@ -96,7 +96,7 @@ def estimate(groups: Iterable[Group], layout: Layout, budget: Budget, learned: L
     samples = _some_rows(plan[0], layout)
     rows_seen = sum(map(len, samples))
     row_bytes = max(1, sum(map(_size, samples)) // rows_seen) if rows_seen else 1
-    rows = total // row_bytes if rows_seen else 0
+    rows = max(rows_seen, total // row_bytes)
     if layout.num_rows is not None:
         rows = layout.num_rows
         row_bytes = total // max(1, rows)

@@ -71,11 +71,6 @@ class Flow:
         earlier = (other for units in self.units[: unit.stage + 1] for other in units if other is not unit)
         return all(other.key > unit.key[: len(other.key)] for other in earlier if other.stage)
 
-    def all_packets(self) -> list[Packet]:
-        """The packets that are not removed yet."""
-        between = [unit.packet for units in self.units for unit in units if unit.packet is not None]
-        return [*(packet for _, packet in self.packets), *between]
-
     def account(self) -> Account:
         """The account of the whole group: what was read by the first stage, and what the last one kept."""
         first, *others = self.accounts

@@ -32,6 +32,8 @@ from tamis.errors import WorkerError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from tamis.operators import Operator
+
 # The server cannot start before this module is imported, so other modules are imported where they are used.
 
 OOM_SCORE = "800"
@@ -212,11 +214,14 @@ def launched(wanted: bool, *, fork: bool = False) -> Iterator[Callable[[Iterable
             server.__exit__()
 
 
-def modules_of(steps: Iterable[type]) -> set[str]:
-    """The modules that define steps; also pandas, to which the user's own code may convert rows."""
+def modules_of(steps: Iterable[type[Operator]]) -> set[str]:
+    """The modules of steps and those they name; also pandas, to which the user's own code may convert rows."""
+    steps = list(steps)
     modules = {step.__module__ for step in steps}
     if any(not name.startswith("tamis.") or name == "tamis.functions" for name in modules):
         modules.add("pandas")
+    # What a sink names is needed only if it converts rows.
+    modules |= {name for step in steps if step.kind != "sink" for name in step.preload}
     return modules - {"__main__"}
 
 

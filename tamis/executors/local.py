@@ -70,7 +70,8 @@ class LocalSession(CrewSession):
         self._stack.close()
 
     def roles(self) -> dict[int, str]:
-        workers = {worker.pid: f"worker {worker.number}" for worker in list(self.crew.workers)}
+        leaving = dict.fromkeys(list(self.crew.leaving), "worker")
+        workers = leaving | {worker.pid: f"worker {worker.number}" for worker in list(self.crew.workers)}
         return {os.getpid(): "driver", self._server.pid: "server", **workers}
 
     @property

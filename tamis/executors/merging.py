@@ -14,13 +14,13 @@ from tamis.card import write_card
 from tamis.errors import LedgerError, ShardsMissing, TamisError, TooManyFailed
 from tamis.events import Events, RunFinished
 from tamis.exchange import Exchange, FolderExchange, StoreExchange
-from tamis.executors.driver import RESOLVE
 from tamis.executors.failures import FailureLimit, FailureWatch, parse_max_failed
 from tamis.executors.finishing import agree_on_types
 from tamis.executors.resume import remove_attempts, remove_unowned
 from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
-from tamis.operators import Sink, digest
+from tamis.memory.spill import RESOLVE
+from tamis.operators import Sink
 from tamis.registry import find_operator
 from tamis.remote import is_remote
 from tamis.report import Account, Report
@@ -70,10 +70,9 @@ def exchange_for(store: Store, place: str | None) -> Exchange:
         return FolderExchange(store.path / INTERNAL / "work")
     if place is None:
         return StoreExchange(f"{store.root.rstrip('/')}/{INTERNAL}/work", store.storage_options, store.work())
-    name = f"tamis-{digest(str(store.path) if store.local else store.root)}"
     if not is_remote(place):
-        return FolderExchange(Path(place.removeprefix("file://")).absolute() / name)
-    return StoreExchange(f"{place.rstrip('/')}/{name}", store.storage_options, store.work())
+        return FolderExchange(Path(place.removeprefix("file://")).absolute() / store.work_name)
+    return StoreExchange(f"{place.rstrip('/')}/{store.work_name}", store.storage_options, store.work())
 
 
 def _recorded_sink(ledger: Ledger) -> Sink:

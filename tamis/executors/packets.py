@@ -58,6 +58,8 @@ class Stream(Protocol):
 class PacketRows(Source):
     """Reads the packets that the stage before wrote; each is a piece of the partition."""
 
+    internal = True
+
     access: MediaAccess | None = None
 
     @property

@@ -128,13 +128,19 @@ class _RayPlacement:
             try:
                 self._ray.get(call)
             except self._ray.exceptions.RayError as error:
-                found[node] = str(error).strip().splitlines()[-1]
+                found[node] = _reason(error)
             self._ray.kill(actor)
         return found
 
     def close(self) -> None:
         for actor, _ in self._actors.values():
             self._ray.kill(actor)
+
+
+def _reason(error: Exception) -> str:
+    """The line of an error of Ray that says what is wrong: the last one of a traceback, but the first of what Ray reports."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0 if type(error).__name__ == "OutOfMemoryError" else -1]
 
 
 def _machines(ray: Any) -> dict[str, Machine]:

@@ -5,6 +5,7 @@ Source.read -> rows of the task -> decisions of the Gather before this stage -> 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import LINE, Batch, Failure
+from tamis.batch import HIDDEN, LINE, Batch, Failure
+from tamis.errors import SourceError
 from tamis.executors.opening import OpenStage
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows
@@ -22,9 +24,12 @@ from tamis.executors.scores import is_dropped, num_dropped
 from tamis.executors.side_outputs import FailureLog, deferred_record
 from tamis.executors.steps import dropped, rewritten, schema_read, visible
 from tamis.executors.tasks import Marker, Task
+from tamis.media import referred_bytes
 from tamis.memory import spill
 from tamis.memory.governor import Allowance
 from tamis.operators import Reading
+
+SHOWN_PATHS = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Reader:
         self._allowance, self._earlier = allowance, earlier
         self._ordinal = 0  # rows read so far
         self._decided = 0  # rows whose fate was looked up so far
-        self._fates: tuple[np.ndarray, pa.Array, pa.Array | None] | None = None
+        self._positions = 0  # the sum of their positions
         self._step = 0  # -1 - the number of the piece being read, if the source reports it
         self._bad_rows = FailureLog(scratch / "unread")
         self.corrupt: set[str] = set()
@@ -89,6 +94,7 @@ class Reader:
         elif self._earlier is not None:
             self._earlier.check_read(self._ordinal)
         if self.exhausted:
+            self._check_decided()
             for record in self._bad_rows.records():
                 self._records.fail_unread(Failure(**record))
         self._bad_rows.close()
@@ -101,12 +107,12 @@ class Reader:
         """The rows of the task, in batches, each with the number of its first row."""
         stage = self._stage
         reading = Reading(
-            columns=stage.columns,
+            columns=stage.columns if self._task.observed is None else self._task.observed.columns,
             schema=stage.schema,
             batch_bytes=self._allowance.batch_bytes,
             fail=self._bad_row,
             keep_lines=stage.keep_lines,
-            max_row_bytes=self._allowance.max_row_bytes,
+            max_row_bytes=self._task.max_row_bytes or self._allowance.max_row_bytes,
             damaged=self._task.damaged,
             on_damage=self.corrupt.add,
             unreadable=self._task.unreadable,
@@ -122,6 +128,7 @@ class Reader:
             if batch is None:
                 self.exhausted = True
                 return
+            batch = self._without_reserved(batch)
             first = self._ordinal
             self._ordinal += len(batch)
             if first < start:
@@ -135,11 +142,44 @@ class Reader:
             count = len(batch) - num_dropped(batch)
             mine.rows_in += count
             mine.rows_out += count
-            size = batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
+            size = self._size(batch)
             mine.num_bytes += size
             account.read += count
             account.num_bytes += size
             yield first, batch
+
+    def _without_reserved(self, batch: Batch) -> Batch:
+        """Fail the rows of an input that have columns with names of the engine's own, which would be taken for those."""
+        source = self._stage.source
+        if source.internal:
+            return batch
+        own = {LINE} if self._stage.keep_lines else set()
+        found = [name for name in batch.columns if name.startswith(HIDDEN) and name not in own]
+        if not found:
+            return batch
+        self.regular = False
+        given = [pc.is_valid(batch.table.column(name)).to_numpy() for name in found]
+        for row in np.flatnonzero(np.logical_or.reduce(given)).tolist():
+            name = next(name for name, mask in zip(found, given, strict=True) if mask[row])
+            error = f"column `{name}`: names that begin with `{HIDDEN}` are reserved; rename it where it is read"
+            values = batch.select(slice(row, row + 1)).shown_rows()[0]
+            self._bad_row(Failure(batch.origin.address(row), source.name, error, values))
+        return batch.without(found).select(~np.logical_or.reduce(given))
+
+    def _size(self, batch: Batch) -> int:
+        """The bytes of input in a batch."""
+        if LINE in batch:
+            return int(batch.table.column(LINE).nbytes)
+        if self._stage.source.rows_are_members:
+            return batch.num_bytes + referred_bytes(batch.table)
+        if not self._stage.source.rows_are_files:
+            return batch.num_bytes
+        sizes = np.array([self._file_sizes.get(place, 0) for place in batch.origin.places], np.int64)
+        return int(sizes[batch.origin.place].sum())
+
+    @functools.cached_property
+    def _file_sizes(self) -> dict[str, int]:
+        return {piece.path: piece.size for piece in self._task.partition.pieces}
 
     def _at_piece(self, number: int) -> None:
         self._step = -1 - number
@@ -179,12 +219,8 @@ class Reader:
             records.of(0).rows_in -= count
             records.of(0).rows_out -= count
             batch, numbers = batch.select(~known), numbers[~known]
-        if self._fates is None:
-            assert stage.fates is not None
-            self._fates = spill.read_fates(stage.fates, self._task.partition.index)
         began = time.perf_counter()
-        here = slice(self._decided, self._decided + len(batch))
-        self._decided += len(batch)
+        here = self._count_decided(batch)
         drop, reasons, payload = self._fates[0][here], self._fates[1][here].cast(pa.string()), self._fates[2]
         verdicts = []
         if drop.any():
@@ -205,9 +241,8 @@ class Reader:
         """Count the rows of a whole partition by the decisions about them, without reading them; False if they must be read."""
         if not self._task.is_whole or self._task.poison:
             return False
-        assert self._stage.fates is not None
         began = time.perf_counter()
-        drop, reasons, payload = spill.read_fates(self._stage.fates, self._task.partition.index)
+        drop, reasons, payload = self._fates
         if payload is not None:
             return False
         gone = reasons.cast(pa.string()).filter(pa.array(drop))
@@ -232,4 +267,42 @@ class Reader:
         """Pass over rows that another task processes."""
         if self._stage.fates_of is not None:
             known = self._known_to_have_failed(batch)
-            self._decided += len(batch) - (0 if known is None else int(np.count_nonzero(known)))
+            self._count_decided(batch if known is None else batch.select(~known))
+
+    @functools.cached_property
+    def _fates(self) -> tuple[np.ndarray, pa.Array, pa.Array | None]:
+        """Whether each row is dropped, why, and what is to be written about it."""
+        assert self._stage.fates is not None
+        return spill.read_fates(self._stage.fates, self._task.partition.index)
+
+    def _count_decided(self, batch: Batch) -> slice:
+        """Count rows that were decided about; returns where among all of the partition their fates are."""
+        here = slice(self._decided, self._decided + len(batch))
+        self._decided += len(batch)
+        self._positions += int(batch.origin.position.sum())
+        if self._decided > len(self._fates[0]):
+            raise self._changed()
+        return here
+
+    def _check_decided(self) -> None:
+        """Raise if the rows of the partition are not those that were decided about.
+
+        Fates are in source order, so after a row that is lacking or new, each would be applied to another row.
+        """
+        if self._stage.fates_of is None:
+            return
+        observed = self._task.observed
+        moved = observed is not None and self._positions != observed.positions
+        if moved or self._decided != len(self._fates[0]):
+            raise self._changed()
+
+    def _changed(self) -> SourceError:
+        assert self._stage.fates_of is not None
+        paths = list(dict.fromkeys(piece.path for piece in self._task.partition.pieces))
+        what = " or ".join(paths[:SHOWN_PATHS]) + (
+            f" or {len(paths) - SHOWN_PATHS} more" if paths[SHOWN_PATHS:] else ""
+        )
+        return SourceError(
+            f"the input changed during the run: {what} has other rows than when `{self._stage.fates_of.name}` read them",
+            hint="rerun the same command to resume: what changed is processed again",
+        )

@@ -1,30 +1,37 @@
 """What an earlier run left in the output folder, compared with the plan: what still holds, and what must be redone.
 
-prepare_output    refuse or clear a folder that holds other data; remove unfinished files
+prepare_output    refuse or clear a folder that holds other data; remove unfinished files, and those that a power failure may
+                  have damaged
 CommittedWork     drop commits that no longer hold, rename the files of partitions that moved, list what is missing
 """
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import tamis
 from tamis.card import CARD
 from tamis.errors import SinkError
-from tamis.exchange import Exchange
+from tamis.exchange import Exchange, FolderExchange
 from tamis.executors.reuse import WRITTEN, reuse_key
 from tamis.executors.tasks import Stage
+from tamis.formats import codec_of
+from tamis.gathering import DETAILS, GROUPS, stage_number
 from tamis.ledger import SHARD_NAME, Commit, Ledger
 from tamis.memory import spill
-from tamis.operators import Gather, Partition, Sink, digest
+from tamis.operators import Gather, Partition, Reorder, Sink, digest
 from tamis.plan import Plan
-from tamis.store import INTERNAL, Store
+from tamis.sinks.streams import synced
+from tamis.store import INTERNAL, Store, sync_folder
 
 _MOVING = ".moving"
 _NUMBER = re.compile(r"\d+")
@@ -48,14 +55,62 @@ def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink 
                 hint="choose an empty folder; --fresh replaces data files of the same format",
             )
         for name in foreign:
-            if sink.suffix and name.endswith(sink.suffix):
+            plain = name.rpartition(".")[0] if codec_of(name) is not None else name
+            if sink.suffix and plain.endswith(sink.suffix):
                 store.remove(name)
     if mode == "overwrite" and (not ledger.is_new or ledger.earlier):
         ledger.clear()
         exchange.delete()
     remove_unowned(store, ledger)
+    if may_be_damaged(exchange):
+        exchange.delete()
     exchange.delete_drafts()
     remove_attempts(store)
+
+
+# Files of the exchange are not synced, because that would cost more than they save. They survive the end of any process, but
+# not that of the system, while the ledger, which is synced, says that they are complete. So a run notes since when the system
+# has been up before it writes any, and what was written before a restart is repeated.
+
+_WRITTEN_SINCE = "system"
+_SYNCED = "synced"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def may_be_damaged(exchange: Exchange) -> bool:
+    """Whether the system ended before the blobs of an exchange in a folder were on disk."""
+    if not isinstance(exchange, FolderExchange) or not exchange.folder.exists() or not any(exchange.folder.iterdir()):
+        return False
+    if not exchange.has(_WRITTEN_SINCE):
+        return True
+    note = exchange.file(_WRITTEN_SINCE).read_text()
+    host, _, _ = _system().partition(" ")
+    return note != _SYNCED and note.startswith(f"{host} ") and note != _system()
+
+
+def note_system(exchange: Exchange, *, first: bool = True) -> None:
+    """Note that blobs are written which are not on disk until `sync` is called. An earlier note counts if not the `first`."""
+    if isinstance(exchange, FolderExchange) and (first or not exchange.has(_WRITTEN_SINCE)):
+        _write_note(exchange, _system())
+
+
+def sync(exchange: Exchange) -> None:
+    """Bring all blobs to disk. Syncs everything, because an exchange may consist of very many files."""
+    if isinstance(exchange, FolderExchange) and exchange.has(_WRITTEN_SINCE):
+        os.sync()
+        _write_note(exchange, _SYNCED)
+
+
+def _write_note(exchange: FolderExchange, text: str) -> None:
+    with exchange.writing(_WRITTEN_SINCE) as path:
+        path.write_text(text)
+        synced(path)
+    sync_folder(exchange.folder)
+
+
+def _system() -> str:
+    """The machine, and since when it has been up. A folder that several machines share is on another one, which syncs files."""
+    return f"{socket.gethostname()} {BOOT_ID.read_text().strip() if BOOT_ID.exists() else ''}"
 
 
 def remove_unowned(store: Store, ledger: Ledger, of: Callable[[int], bool] = lambda partition: True) -> None:
@@ -78,6 +133,14 @@ def remove_attempts(store: Store) -> None:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
+def withdraw_groups(store: Store, of: Callable[[int], bool]) -> None:
+    """Remove the groups of duplicates that earlier runs published for some stages, by number."""
+    for folder in (f"{INTERNAL}/{GROUPS}", f"{INTERNAL}/{DETAILS}"):
+        for name in store.names(folder):
+            if of(stage_number(name)):
+                store.remove_folder(f"{folder}/{name}")
+
+
 class CommittedWork:
     """The commits in a ledger, by the stages and partitions of a plan."""
 
@@ -89,12 +152,23 @@ class CommittedWork:
         """Whether the output is not, or no longer, that of a finished run."""
 
     def _keys(self) -> list[dict[str, Partition]]:
-        """Per stage, a key for each partition. Keys of a stage after a Gather depend on all partitions before it."""
+        """Per stage, a key for each partition. Those after a Gather depend on all partitions before it, and on their order."""
         result: list[dict[str, Partition]] = []
         for stage in self.plan.stages:
-            before = sorted(result[-1]) if result else []
+            before = list(result[-1]) if result else []
             result.append({digest([stage.fingerprint, p.identity, before]): p for p in self.plan.layout.partitions})
         return result
+
+    def gather_key(self, stage: int) -> str:
+        """A hash of the rows that the Gather at the end of a stage has observed.
+
+        With another memory limit, for example, other rows of the same input may have failed before.
+        """
+        observed = [
+            [commit.key, commit.extra["observed"], commit.extra["positions"], commit.extra["gone"]]
+            for commit in self.commits(stage)
+        ]
+        return digest(observed)
 
     def commits(self, stage: int) -> list[Commit]:
         """The commits of a stage in source order."""
@@ -124,6 +198,7 @@ class CommittedWork:
         self._drop(incomplete)
         for stage in self.plan.stages:
             self._move(stage)
+            self._remove_unowned_blobs(stage)
         return missing
 
     def settle_some(
@@ -139,6 +214,7 @@ class CommittedWork:
         later: set[int] = set()
         for stage in reversed(self.plan.stages):
             needs_all = not isinstance(stage.end, Gather) or not resolved(stage)
+            needs_all |= isinstance(stage.end, Reorder) and bool(later)  # every partition reads what all of them wrote
             found = self._missing(stage, lambda index: own(index) and (needs_all or index in later))  # noqa: B023
             later |= {partition.index for _, partition in found}
             missing.insert(0, found)
@@ -150,7 +226,32 @@ class CommittedWork:
                 if (stage, key) in self.ledger.commits
             ]
         )
+        for stage in self.plan.stages:
+            self._remove_unowned_blobs(stage, own)
         return missing
+
+    def settle_decisions(self, stage: int) -> list[tuple[str, Partition]]:
+        """Drop the commits of a stage whose rows were decided about together with other ones, and return their partitions.
+
+        The stage before may have been repeated, because its files were lost, with a memory limit that fails other rows.
+        """
+        key = self.gather_key(stage - 1)
+        other = {
+            name: partition
+            for name, partition in self.keys[stage].items()
+            if (commit := self.ledger.commits.get((stage, name))) is not None and commit.extra.get("decided") != key
+        }
+        self._drop([self.ledger.commits[stage, name] for name in other])
+        self._remove_unowned_blobs(self.plan.stages[stage])
+        return list(other.items())
+
+    def _remove_unowned_blobs(self, stage: Stage, of: Callable[[int], bool] = lambda partition: True) -> None:
+        """Remove rows and facts that no commit names. What replaces them may have fewer files, and these are read by name."""
+        owned = {name for commit in self.commits(stage.index) for name in commit.extra.get("files", [])}
+        for name in sorted(self._blobs(stage) - owned):
+            if SHARD_NAME.fullmatch(name) and of(int(_NUMBER.findall(name)[0])):
+                stage.exchange.delete(name)
+                self._blobs(stage).discard(name)
 
     def _drop(self, commits: list[Commit]) -> None:
         """Forget commits, then remove their files."""
@@ -199,7 +300,10 @@ class CommittedWork:
             return False
         if isinstance(stage.end, Gather):
             files = commit.extra.get("files")
-            return files is not None and self._blobs(stage).issuperset(files)
+            if files is None or not self._blobs(stage).issuperset(files):
+                return False
+            is_read_again = not isinstance(stage.end, Reorder) and not stage.spills_rows
+            return not is_read_again or _covers(stage, commit.extra)
         present = self._sizes()
         return all(present.get(shard.name) == shard.size for shard in commit.shards)
 
@@ -297,7 +401,7 @@ class CommittedWork:
     @property
     def key(self) -> str:
         """A hash of all that decides about the result of the plan."""
-        return digest([sorted(self.keys[-1]), self.plan.stages[-1].rejects is not None, self.plan.keeps_scores])
+        return digest([list(self.keys[-1]), self.plan.stages[-1].rejects is not None, self.plan.keeps_scores])
 
     def plan_record(self) -> dict[str, Any]:
         """The plan as the ledger has it."""
@@ -321,6 +425,24 @@ class CommittedWork:
         ]
 
 
+def how_read(stage: Stage) -> dict[str, Any]:
+    """What decides which rows of a stage can be read: the columns and their types."""
+    columns = None if stage.columns is None else list(stage.columns)
+    return {"columns": columns, "types": _types_of(stage, columns), "lines": stage.keep_lines}
+
+
+def _types_of(stage: Stage, columns: Sequence[str] | None) -> str:
+    kinds = zip(stage.schema.names, stage.schema.types, strict=True)
+    return digest(sorted([name, str(kind)] for name, kind in kinds if columns is None or name in columns))
+
+
+def _covers(stage: Stage, extra: Mapping[str, Any]) -> bool:
+    """Whether rows can be read again as they were: with other types, or with more columns, other rows may fail."""
+    read, wanted = extra["columns"], stage.columns
+    enough = read is None or (wanted is not None and set(wanted) <= set(read))
+    return enough and extra["types"] == _types_of(stage, read) and extra["lines"] == stage.keep_lines
+
+
 def _renumbered(commit: Commit, index: int) -> Commit:
     """A commit with its files named by another partition number."""
 
@@ -342,6 +464,10 @@ def _rename_all(pairs: Sequence[tuple[str, str]], rename: Callable[[str, str], o
         rename(f"{new}{_MOVING}", new)
 
 
+_OF_EVERY_STEP = frozenset({"step", "parameters", "code", "version", "opaque", "run"})
+"""What the identities of steps have in common; some have files or an index, too."""
+
+
 def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
     old_names, new_names = [step["step"] for step in before], [step["step"] for step in now]
     if old_names != new_names:
@@ -354,6 +480,9 @@ def _step_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> li
                 notes.append(
                     f"step {number}, `{new['step']}`: {name} was {reprlib.repr(was)}, is {reprlib.repr(is_now)}"
                 )
+        for name in sorted({*old, *new} - _OF_EVERY_STEP):
+            if old.get(name) != new.get(name):
+                notes.append(f"step {number}, `{new['step']}`: its {name} changed")
         if old.get("code") != new.get("code") or old.get("version") != new.get("version"):
             notes.append(f"step {number}, `{new['step']}`: its code changed")
     return notes

@@ -24,6 +24,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tamis.batch import Batch, as_array
+from tamis.batch import Batch, Origin, as_array
 from tamis.executors.steps import Applied, Types, apply_step, dropped, scores_of, verdicts_of, with_scores
 from tamis.looking.scores import AT, PLACE, ROW, SCORE, STEPS
 from tamis.operators import Filter, Map, Operator, Partition, Shard, Source, digest
@@ -100,11 +101,27 @@ class ScoreKeeper:
         known = np.zeros(len(batch), dtype=np.bool_)
         inside = places < len(rows)
         known[inside] = rows[places[inside]] == numbers[inside]
-        known[known] = self._stored.column(AT).to_numpy()[places[known]] == batch.origin.position[known]
+        known[known] = self._same_origin(places[known], batch.origin.select(known))
         others = [name for name in (ROW, AT, PLACE) if name in self._stored.column_names]
         found = self._stored.drop_columns(others).take(pa.array(places, mask=~known))
         columns = {name: as_array(found.column(name)) for name in found.column_names}
         return batch.with_columns({ROW: numbers, KNOWN: known, **columns})
+
+    def _same_origin(self, stored: np.ndarray, origin: Origin) -> np.ndarray:
+        """Whether each of these stored rows has the address of a row."""
+        assert self._stored is not None
+        names, place = self._stored_places
+        here = np.array([names.get(name, -1) for name in origin.places], np.int64)[origin.place]
+        position = self._stored.column(AT).to_numpy()
+        return (place[stored] == here) & (position[stored] == origin.position)
+
+    @cached_property
+    def _stored_places(self) -> tuple[dict[str, int], np.ndarray]:
+        """The numbers of the places by name, and that of each stored row."""
+        assert self._stored is not None
+        found = as_array(self._stored.column(PLACE).cast(pa.string())).dictionary_encode()
+        names = {name: number for number, name in enumerate(found.dictionary.to_pylist())}
+        return names, found.indices.to_numpy(zero_copy_only=False)
 
     @property
     def known_rows(self) -> np.ndarray | None:

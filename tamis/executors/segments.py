@@ -119,6 +119,8 @@ class Segment:
     """Addresses of rows that failed after they were read, if the next stage reads them again."""
     observed: int = 0
     """Rows handed to the Gather at the end of the stage."""
+    positions: int = 0
+    """The sum of their positions."""
     facts: list[Draft] = field(default_factory=list)
     rows: list[Draft] = field(default_factory=list)
     in_place: list[Shard] = field(default_factory=list)
@@ -183,6 +185,7 @@ def publish(
         files = [*_published(segments, "facts"), *_published(segments, "rows")]
         gone = [address for segment in [*before, *segments] for address in segment.gone]
         extra |= {"observed": sum(segment.observed for segment in segments), "files": files, "gone": gone}
+        extra |= {"positions": sum(segment.positions for segment in segments)}
         extra |= {"damaged": sorted(task.damaged), "unreadable": dict(task.unreadable)}
     for segment in [*before, *segments]:
         shutil.rmtree(segment.staging.folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tamis.events import Events, KernelsCompiling
 from tamis.executors.calls import Calls
+from tamis.executors.compiling import CompilingTime
 from tamis.executors.crew import Crew, Worker
 from tamis.executors.executor import Done, Hooks, Stop
 from tamis.executors.groups import GroupRun
@@ -46,15 +47,14 @@ class CrewSession(ABC):
         self.hooks = Hooks()
         self._paused = False
         self._group: GroupRun | None = None
-        self._compiling_announced = False
+        self._compiling = CompilingTime(lambda: emit(KernelsCompiling()))
 
     @abstractmethod
     def packets(self, group: Group, stream: StreamBudget) -> AbstractContextManager[StreamBudget]:
         """While the block runs, there are folders for packets. Yields the budget, as far as there is shared memory for it."""
 
     def packet_bytes(self) -> int:
-        group = self._group
-        return group.packet_bytes + group.last_packet_bytes if group is not None else 0
+        return self._group.edges.memory_bytes if self._group is not None else 0
 
     def pause(self, *, paused: bool) -> bool:
         changed, self._paused = paused != self._paused, paused
@@ -111,17 +111,15 @@ class CrewSession(ABC):
                     return
                 work.hand_out(only_begun=level > 0)
                 for worker, message in self.crew.messages():
+                    if message is not None and message[0] == "compiling":
+                        worker.compiling = True
+                        self._compiling.begin(worker.number)
+                        continue
+                    self._compiling.end(worker.number)  # it compiles no more, whatever it reports
                     if message is None:
                         work.on_death(worker)
-                    elif message[0] == "compiling":
-                        self._announce_compiling(worker)
                     else:
                         work.on_message(worker, *message)
+                self._compiling.look()
         finally:
             work.close()
-
-    def _announce_compiling(self, worker: Worker) -> None:
-        worker.compiling = True
-        if not self._compiling_announced:
-            self._compiling_announced = True
-            self.emit(KernelsCompiling())

@@ -22,17 +22,27 @@ from tamis.card import check_card
 from tamis.errors import Interrupted, LedgerError, ShardsRunning, TamisError, TooManyFailed
 from tamis.events import Events, Note
 from tamis.exchange import forget_names
-from tamis.executors.driver import RESOLVE, Run
+from tamis.executors.driver import Run
 from tamis.executors.executor import Session
 from tamis.executors.failures import FailureLimit
 from tamis.executors.merging import MERGE_WAIT_S, is_complete, merge_into, stages_of
-from tamis.executors.resume import CommittedWork, prepare_output, remove_attempts, remove_unowned
+from tamis.executors.resume import (
+    CommittedWork,
+    may_be_damaged,
+    note_system,
+    prepare_output,
+    remove_attempts,
+    remove_unowned,
+    withdraw_groups,
+)
 from tamis.executors.tasks import Group, Stage
 from tamis.executors.watch import Watch
 from tamis.ledger import Ledger
-from tamis.lock import owner_text
+from tamis.lock import lock_of, owner_text
 from tamis.memory import spill
-from tamis.operators import Gather, Partition, digest
+from tamis.memory.runs import MANIFEST
+from tamis.memory.spill import RESOLVE
+from tamis.operators import Gather, Partition, Reorder
 from tamis.parameters import plural
 from tamis.plan import Plan
 from tamis.report import Account, Report
@@ -86,7 +96,7 @@ class Joining:
         self._first_seen: tuple[Mapping[str, Any], float] | None = None
         while True:
             ledger = ShardLedger(self.store, self.settings.shard)
-            busy = self._refused_or_busy(ledger) or ledger.join()
+            busy = self._refused_or_busy(ledger) or self._without_damage() or ledger.join()
             if busy is None:
                 try:
                     ledger.load()
@@ -125,6 +135,30 @@ class Joining:
                 hint="wait for it to end, or give this one another number",
             )
         return holder
+
+    def _without_damage(self) -> Mapping[str, Any] | None:
+        """Discard what passes between stages if a power failure may have damaged it; returns who holds the folder, if anybody.
+
+        Not while another shard is running: it began after the restart, or on another machine.
+        """
+        if not may_be_damaged(self.plan.exchange):
+            return None
+        try:
+            with Ledger(Store(self.store.root, self.store.storage_options)) as ledger:
+                if ledger.shards and may_be_damaged(self.plan.exchange):
+                    if ledger.plan is not None and ledger.plan["blocksize"] != self.plan.blocksize:
+                        self.plan = self._make_plan(ledger.plan["blocksize"])
+                    work = CommittedWork(self.plan, ledger)
+                    if work.why_not_the_same():
+                        return None  # the shard is refused
+                    self.plan.exchange.delete()
+                    work.settle()
+                    note_system(self.plan.exchange)
+        except ShardsRunning:
+            return None
+        except LedgerError:
+            return lock_of(self.store).holder() or {}
+        return None
 
     def _compare(self, ledger: ShardLedger) -> None:
         """Raise if the plan of this shard is not the one of the run."""
@@ -165,6 +199,7 @@ class Joining:
                 self.unchanged = Report(**{**(ledger.finished or {})["report"], "state": "unchanged"})
                 return True
             ledger.append([self._plan_record(work, notes)])
+            withdraw_groups(ledger.store, lambda stage: stage >= len(self.plan.stages) - 1)
         self.store.make()  # the folder of this shard was removed with those of earlier runs
         return False
 
@@ -228,6 +263,8 @@ class ShardRun(Run):
         """Do what this shard can do, and return its account."""
         self.watch, self.streams = watch, session.hooks.streams
         session.hooks.on_tick = self._tick
+        if len(self.plan.stages) > 1:
+            note_system(self.plan.exchange, first=False)
         self._begin_failures()
         self._record_begin(self.shard.number)
         self.plan.store.write(f"{INTERNAL}/manifest.json", self._manifest_text())
@@ -317,13 +354,12 @@ class ShardRun(Run):
     # ------------------------------------------------------------------------------------------------------ a Gather
 
     def _is_resolved(self, stage: Stage) -> bool:
-        if self.ledger.resolved.get(stage.index) != self._gather_key(stage):
+        if self.ledger.resolved.get(stage.index) != self.committed.gather_key(stage.index):
             return False
+        if isinstance(stage.end, Reorder):
+            return stage.exchange.sub(RESOLVE).has(MANIFEST)
         names = {f"{spill.stem(partition.index)}{spill.SPILL}" for partition in self.plan.layout.partitions}
         return names <= set(stage.exchange.sub(spill.FATES).names())
-
-    def _gather_key(self, stage: Stage) -> str:
-        return digest(sorted(self.committed.keys[stage.index]))
 
     def _decide(self, stage: Stage, session: Session) -> bool:
         """Resolve a Gather, or wait until another driver has; returns whether that is done."""
@@ -342,7 +378,11 @@ class ShardRun(Run):
                         stage.exchange.sub(part).delete_drafts()  # of a driver that was killed
                     self._resolve(stage, session)
                     if not self.stop.level:
-                        record = {"kind": "resolved", "stage": stage.index, "key": self._gather_key(stage)}
+                        record = {
+                            "kind": "resolved",
+                            "stage": stage.index,
+                            "key": self.committed.gather_key(stage.index),
+                        }
                         self.ledger.append([record])
             if not mine:
                 if not said:

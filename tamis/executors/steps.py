@@ -17,7 +17,7 @@ import pyarrow as pa
 from tamis.batch import HIDDEN, Batch, as_array, bytes_of, contiguous
 from tamis.errors import ColumnError, OperatorError, SinkError
 from tamis.functions import Function
-from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator
+from tamis.operators import ALL, Expand, Filter, Gather, Map, Operator, reason_to_invert
 from tamis.sinks.schemas import conform_array, merge_types, plain_type
 
 Types: TypeAlias = dict[str, pa.DataType]
@@ -66,6 +66,8 @@ def reconciled(op: Operator, columns: Mapping[str, pa.Array], types: Types) -> d
     """The columns in types that hold the earlier values of each column too; `types` is updated."""
     result, wider = {}, {}
     for name, values in columns.items():
+        if name.startswith(HIDDEN):
+            raise ValueError(f"`{op.name}` returned column `{name}`; names that begin with `{HIDDEN}` are reserved")
         before = types.get(name)
         if before is None or before == values.type:
             result[name] = values
@@ -149,15 +151,21 @@ def filter_rows(op: Filter, batch: Batch, alive: np.ndarray, runner: Any = None)
 
 
 def verdicts_of(op: Filter, scores: Mapping[str, pa.Array], alive: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """For each reason the rows among those `alive` that are dropped for it; the first rule a row breaks is its reason."""
+    """For each reason the rows among those `alive` that are dropped for it; the first rule a row breaks is its reason.
+
+    An inverted filter drops the rows that break no rule.
+    """
     keep = alive.copy()
     verdicts: list[tuple[str, np.ndarray]] = []
-    for rule in op.rules():
+    rules = op.rules()
+    for rule in rules:
         for reason, broken in rule.verdicts(scores[rule.score]):
             first_broken = broken & keep
             if first_broken.any():
                 verdicts.append((reason, first_broken))
                 keep &= ~first_broken
+    if op.invert:
+        return [(reason_to_invert(op.name, rules), keep)] if keep.any() else []
     return verdicts
 
 
@@ -187,17 +195,24 @@ def _expand(op: Expand, batch: Batch, types: Types, runner: Any) -> Applied:
     columns = {name: as_array(table.column(name)) for name in table.column_names}
     counts = np.bincount(parents, minlength=len(batch))
     number = np.arange(len(parents)) - (np.cumsum(counts) - counts)[parents]
-    return _grown(op, batch, parents, number, reconciled(op, columns, types))
+    if op.keeps_single:
+        number[counts[parents] == 1] = -1
+    return _grown(op, batch, parents, number, reconciled(op, columns, types), op.removes(batch.columns))
 
 
 def _grown(
-    op: Operator, batch: Batch, parents: np.ndarray, number: np.ndarray, columns: Mapping[str, pa.Array]
+    op: Operator,
+    batch: Batch,
+    parents: np.ndarray,
+    number: np.ndarray,
+    columns: Mapping[str, pa.Array],
+    removed: Sequence[str] = (),
 ) -> Applied:
     """Each row replaced by its children, which are numbered; a row without any is dropped with a reason."""
     counts = np.bincount(parents, minlength=len(batch))
     childless = counts == 0
     origin = batch.origin.expanded(parents, number)
-    taken = batch.table.take(pa.array(parents))
+    taken = batch.without(removed).table.take(pa.array(parents))
     grown = Batch(taken, origin, handed_on=batch.handed_on, access=batch.access).with_columns(columns)
     verdicts = [(f"{op.name}: nothing left", childless)] if childless.any() else []
     return Applied(grown, batch, verdicts, created=int((counts[~childless] - 1).sum()))

@@ -158,6 +158,16 @@ class Emission:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """The rows of a partition that a Gather decides about, and the columns that were read then."""
+
+    positions: int
+    """The sum of the positions of the rows."""
+    columns: tuple[str, ...] | None
+    """Fewer columns could give more rows: one may fail because of a value that no later step needs."""
+
+
+@dataclass(frozen=True)
 class Task:
     """An attempt at a partition, or at some of its rows."""
 
@@ -175,6 +185,10 @@ class Task:
     """Frames of compressed files, by place, that are corrupt: their rows fail."""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Pieces of the partition, by number, that crash the worker that reads them, and how."""
+    max_row_bytes: int | None = None
+    """Larger rows fail; if not given, those that do not fit the allowance."""
+    observed: Observed | None = None
+    """What the stage before read, if this one reads the same source again."""
     poison: Mapping[int, str] = field(default_factory=dict)
     """Rows to fail without processing them, by number, and why."""
     careful: bool = False

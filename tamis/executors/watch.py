@@ -123,7 +123,8 @@ class Watch:
             elif isinstance(found, Note):
                 self.emit(found)
             else:
-                self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget, gpus_of(found)))
+                age = self.monitor.elapsed_s - found.elapsed_s
+                self.emit(MemorySampled(found.held_bytes, self.peak_bytes, self._budget, gpus_of(found), age))
 
     def _leaks(self, leak: Leak) -> bool:
         """Handle a leak; returns whether to replace the worker."""

@@ -120,7 +120,9 @@ class _TaskRun:
             assert stream is not None
             self.writer = PacketWriter(task.emission, stream)
         else:
-            self.writer = Writer(opened, self.stem, self.scratch, self.records, self.written, self.earlier)
+            self.writer = Writer(
+                opened, self.stem, self.scratch, self.records, self.written, self.earlier, allowance.batch_bytes
+            )
         self.chain = Chain(opened, task, self.records, marker, self.writer, allowance.batch_bytes, self.keeper)
         self.chain.types = {step: dict(known) for step, known in task.types.items()}
         if self.keeper is not None and stage.in_group:

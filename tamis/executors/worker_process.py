@@ -52,129 +52,151 @@ def worker_loop(connection: Connection, marker_path: str) -> None:
     """Serve the driver until it closes the connection."""
     with ExitStack() as stack:
         stack.callback(remove_local_copies)
-        _serve(connection, marker_path, stack)
+        worker = _Worker(connection, marker_path)
+        stack.callback(worker.close_stage)
+        stack.callback(publish_shares, {})
+        worker.serve()
 
 
-def _serve(connection: Connection, marker_path: str, at_exit: ExitStack) -> None:
-    with Path(marker_path).open("r+b") as file:
-        marks = mmap.mmap(file.fileno(), MARK.size)
-    process.start_threads(Path(f"{marker_path}.arrow"))
-    runner: StageRunner | None = None
-    share, where, cpus, apart = 0, devices.Assigned(), 1, False
-    trimmed = time.monotonic()
+class _Worker:
+    """The state of a worker between two messages: its stage, and its share of memory, cores and GPUs."""
 
-    def close_stage() -> None:
-        nonlocal runner
-        if runner is not None:
-            closing, runner = runner, None
+    def __init__(self, connection: Connection, marker_path: str) -> None:
+        self._connection = connection
+        with Path(marker_path).open("r+b") as file:
+            self._marks = mmap.mmap(file.fileno(), MARK.size)
+        process.start_threads(Path(f"{marker_path}.arrow"))
+        self._runner: StageRunner | None = None
+        self._share, self._where, self._cpus = 0, devices.Assigned(), 1
+        self._apart = False
+        self._trimmed = time.monotonic()
+        self._reported: dict[int, GpuShare] = {}
+        self._compiling = Compiling(lambda: self._send("compiling"))
+
+    def serve(self) -> None:
+        while True:
+            try:
+                kind, content = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                return
+            if not self._handle(kind, content):
+                return
+
+    def close_stage(self) -> None:
+        if self._runner is not None:
+            closing, self._runner = self._runner, None
             closing.close()
 
-    at_exit.callback(close_stage)
-
-    def send(*answer: Any) -> None:
-        with suppress(ConnectionError):
-            connection.send_bytes(pickle.dumps(answer))
-
-    reported: dict[int, GpuShare] = {}
-
-    def report_gpus() -> None:
-        """Report what this process holds on GPUs and for what, which only the process itself can know."""
-        nonlocal reported
-        shares = own_shares()
-        if shares != reported:
-            reported = shares
-            publish_shares(shares)
-            send("gpus", shares)
-
-    at_exit.callback(publish_shares, {})
-    compiling = Compiling(lambda: send("compiling"))
-
-    def marker(first_row: int, rows: int, step: int) -> None:
-        compiling.look()
-        MARK.pack_into(marks, 0, first_row, rows, step)
-
-    while True:
-        try:
-            kind, content = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
+    def _handle(self, kind: str, content: Any) -> bool:
+        """Do what a message requests and report what came of it; returns whether the worker continues to serve."""
         overflow: tuple[int, int, str] | None = None
         usage = process.Usage()
         try:
+            if self._is_set(kind, content):
+                return True
             if kind == "stage":
-                if runner is not None:
-                    close_stage()
-                    process.trim()
-                began = time.monotonic()
-                runner = StageRunner(
-                    loads(content), marker, Context(where.device, share or None, where.gpu_memory_bytes, cpus=cpus)
-                )
-                if share and where.device != "cpu":  # what CUDA maps when it is opened is mapped now
-                    cap_this_process(share, devices.GPU_RUNNING_BYTES)
-                send("opened", time.monotonic() - began)
-                continue
-            if kind == "gpu":
-                where = (
-                    devices.assign(content.names, content.gpu_bytes) if content is not None else devices.assign(None)
-                )
-                continue
-            if kind == "cpus":
-                cpus = content
-                continue
-            if kind == "apart":
-                apart = True
-                continue
-            if kind == "credit":
-                continue  # granted when the task had ended already
-            if kind == "cap":
-                share = content
-                cap_this_process(share, _address_bytes(where, opened=runner is not None))
-                continue
-            if kind == "call":
-                function, arguments = loads(content)
-                compiling.look()
-                answer: tuple[Any, ...] = ("outcome", function(*arguments))
-            else:
-                assert runner is not None
-                compiling.look()
-                progress = _progress_over(connection, report_gpus)
-                answer = ("outcome", runner.run(content, progress, _StreamOver(connection)))
+                self._open_stage(content)
+                return True
+            answer: tuple[Any, ...] = ("outcome", self._outcome(kind, content))
         except CorruptFrames as found:
             answer = ("corrupt", found.places)
         except KernelsCompiled:
-            send("compiled", None)
-            return
+            self._send("compiled", None)
+            return False
         except DeviceLost as error:
-            send("dying", str(error))
+            self._send("dying", str(error))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.abort()  # counts as the crash of a worker: the rows are tried again in others
         except Exception as error:  # noqa: BLE001 - raised again in the driver
             if kind == "stage" and is_shortage(error):
                 known = error if isinstance(error, SetupTooLarge) else SetupTooLarge("a step", error)
-                send("too large", (str(known), share))
-                return
+                self._send("too large", (str(known), self._share))
+                return False
             if kind == "task" and is_shortage(error):
-                first, rows, _ = MARK.unpack_from(marks, 0)
-                text = f"{type(error).__name__}: {error}".strip(": ")
-                if isinstance(error, RowOverflow):
-                    first, rows, text = error.first, error.rows, str(error)
-                overflow = (first, rows, text)
+                overflow = self._overflow_of(error)
             else:
                 # A node of a cluster may lack a package; rows have not been processed yet.
                 answer = ("error", _portable(error), missing_module(error) if kind in ("stage", "call") else None)
             error.__traceback__ = None  # its frames hold the memory
-        compiling.release()
-        if kind == "task" and (overflow is not None or time.monotonic() - trimmed > TRIM_AFTER_S):
+        self._compiling.release()
+        if kind == "task" and (overflow is not None or time.monotonic() - self._trimmed > TRIM_AFTER_S):
             process.trim()
-            trimmed = time.monotonic()
+            self._trimmed = time.monotonic()
         if overflow is not None:
             answer = ("overflow", (*overflow, usage.is_full()))
-        report_gpus()
-        if apart:
-            send("mark", *MARK.unpack_from(marks, 0))
+        self._report_gpus()
+        if self._apart:
+            self._send("mark", *MARK.unpack_from(self._marks, 0))
             if kind == "task":
-                send("held", private_bytes(os.getpid()))
-        send(*answer)
+                self._send("held", private_bytes(os.getpid()))
+        self._send(*answer)
+        return True
+
+    def _is_set(self, kind: str, content: Any) -> bool:
+        """Take over a setting; returns whether the message was one. They are not answered."""
+        match kind:
+            case "gpu":
+                self._where = (
+                    devices.assign(content.names, content.gpu_bytes) if content is not None else devices.assign(None)
+                )
+            case "cpus":
+                self._cpus = content
+            case "apart":
+                self._apart = True
+            case "cap":
+                self._share = content
+                cap_this_process(self._share, _address_bytes(self._where, opened=self._runner is not None))
+            case "credit":
+                pass  # granted when the task had ended already
+            case _:
+                return False
+        return True
+
+    def _open_stage(self, content: bytes) -> None:
+        if self._runner is not None:
+            self.close_stage()
+            process.trim()
+        began = time.monotonic()
+        where = self._where
+        context = Context(where.device, self._share or None, where.gpu_memory_bytes, cpus=self._cpus)
+        self._runner = StageRunner(loads(content), self._mark, context)
+        if self._share and where.device != "cpu":  # what CUDA maps when it is opened is mapped now
+            cap_this_process(self._share, devices.GPU_RUNNING_BYTES)
+        self._send("opened", time.monotonic() - began)
+
+    def _outcome(self, kind: str, content: Any) -> Any:
+        """The result of a call or a task."""
+        if kind == "call":
+            function, arguments = loads(content)
+            self._compiling.look()
+            return function(*arguments)
+        assert self._runner is not None
+        self._compiling.look()
+        progress = _progress_over(self._connection, self._report_gpus)
+        return self._runner.run(content, progress, _StreamOver(self._connection))
+
+    def _overflow_of(self, error: Exception) -> tuple[int, int, str]:
+        """The first row, the number of rows and the error of a task that ran out of memory."""
+        if isinstance(error, RowOverflow):
+            return error.first, error.rows, str(error)
+        first, rows, _ = MARK.unpack_from(self._marks, 0)
+        return first, rows, f"{type(error).__name__}: {error}".strip(": ")
+
+    def _mark(self, first_row: int, rows: int, step: int) -> None:
+        self._compiling.look()
+        MARK.pack_into(self._marks, 0, first_row, rows, step)
+
+    def _report_gpus(self) -> None:
+        """Report what this process holds on GPUs and for what, which only the process itself can know."""
+        shares = own_shares()
+        if shares != self._reported:
+            self._reported = shares
+            publish_shares(shares)
+            self._send("gpus", shares)
+
+    def _send(self, *answer: Any) -> None:
+        with suppress(ConnectionError):
+            self._connection.send_bytes(pickle.dumps(answer))
 
 
 def _address_bytes(where: devices.Assigned, *, opened: bool) -> int:

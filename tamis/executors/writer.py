@@ -1,4 +1,4 @@
-"""Writes the rows that leave a stage: shards of a sink, or facts for a Gather, and the rows themselves if it needs them."""
+"""Writes the rows that leave a stage: shards of a sink, facts for a Gather, and rows for the next stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tamis.batch import Batch
+from tamis.batch import Batch, contiguous
 from tamis.executors.opening import OpenStage
 from tamis.executors.records import Records
 from tamis.executors.reuse import EarlierRows, NumberedShards, WrittenRows
@@ -16,7 +16,8 @@ from tamis.executors.segments import Segment
 from tamis.executors.steps import Applied, Types, observed, schema_after
 from tamis.mapped import SPILL
 from tamis.memory import spill
-from tamis.operators import Gather, Shard, ShardWriter, Sink
+from tamis.memory.runs import RunWriter, sorted_bytes
+from tamis.operators import Gather, Reorder, Shard, ShardWriter, Sink
 from tamis.sinks.schemas import encode_schema
 
 
@@ -31,19 +32,25 @@ class Writer:
         records: Records,
         written: WrittenRows | None = None,
         earlier: EarlierRows | None = None,
+        batch_bytes: int | None = None,
     ) -> None:
         stage = opened.stage
         self._stage, self._opened, self._records = stage, opened, records
         self._sink: ShardWriter | None = None
         self._facts: spill.SpillWriter | None = None
         self._rows: spill.SpillWriter | None = None
-        self._observed = 0
+        self._runs: RunWriter | None = None
+        self._observed = self._positions = 0
         end = stage.end
         if isinstance(end, Sink):
             left = stage.sink_schema
             self._sink = opened.end.open_shard(scratch, stem, stage.schema if left is None else left)
             if written is not None:
                 self._sink = NumberedShards(self._sink, written, earlier)
+        elif isinstance(end, Reorder):
+            self._runs = RunWriter(
+                stage.exchange, f"{stem}.rows{SPILL}", sorted_bytes(batch_bytes or stage.batch_bytes)
+            )
         elif isinstance(end, Gather):
             # Not compressed, so that a Gather can map the file and read single columns and rows of it.
             self._facts = spill.SpillWriter(stage.exchange, f"{stem}.facts{SPILL}", compression=None)
@@ -72,11 +79,16 @@ class Writer:
         """Let the Gather at the end observe rows, and write its facts."""
         gather = self._stage.end
         assert isinstance(gather, Gather)
+        facts = observed(gather, batch, self._opened.end)
+        self._observed += len(batch)
+        self._positions += int(batch.origin.position.sum())
+        if self._runs is not None:
+            self._runs.write(batch, contiguous(facts.column("key")).to_numpy(zero_copy_only=False))
+            return Applied(batch, batch)
         assert self._facts is not None
-        self._facts.write(observed(gather, batch, self._opened.end))
+        self._facts.write(facts)
         if self._rows is not None:
             spill.write_rows(self._rows, batch)
-        self._observed += len(batch)
         return Applied(batch, batch)
 
     def close(self, segment: Segment, schema: pa.Schema | None, types: dict[int, Types]) -> None:
@@ -97,7 +109,11 @@ class Writer:
             segment.facts = self._facts.close()
         if self._rows is not None:
             segment.rows = self._rows.close()
-        segment.observed = self._observed
+        if self._runs is not None:
+            began = time.perf_counter()
+            segment.rows = self._runs.close()
+            self._records.account.operators[-1].seconds += time.perf_counter() - began
+        segment.observed, segment.positions = self._observed, self._positions
 
     def abandon(self) -> None:
         """Close the files of a task that failed; they are about to be removed."""
@@ -105,6 +121,7 @@ class Writer:
             self._sink.close if self._sink is not None else None,
             self._facts.discard if self._facts is not None else None,
             self._rows.discard if self._rows is not None else None,
+            self._runs.discard if self._runs is not None else None,
         ):
             with suppress(Exception):  # another error is on its way
                 if abandon is not None:

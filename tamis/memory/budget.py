@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -51,7 +51,8 @@ SMALLEST_ROW_LIMIT = 1_000_000
 """Rows up to this size never fail for lack of memory; a budget that cannot hold them is refused."""
 
 SMALLEST_EDGE_BYTES = 16_000_000
-LARGEST_EDGE_BYTES = 512_000_000
+EDGE_PACKETS = 32
+"""Rows between stages take at most as many packets of the size that the next stage asks for."""
 LARGEST_LAST_EDGE_BYTES = 4_000_000_000
 SMALLEST_PACKET_BYTES = 250_000
 
@@ -139,9 +140,9 @@ def make_budget(
     if memory is None:
         total = int(usable * DEFAULT_SHARE)
         reasons["memory"] = (
-            f"{format_bytes(total)}: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} this process may use"
+            f"{format_bytes(total)}: {100 * DEFAULT_SHARE:.0f} % of the {format_bytes(usable)} this process may use"
             if machine is None
-            else f"{format_bytes(total)} per node: {DEFAULT_SHARE:.0%} of the {format_bytes(usable)} of {machine.name}"
+            else f"{format_bytes(total)} per node: {100 * DEFAULT_SHARE:.0f} % of the {format_bytes(usable)} of {machine.name}"
         )
     else:
         total = parse_bytes(memory)
@@ -237,6 +238,8 @@ class PoolShare:
     """Where on GPUs they run; none if they need no GPU."""
     batch_bytes: int = DEFAULT_BATCH_BYTES
     """What each of them processes at a time."""
+    packet_bytes: int = DEFAULT_BATCH_BYTES
+    """The size of a piece of the rows that they hand on."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +250,16 @@ class StreamBudget:
     batch_bytes: int
     edge_bytes: int
     """The most that rows between stages may take in shared memory."""
-    packet_bytes: int
-    """The size of a piece of these rows."""
     last_edge_bytes: int = 0
     """The most that rows for the last stage may take in shared memory, from what workers leave; others wait on disk."""
+
+    def within(self, edge_bytes: int) -> StreamBudget:
+        """The same where rows between stages may take no more than this in shared memory."""
+        if edge_bytes >= self.edge_bytes:
+            return self
+        most = _packet_limit(edge_bytes, sum(pool.most for pool in self.pools))
+        pools = [replace(pool, packet_bytes=min(pool.packet_bytes, most)) for pool in self.pools[:-2]]
+        return replace(self, edge_bytes=edge_bytes, pools=(*pools, *self.pools[-2:]))
 
 
 def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
@@ -264,7 +273,7 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     on_gpus = [need.gpu for need in needs]
     slots = gpu_slots(budget.gpus, on_gpus, [MOST_SLOTS] * len(needs))
     limits = [len(found) if need.gpu.any else budget.wanted_workers for need, found in zip(needs, slots, strict=True)]
-    edge = edge_bytes(budget)
+    edge = edge_bytes(budget, max((need.batches for need in needs[1:-1]), default=1))
     available = budget.total_bytes - budget.driver_bytes - edge
     batch = budget.batch_bytes
     while True:
@@ -289,18 +298,32 @@ def stream_budget(budget: Budget, needs: Sequence[PoolNeed]) -> StreamBudget:
     last_edge = min(LARGEST_LAST_EDGE_BYTES, spare // 4)
     left = (spare - last_edge) // sum(most)
     slots = gpu_slots(budget.gpus, on_gpus, most)
+    limit = _packet_limit(edge, sum(most))
+    before_last = len(needs) - 2  # what it hands on is not limited by shared memory
     pools = tuple(
-        PoolShare(size + left, WORKER_BYTES + need.memory_bytes, count, found, batch * need.batches)
-        for need, size, count, found in zip(needs, each, most, slots, strict=True)
+        PoolShare(
+            size + left,
+            WORKER_BYTES + need.memory_bytes,
+            count,
+            found,
+            batch * need.batches,
+            batch * need.batches_after if number == before_last else min(batch * need.batches_after, limit),
+        )
+        for number, (need, size, count, found) in enumerate(zip(needs, each, most, slots, strict=True))
     )
-    # Two packets for each worker that writes some, so that it need not wait while one of them is read.
-    packet = max(SMALLEST_PACKET_BYTES, min(batch, edge // (2 * sum(most))))
-    return StreamBudget(pools, batch, edge, packet, last_edge)
+    return StreamBudget(pools, batch, edge, last_edge)
 
 
-def edge_bytes(budget: Budget) -> int:
-    """What rows between stages may take in shared memory, without those for the last stage."""
-    return min(LARGEST_EDGE_BYTES, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
+def edge_bytes(budget: Budget, batches: int = 1) -> int:
+    """What rows between stages may take in shared memory, without those for the last stage, if a stage processes so many
+    batches at a time."""
+    largest = EDGE_PACKETS * DEFAULT_BATCH_BYTES * batches
+    return min(largest, max(SMALLEST_EDGE_BYTES, budget.total_bytes // 20))
+
+
+def _packet_limit(edge_bytes: int, workers: int) -> int:
+    """Two packets for each worker that writes some, so that it need not wait while one of them is read."""
+    return max(SMALLEST_PACKET_BYTES, edge_bytes // (2 * workers))
 
 
 def default_blocksize(input_bytes: int | None) -> int:

@@ -257,15 +257,18 @@ class Governor:
             else f"try --memory {format_bytes(2 * self.budget.total_bytes).replace(' ', '')}",
         )
 
-    def overflowed(self, allowance: Allowance, what: str) -> Allowance:
-        """What to try next for a partition that ran out of memory while it was read."""
+    def overflowed(self, allowance: Allowance, what: str, *, same_rows: bool = False) -> Allowance:
+        """What to try next for a partition that ran out of memory while it was read.
+
+        With `same_rows`, none of them may fail for its size: they were decided about in source order.
+        """
         if allowance.batch_bytes > SMALLEST_BATCH_BYTES:
             return self._smaller(allowance, f"{what} ran out of memory")
         if self.workers > 1:
             self._fewer(f"{what} ran out of memory")
             return allowance
         limit = (allowance.max_row_bytes or self.budget.max_row_bytes) // 2
-        if limit >= SMALLEST_ROW_LIMIT:
+        if limit >= SMALLEST_ROW_LIMIT and not same_rows:
             self._act("isolate", 1, f"{what} ran out of memory; rows over {format_bytes(limit)} fail")
             return replace(allowance, max_row_bytes=limit)
         raise BudgetError(

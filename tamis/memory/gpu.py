@@ -53,13 +53,6 @@ class GpuShare:
         """What the process itself knows of: what torch has reserved, or what its owners hold outside of torch."""
         return max(self.reserved_bytes or 0, sum(self.owners.values()))
 
-    @property
-    def cached_bytes(self) -> int | None:
-        """Reserved but not in use."""
-        if self.reserved_bytes is None or self.allocated_bytes is None:
-            return None
-        return self.reserved_bytes - self.allocated_bytes
-
 
 @dataclass(frozen=True)
 class GpuMemory:

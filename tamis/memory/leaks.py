@@ -245,12 +245,6 @@ class Leak:
         """Shards until the worker holds `limit_bytes`; 0 if it already does."""
         return max(0.0, (limit_bytes - self.now_bytes) / self.bytes_per_shard)
 
-    def seconds_until(self, limit_bytes: int) -> float | None:
-        """Seconds until then, or None when times are not known."""
-        if self.bytes_per_s is None:
-            return None
-        return max(0.0, (limit_bytes - self.now_bytes) / self.bytes_per_s)
-
 
 _Point: TypeAlias = tuple[int, float, float | None]
 """Moment, bytes, seconds."""

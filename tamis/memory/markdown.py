@@ -51,7 +51,7 @@ def memory_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         ("rows", f"{report.read:,} read, {report.kept:,} kept, {report.failed:,} failed"),
         (
             "peak of the process tree",
-            f"{format_bytes(report.peak_memory_bytes)}, {report.peak_memory_bytes / budget:.0%} of the budget",
+            f"{format_bytes(report.peak_memory_bytes)}, {100 * report.peak_memory_bytes / budget:.0f} % of the budget",
         ),
         ("time", f"{report.seconds:,.1f} s"),
         ("batch size at the end", format_bytes(measured["batch_bytes"])),

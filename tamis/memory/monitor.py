@@ -128,11 +128,16 @@ class MemoryMonitor:
         with self._lock:
             return list(self._snapshots)
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it started."""
+        return self._clock() - self._began
+
     def sample(self) -> Snapshot:
         """Take a snapshot now, in the calling thread."""
         shot = Snapshot(
             time=time.time(),
-            elapsed_s=self._clock() - self._began,
+            elapsed_s=self.elapsed_s,
             system=read_system(),
             processes=self._tree.read(self._roles()),
             gpus=self._read_gpus(),
@@ -280,6 +285,7 @@ def _rows(shot: Snapshot) -> list[dict[str, Any]]:
         "time": int(shot.time * 1000),
         "elapsed_s": shot.elapsed_s,
         "tree_bytes": shot.held_bytes,
+        "before_bytes": shot.before_bytes,
         "system_total_bytes": shot.system.total_bytes,
         "system_available_bytes": shot.system.available_bytes,
         "system_percent": shot.system.percent,
@@ -318,7 +324,7 @@ def _schema() -> pa.Schema:
     import pyarrow as pa
 
     numbers = ["held", "rss", "pss", "private", "peak", "swap", "gpu"]
-    machine = ["tree", "system_total", "system_available", "container_limit", "container_used"]
+    machine = ["tree", "before", "system_total", "system_available", "container_limit", "container_used"]
     gpu = [(f"{name}_bytes", pa.int64()) for name in ("used", "total", "reserved", "allocated")]
     owners = pa.list_(pa.struct([("owner", pa.string()), ("bytes", pa.int64())]))
     fields = [

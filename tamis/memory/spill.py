@@ -26,6 +26,9 @@ from tamis.operators import Layout, Partition, Reading, Source
 FATES = "fates"
 """The part of a stage's exchange with the decisions of its Gather."""
 
+RESOLVE = "resolve"
+"""The part of a stage's exchange with the intermediate results of its Gather."""
+
 LARGEST_BATCH = 1.25
 """A batch may be this much larger than requested, so that a packet that is a little too large is not cut."""
 
@@ -95,6 +98,8 @@ def with_addresses(batch: Batch) -> pa.Table:
 @dataclass(frozen=True, kw_only=True)
 class SpilledRows(Source):
     """Reads the rows that an earlier stage wrote with `write_rows`, in the same partitions."""
+
+    internal = True
 
     exchange: Exchange
     access: MediaAccess | None = None
