@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -30,13 +30,26 @@ _SCALARS = (
 )
 
 
+@dataclass(frozen=True, order=True)
+class Position:
+    """A place in a file; both numbers start at 1."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}"
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A value, the line it begins on, and for a list the same of each item."""
+    """A value, where it begins, for a list the same of each item, and for a mapping the same of each key and value."""
 
     value: Any
-    line: int
+    position: Position
     items: tuple[Entry, ...] = ()
+    keys: Mapping[str, Position] = field(default_factory=dict)
+    values: Mapping[str, Entry] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -102,8 +115,8 @@ for _tag, _pattern, _first in _SCALARS:
         _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first)
 
 
-def read_document(data: bytes, where: str) -> dict[str, Entry]:
-    """The top-level keys of a recipe with their values; `where` names the file in errors."""
+def read_document(data: bytes, where: str) -> Entry:
+    """A recipe as values with their positions; `where` names the file in errors."""
     if len(data) > MAX_BYTES:
         raise RecipeError(
             f"{where} has {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}", hint="is it a data file?"
@@ -121,7 +134,7 @@ def read_document(data: bytes, where: str) -> dict[str, Entry]:
                     hint="a recipe is a mapping with `steps:`, a list of operators",
                 )
             loader.construct_mapping(root, deep=True)  # refuses keys given twice
-            return {str(key.value): _entry(loader, value, key.start_mark.line + 1) for key, value in root.value}
+            return _entry(loader, root)
         finally:
             loader.dispose()
     except UnicodeDecodeError as error:
@@ -150,21 +163,34 @@ def write_yaml(value: Any) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False))
 
 
-def write_document(top: Mapping[str, Any], steps: list[tuple[str, Mapping[str, Any]]]) -> str:
-    """The YAML of a recipe: one line per step."""
-    listed = [{name: _Inline(parameters)} if parameters else name for name, parameters in steps]
+def write_document(top: Mapping[str, Any], steps: list[tuple[str, Mapping[str, Any], bool]]) -> str:
+    """The YAML of a recipe: one line per step, and one more if it is optional."""
+    listed: list[Any] = []
+    for name, parameters, optional in steps:
+        if optional:
+            listed.append({name: _Inline(parameters), "optional": True})
+        else:
+            listed.append({name: _Inline(parameters)} if parameters else name)
     document = {**top, "steps": listed}
     return str(
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
     )
 
 
-def _entry(loader: _Loader, node: yaml.Node, line: int) -> Entry:
-    items: tuple[Entry, ...] = ()
+def _entry(loader: _Loader, node: yaml.Node) -> Entry:
+    position = _position(node.start_mark)
     if isinstance(node, yaml.SequenceNode):
-        items = tuple(_entry(loader, item, item.start_mark.line + 1) for item in node.value)
-        return Entry([item.value for item in items], line, items)
-    return Entry(loader.construct_object(node, deep=True), line)
+        items = tuple(_entry(loader, item) for item in node.value)
+        return Entry([item.value for item in items], position, items)
+    keys, values = {}, {}
+    if isinstance(node, yaml.MappingNode):
+        keys = {str(key.value): _position(key.start_mark) for key, _ in node.value}
+        values = {str(key.value): _entry(loader, value) for key, value in node.value}
+    return Entry(loader.construct_object(node, deep=True), position, (), keys, values)
+
+
+def _position(mark: yaml.Mark) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
 
 
 def _problem(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
@@ -173,7 +199,7 @@ def _problem(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
 
 def _explained(error: yaml.MarkedYAMLError, where: str) -> RecipeError:
     mark = error.problem_mark or error.context_mark
-    place = f"{where}, line {mark.line + 1}" if mark else where
+    place = f"{where}, {_position(mark)}" if mark else where
     problem = str(error.problem or error.context)
     if r"'\t'" in problem:
         return RecipeError(f"{place}: a tab stands where only spaces can", hint="indent with spaces")

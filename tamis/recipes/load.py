@@ -9,10 +9,15 @@
     steps:
       - jsonl_reader: {file_paths: in/}
       - word_count: {min_words: 3}
+      - language: {}
+        optional: true
       - parquet_writer: {path: out/}
 
 Steps have the names that `tamis ops` lists. Paths in a recipe are relative to the recipe file; paths given on the command
 line are relative to the current directory. A recipe may omit the reader and the writer; `--input` and `--output` add them.
+
+A step that is optional is left out, with a note, if a package or a model that it needs is not on this machine, or if it reads a
+column that only such a step would have written. Setting one of its parameters on the command line makes it required.
 """
 
 from __future__ import annotations
@@ -29,14 +34,15 @@ from typing import TYPE_CHECKING, Any
 
 from tamis.card import check_license
 from tamis.curator_names import parameter_hint
-from tamis.errors import ParameterError, RecipeError, TamisError, did_you_mean
+from tamis.errors import MissingExtra, ParameterError, RecipeError, TamisError, did_you_mean
 from tamis.executors.failures import parse_max_failed
 from tamis.functions import Function
 from tamis.memory.alerts import parse_alerts
+from tamis.models.files import ModelError
 from tamis.operators import Filter, Operator, Sink, Source
 from tamis.parameters import fits, parse_bytes
-from tamis.recipes.document import MAX_BYTES, Entry, read_document, read_value, write_document
-from tamis.recipes.paths import located, reader_step, writer_step
+from tamis.recipes.document import MAX_BYTES, Entry, Position, read_document, read_value, write_document
+from tamis.recipes.paths import MIX, located, located_sources, reader_step, writer_step
 from tamis.registry import build_operator, find_operator, registered
 from tamis.report import load_manifest
 
@@ -50,8 +56,22 @@ class Step:
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    line: int | None = field(default=None, compare=False)
+    position: Position | None = field(default=None, compare=False)
     """Where the file names it; None for steps that were added."""
+    keys: Mapping[str, Position] = field(default_factory=dict, compare=False)
+    values: Mapping[str, Position] = field(default_factory=dict, compare=False)
+    """Where the file has the names and the values of parameters."""
+
+    optional: bool = False
+    """Whether it is left out if a package or a model that it needs is missing."""
+
+    def position_of(self, error: TamisError) -> Position | None:
+        """Where the mistake is that an error is about: the name or the value of a parameter, or else the step."""
+        if isinstance(error, ParameterError):
+            for name, position in self.keys.items():
+                if f"`{name}`" in error.message:
+                    return position if "has no parameter" in error.message else self.values[name]
+        return self.position
 
 
 @dataclass(frozen=True)
@@ -91,6 +111,9 @@ class Settings:
             raise ParameterError(message, hint=error.hint) from error
 
 
+TOKENS, SEQUENCE_LENGTH = "token_writer", 4096
+"""The step that writes tokens, and how long its sequences are unless a recipe says otherwise (Llama 2)."""
+
 _SETTINGS = tuple(spec.name for spec in dataclasses.fields(Settings))
 _KEYS = ("name", "description", *_SETTINGS, "steps")
 
@@ -119,7 +142,7 @@ class Recipe:
             paths = [str(path) for path in ([input] if isinstance(input, (str, Path)) else input)]
             place = self._find("source")
             with self._within(place) if place is not None else nullcontext():
-                name, parameters = reader_step(paths, self._pair(place))
+                name, parameters = reader_step(paths, self._pair(place), self._pairs())
             if place is None:
                 steps.insert(0, Step(name, parameters))
             else:
@@ -136,13 +159,37 @@ class Recipe:
             steps[place] = replace(steps[place], name=name, parameters=parameters)
         return replace(result, steps=tuple(steps))
 
+    def with_tokens(self, tokenizer: str | Path) -> Recipe:
+        """Shuffle the rows that remain, and write their tokens, packed into sequences, instead of the rows.
+
+        A recipe that has these steps keeps them. The end of documents is the token that the tokenizer has for it.
+        """
+        steps = list(self.steps)
+        place = self._find("sink")
+        if place is not None and steps[place].name != TOKENS:
+            del steps[place]
+        if not any(step.name == "shuffle" for step in steps):
+            steps.insert(len(steps) if place is None or steps[-1].name != TOKENS else -1, Step("shuffle"))
+        if not steps or steps[-1].name != TOKENS:
+            steps.append(Step(TOKENS, {"sequence_length": SEQUENCE_LENGTH}))
+        from tamis.text.token_ids import end_token_of
+
+        given = {"tokenizer": str(tokenizer), **steps[-1].parameters}
+        end = end_token_of(tokenizer)
+        found = {"end_token": end} if end is not None and "end_token" not in given else {}
+        source = {"source": "source"} if steps[0].name == MIX and "source" not in given else {}
+        steps[-1] = replace(steps[-1], parameters={**given, "tokenizer": str(tokenizer), **found, **source})
+        return replace(self, steps=tuple(steps))
+
     def located_in(self, folder: Path) -> Recipe:
         """The recipe with its relative paths taken from `folder`."""
         steps = []
         for step in self.steps:
             cls = find_operator(step.name)
             paths = {
-                name: located(value, folder, is_file=issubclass(cls, (Source, Sink)))
+                name: located_sources(value, folder)
+                if isinstance(value, Mapping)
+                else located(value, folder, is_file=issubclass(cls, (Source, Sink)))
                 for name, value in step.parameters.items()
                 if name in cls.path_parameters
             }
@@ -159,9 +206,10 @@ class Recipe:
             step, dot, parameter = target.strip().partition(".")
             if not (equals and dot and step and parameter):
                 raise RecipeError(f"cannot understand {text!r}", hint="write step.parameter=value")
-            place = self._locate(step, text)
+            place = self.locate(step, text)
             parameters = {**steps[place].parameters, parameter: read_value(value)}
-            steps[place] = replace(steps[place], parameters=parameters)
+            keys = {key: position for key, position in steps[place].keys.items() if key != parameter}
+            steps[place] = replace(steps[place], parameters=parameters, keys=keys, optional=False)
         result = replace(self, steps=tuple(steps))
         result.check_names()
         return result
@@ -175,8 +223,8 @@ class Recipe:
                 unchanged = before.parameters.get(name) == after.parameters.get(name)
                 if not unchanged and not (issubclass(cls, Filter) and cls.is_threshold(name)):
                     raise RecipeError(
-                        f"`{name}` of `{after.name}` is not a threshold: with another one it must be measured again",
-                        hint="use `tamis run`, which does again what is affected",
+                        f"`{name}` of `{after.name}` is not a threshold: another value changes what is measured",
+                        hint="use `tamis run`, which repeats what is affected",
                     )
         return result
 
@@ -195,11 +243,11 @@ class Recipe:
         title = f"the recipe `{self.name}`" if self.name else "the recipe"
         if self._find("source") is None:
             raise RecipeError(
-                f"{title} names no input", hint="say --input PATH, or begin it with `- jsonl_reader: {file_paths: ...}`"
+                f"{title} names no input", hint="add --input PATH, or begin it with `- jsonl_reader: {file_paths: ...}`"
             )
         if self._find("sink") is None:
             raise RecipeError(
-                f"{title} names no output", hint="say --output FOLDER, or end it with `- parquet_writer: {path: ...}`"
+                f"{title} names no output", hint="add --output FOLDER, or end it with `- parquet_writer: {path: ...}`"
             )
 
     def operator_classes(self) -> list[type[Operator]]:
@@ -213,11 +261,29 @@ class Recipe:
                 result.append(build_operator(step.name, _fitted(find_operator(step.name), step.parameters)))
         return result
 
+    def available(self) -> tuple[Recipe, tuple[str, ...]]:
+        """The recipe without optional steps that cannot run on this machine, and why each was left out."""
+        kept, notes, lost = [], [], dict[str, str]()
+        for place, step in enumerate(self.steps):
+            if step.optional:
+                with self._within(place):
+                    made = build_operator(step.name, _fitted(find_operator(step.name), step.parameters))
+                    reason = _why_left_out(made, lost)
+                if reason is not None:
+                    notes.append(f"step {place + 1} of the recipe, `{step.name}`, is left out: {reason}")
+                    lost |= dict.fromkeys(set(made.writes()) - set(made.real_names().values()), step.name)
+                    continue
+            kept.append(step)
+        return replace(self, steps=tuple(kept)), tuple(notes)
+
     def build(self) -> Pipeline:
-        """The pipeline, checked as far as that goes without looking at data."""
+        """The pipeline of the steps that are available, checked as far as that goes without looking at data."""
         from tamis.pipeline import Pipeline
 
-        return Pipeline(self.operators())
+        found, notes = self.available()
+        made = Pipeline(found.operators())
+        made.notes = notes
+        return made
 
     def to_yaml(self) -> str:
         """The recipe as a file that `load_recipe` reads back."""
@@ -226,7 +292,7 @@ class Recipe:
             if value:
                 top[key] = value
         top |= {key: getattr(self.settings, key) for key in _SETTINGS if getattr(self.settings, key) is not None}
-        return write_document(top, [(step.name, step.parameters) for step in self.steps])
+        return write_document(top, [(step.name, step.parameters, step.optional) for step in self.steps])
 
     # ------------------------------------------------------------------------------------------------ finding steps
 
@@ -240,7 +306,12 @@ class Recipe:
     def _pair(self, place: int | None) -> tuple[str, Mapping[str, Any]] | None:
         return (self.steps[place].name, self.steps[place].parameters) if place is not None else None
 
-    def _locate(self, step: str, text: str) -> int:
+    def _pairs(self) -> list[tuple[str, Mapping[str, Any]]]:
+        return [(step.name, step.parameters) for step in self.steps]
+
+    def locate(self, step: str, text: str | None = None) -> int:
+        """The place of a step given by name, name#2 or number; errors quote `text`."""
+        text = step if text is None else text
         names = [each.name for each in self.steps]
         listing = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
         if step.isdecimal():
@@ -264,13 +335,14 @@ class Recipe:
 
     @contextmanager
     def _within(self, place: int) -> Iterator[None]:
-        """Errors raised inside say which step they are about, and on which line it stands."""
+        """Errors raised inside say which step they are about, and where it is."""
         step = self.steps[place]
         try:
             yield
         except TamisError as error:
-            line = f"{self.where}, line {step.line}: " if self.where and step.line else ""
-            message = f"{line}step {place + 1}, `{step.name}`: {error.message}"
+            position = step.position_of(error) if self.where else None
+            start = f"{self.where}, {position}: " if position is not None else ""
+            message = f"{start}step {place + 1}, `{step.name}`: {error.message}"
             raise type(error)(message, hint=error.hint) from error
 
 
@@ -306,29 +378,31 @@ def _read(path: Path) -> bytes:
 
 def parse_recipe(data: bytes, where: str) -> Recipe:
     """A recipe from the bytes of a file; `where` names it in messages. Operators are looked up later."""
-    document = read_document(data, where)
-    for key, entry in document.items():
+    root = read_document(data, where)
+    document = root.values
+    for key in document:
         if key not in _KEYS:
             hint = did_you_mean(key, _KEYS) or f"a recipe has {', '.join(_KEYS)}"
-            raise RecipeError(f"{where}, line {entry.line}: unknown key `{key}`", hint=hint)
+            raise RecipeError(f"{where}, {root.keys[key]}: unknown key `{key}`", hint=hint)
     for key in ("name", "description"):
         if key in document and not isinstance(document[key].value, str):
-            raise RecipeError(f"{where}, line {document[key].line}: `{key}` must be text, got {document[key].value!r}")
+            entry = document[key]
+            raise RecipeError(f"{where}, {entry.position}: `{key}` must be text, got {entry.value!r}")
     if "steps" not in document:
         raise RecipeError(f"{where} has no `steps`", hint="steps: is a list of operators; `tamis ops` lists them")
     steps = document["steps"]
     if not isinstance(steps.value, list) or not steps.value:
         raise RecipeError(
-            f"{where}, line {steps.line}: `steps` must be a list of operators, got {steps.value!r}",
+            f"{where}, {steps.position}: `steps` must be a list of operators, got {steps.value!r}",
             hint="write each step on a line of its own: - word_count: {min_words: 3}",
         )
     values = {key: document[key].value for key in _SETTINGS if key in document}
     try:
         settings = Settings(**values)
     except ParameterError as error:
-        lines = [entry.line for key, entry in document.items() if key in _SETTINGS and f"`{key}`" in error.message]
-        line = lines[0] if lines else document["memory"].line
-        raise ParameterError(f"{where}, line {line}: {error.message}", hint=error.hint) from error
+        at = [document[key].position for key in values if f"`{key}`" in error.message]
+        position = at[0] if at else document["memory" if "memory" in document else "gpu_memory"].position
+        raise ParameterError(f"{where}, {position}: {error.message}", hint=error.hint) from error
     return Recipe(
         steps=tuple(_parse_step(number, entry, where) for number, entry in enumerate(steps.items, 1)),
         name=document["name"].value if "name" in document else Path(where).stem,
@@ -338,10 +412,31 @@ def parse_recipe(data: bytes, where: str) -> Recipe:
     )
 
 
+def _why_left_out(step: Operator, lost: Mapping[str, str]) -> str | None:
+    """Why an optional step cannot run; None if it can. `lost` has the columns that steps before would have written."""
+    from tamis.plan import check_packages
+
+    for column in step.real_names().values():
+        if column in lost:
+            return f"it reads `{column}`, which `{lost[column]}` would have written"
+    try:
+        step.check()
+        check_packages(step)
+    except (MissingExtra, ModelError) as error:
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return None
+
+
 def _parse_step(number: int, entry: Entry, where: str) -> Step:
-    place, value = f"{where}, line {entry.line}: step {number}", entry.value
+    place, value = f"{where}, {entry.position}: step {number}", entry.value
+    optional = False
+    if isinstance(value, dict) and len(value) > 1 and "optional" in value:
+        value = dict(value)
+        optional = value.pop("optional")
+        if not isinstance(optional, bool):
+            raise RecipeError(f"{place}: `optional` must be true or false, got {optional!r}")
     if isinstance(value, str):
-        return Step(value, {}, entry.line)
+        return Step(value, {}, entry.position)
     example = "- word_count: {min_words: 3}"
     if not isinstance(value, dict) or not value:
         raise RecipeError(f"{place} must be an operator, got {value!r}", hint=f"write {example}")
@@ -353,11 +448,13 @@ def _parse_step(number: int, entry: Entry, where: str) -> Step:
     if not isinstance(name, str):
         raise RecipeError(f"{place} must be the name of an operator, got {name!r}", hint=f"write {example}")
     if parameters is None:
-        return Step(name, {}, entry.line)
+        return Step(name, {}, entry.position, optional=optional)
+    given = entry.values[name]
     if not isinstance(parameters, dict) or not all(isinstance(key, str) for key in parameters):
-        hint = f"write {example}"
+        place, hint = f"{where}, {given.position}: step {number}", f"write {example}"
         raise RecipeError(f"{place}, `{name}`: parameters must be names with values, got {parameters!r}", hint=hint)
-    return Step(name, parameters, entry.line)
+    positions = {key: each.position for key, each in given.values.items()}
+    return Step(name, parameters, entry.position, given.keys, positions, optional)
 
 
 def shipped_names() -> list[str]:
@@ -417,6 +514,8 @@ def _is_plain(value: object) -> bool:
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
+    if isinstance(value, Source):  # a source of a mix: its parameters are those of a step
+        return all(_is_plain(getattr(value, spec.name)) for spec in dataclasses.fields(value))
     return value is None or isinstance(value, (bool, int, float, str, Path))
 
 
