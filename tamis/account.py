@@ -118,8 +118,8 @@ def shortened_error(error: str) -> str:
 
 
 def error_kind(error: str) -> str:
-    """The type of an error: what precedes the first colon, numbers left out."""
-    return re.sub(r"\d+", "N", error.partition(":")[0])[:60]
+    """The type of an error: what precedes the first colon, numbers left out, but not those of `UTF-8` and `\\u0000`."""
+    return re.sub(r"(?<!\d)(?<!UTF-)(?<!\\u)\d+", "N", error.partition(":")[0])[:60]
 
 
 @dataclass

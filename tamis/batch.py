@@ -135,13 +135,14 @@ class Batch:
         names: Mapping[str, str] | None = None,
         access: MediaAccess | None = None,
     ) -> None:
-        self.table = table
-        self.origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
-        self.memo = memo if memo is not None else {}
-        self.needed = needed if needed is not None else {}
-        self.handed_on = handed_on if handed_on is not None else {}
+        self.table: pa.Table = table
+        self.origin: Origin = origin if origin is not None else Origin.of("rows", np.arange(table.num_rows))
+        self.memo: dict[tuple[str, str], Facts] = memo if memo is not None else {}
+        self.needed: dict[tuple[str, str], object] = needed if needed is not None else {}
+        self.handed_on: dict[tuple[str, str], Facts] = handed_on if handed_on is not None else {}
         self._names = names or {}  # name seen by the operator -> name in the memo
-        self.access = access  # what references in media columns may reach; None for the folders of the source files
+        # What references in media columns may reach; None for the folders of the source files.
+        self.access: MediaAccess | None = access
         assert len(self.origin) == table.num_rows, "one origin per row"
 
     @staticmethod
@@ -347,6 +348,10 @@ class Failure:
     """The number of rows lost: a damaged part of a file loses several at once; 0 if unknown."""
     damaged_file: str | None = None
     """The file that is damaged, if the failure is that of a file and not of a row."""
+
+    def __post_init__(self) -> None:
+        # A message may quote half a surrogate pair, which no file can hold.
+        self.error = self.error.encode("utf-8", "backslashreplace").decode()
 
 
 def table_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.Table:

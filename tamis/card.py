@@ -61,7 +61,7 @@ def card_text(output: str, steps: list[dict[str, Any]], report: Report, license:
     if suffix is not None:
         files = [{"split": "train", "path": f"part-*{suffix}"}]
         header["configs"] = [{"config_name": "default", "data_files": files}]
-    recipe = write_document({}, [pair for step in steps for pair in _without_locations(step).items()])
+    recipe = write_document({}, [(*pair, False) for step in steps for pair in _without_locations(step).items()])
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", recipe)), default=0))
     title = output.rstrip("/").rpartition("/")[2] or "dataset"
     return "\n".join(

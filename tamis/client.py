@@ -107,10 +107,11 @@ def get_client(
             raise ParameterError(f"there is no GPU {where}", hint='use cluster_type="cpu"')
         client = Client(executor, cluster_type, memory, stack.pop_all())
     _clients.append(client)
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)  # again, so that it precedes what Ray and Dask do at exit: they stop the cluster
     return client
 
 
-@atexit.register
 def _close_all() -> None:
     while _clients:
         _clients[-1].close()

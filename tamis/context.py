@@ -77,6 +77,13 @@ class Context:
         """
         return self._objects.get(key, load)
 
+    def shared_folder(self) -> Path:
+        """A folder that the workers of a run on this machine have in common, or that of this worker if there is none.
+
+        A later run finds it empty.
+        """
+        return Path(self.run) if self.run and Path(self.run).is_dir() else self.scratch
+
     def close(self) -> None:
         """Close the shared objects."""
         self._objects.close()

@@ -64,6 +64,7 @@ NAMES = {
     "BoilerPlateStringModifier": "use tamis.text.BoilerplateRemoval",
     "BoilerPlateStringFilter": "use tamis.text.BoilerPlate",
     "FastTextLabelModifier": "use tamis.text.FastTextLabel",
+    "RegexSubstitutionStage": "use tamis.text.RegexReplacement",
     **dict.fromkeys(("PiiModifier", "PiiDeidentifier"), "use tamis.text.PersonalDataMask"),
     "DocumentSplitter": "use tamis.text.DocumentSplit",
     "DocumentJoiner": "use tamis.text.DocumentJoin",

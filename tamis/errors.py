@@ -173,6 +173,8 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        if is_shortage(error):
+            raise MemoryError(str(error)) from error
         raise MissingExtra(
             f"{purpose} needs the package `{module.partition('.')[0]}`, which is not installed",
             hint=f"pip install 'tamis[{extra}]'",
@@ -192,7 +194,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """A hint with the closest match among `choices`, or None if none is close."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean `{near[0]}`?" if near else None
 
 
@@ -213,6 +215,7 @@ SHORTAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "Failed to allocate memory for requested buffer",  # ONNX Runtime
     "std::bad_alloc",
+    "failed to map segment from shared object",  # the loader, on importing a library
     "error return without exception set",  # CPython, from an extension whose allocation failed
     "returned NULL without setting an exception",
 )
@@ -262,7 +265,10 @@ def is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORTAGES)
 
 
-_REMOTE_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "adlfs", "azure")
+_REMOTE_PACKAGES = (
+    *("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"),
+    *("httpx", "httpx2", "httpcore", "huggingface_hub"),
+)
 _CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
 

@@ -46,6 +46,8 @@ FOLDER = f"{INTERNAL}/events"
 EVERY_S, EVERY_S_REMOTE = 1.0, 15.0
 """How often the file is replaced: on a disk, and in an object store, where each time is a request."""
 
+LATE_S = 1.0
+"""A sample of memory that arrives later belongs to the counts before."""
 MOST_SAMPLES = 600
 MOST_REMARKS = 200
 MOST_CALLS = 100
@@ -100,6 +102,8 @@ class EventLog:
         self._before: dict[int, Account] = {}
         self._current: int | None = None
         self._samples: Thinned[list[float]] = Thinned(MOST_SAMPLES)
+        self._counted: list[int] = [0, 0, 0, 0]
+        """The stage, rows, bytes and kept rows of the last sample."""
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=MOST_REMARKS // 2)
         self._calls: deque[dict[str, Any]] = deque(maxlen=MOST_CALLS)
@@ -207,8 +211,12 @@ class EventLog:
             rows = stage.account.read + sum(count for _, count, _ in stage.in_progress.values())
             size = stage.done_bytes + sum(each for _, _, each in stage.in_progress.values())
             kept = stage.account.kept
+        counts = [self._current or 0, rows, size, kept]
+        if event.age_s > LATE_S:  # what was counted since is not what was known then
+            counts = self._counted
+        self._counted = counts
         gpu = sum(each.own_bytes for each in event.gpus)
-        self._samples.append([round(now, 2), event.num_bytes, self._current or 0, rows, size, kept, gpu])
+        self._samples.append([max(0.0, round(now - event.age_s, 2)), event.num_bytes, *counts, gpu])
 
     def _remark(self, kind: str, text: str) -> None:
         entry = {"time_s": round(self._clock() - self._began, 2), "kind": kind, "text": text[:LONGEST_TEXT]}

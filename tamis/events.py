@@ -144,12 +144,14 @@ class GpuSampled:
 
 @dataclass(frozen=True)
 class MemorySampled(Event):
-    """The current memory of the process tree."""
+    """The memory of the process tree, now or a little earlier."""
 
     num_bytes: int
     peak_bytes: int
     budget_bytes: int
     gpus: tuple[GpuSampled, ...] = ()
+    age_s: float = 0.0
+    """How long ago it was measured: a driver that is busy emits several at once."""
 
 
 @dataclass(frozen=True)

@@ -337,7 +337,7 @@ class StoreExchange:
     def open(self, name: str) -> pa.NativeFile:
         key = self._draft_key(name)
         if not self._local.has(key) and self._fs.size(key) > WHOLE_BYTES:
-            return pa.PythonFile(self._fs.open(key, "rb", cache_type="readahead", block_size=2**20))
+            return pa.PythonFile(self._fs.open(key, "rb", cache_type="readahead", block_size=2**20), mode="r")
         return pa.OSFile(str(self.file(name)))
 
     def has(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from tamis.functions import Function
 from tamis.inert import html_text, inert
 from tamis.memory.budget import StreamBudget, stream_budget
 from tamis.memory.governor import Learned
-from tamis.operators import Gather, Operator
+from tamis.operators import Gather, Operator, Reorder
 from tamis.parameters import as_text, format_bytes, plural
 from tamis.plan import Plan
 
@@ -26,6 +26,12 @@ class Explanation:
         self._learned = learned or Learned()
         self.estimate = estimate(plan.groups, plan.layout, plan.budget, learned)
         self.notes = plan.notes
+        self.workers = plan.workers_for(len(plan.layout.partitions), self._learned)
+        self.reasons = dict(plan.reasons)
+        if self.workers < plan.budget.workers:
+            self.reasons["workers"] = f"{self.workers}: one per partition (at most {plan.reasons['workers']})"
+        elif self.workers > plan.budget.workers:
+            self.reasons["workers"] = f"{self.workers}: those of stages that run at the same time"
 
     def as_dict(self) -> dict[str, Any]:
         plan = self._plan
@@ -53,13 +59,13 @@ class Explanation:
                 name: str(kind) for name, kind in zip(plan.layout.schema.names, plan.layout.schema.types, strict=True)
             },
             "memory_bytes": plan.budget.total_bytes,
-            "workers": plan.budget.workers,
+            "workers": self.workers,
             "batch_bytes": plan.budget.batch_bytes,
             "blocksize": plan.blocksize,
             "gpus": [{"gpu": gpu.name, "budget_bytes": gpu.budget_bytes} for gpu in plan.budget.gpus],
             "output": plan.store.root if plan.sink else None,
             "estimate": self.estimate.as_dict(),
-            "reasons": dict(plan.reasons),
+            "reasons": self.reasons,
             "hints": list(plan.hints),
             "notes": list(plan.notes),
         }
@@ -89,13 +95,19 @@ class Explanation:
                 lines.append(f"  apply    {stage.fates_of.name}")
             lines += [f"  {op.kind:<8} {op.name} {_parameters(op)}".rstrip() for op in stage.operators]
             if stage.end is not None:
-                verb = "observe" if isinstance(stage.end, Gather) else "write"
+                verb = (
+                    "sort"
+                    if isinstance(stage.end, Reorder)
+                    else "observe"
+                    if isinstance(stage.end, Gather)
+                    else "write"
+                )
                 lines.append(f"  {verb:<8} {stage.end.name} {_parameters(stage.end)}".rstrip())
             lines += _device_lines(group)
             if group.streams:
                 lines += self._pool_lines(group)
         lines.append(str(self.estimate))
-        lines += [f"{name:<12} {reason}" for name, reason in plan.reasons.items()]
+        lines += [f"{name:<13} {reason}" for name, reason in self.reasons.items()]
         lines += [f"note: {note}" for note in plan.notes]
         lines += [f"hint: {hint}" for hint in plan.hints]
         return "\n".join(lines)
@@ -118,11 +130,7 @@ class Explanation:
                 "most_workers": share.most,
                 "worker_bytes": share.worker_bytes,
                 "hands_on": None if number == last else last_edge if number == last - 1 else "shared memory",
-                "packet_bytes": None
-                if number == last
-                else found.packet_bytes
-                if number < last - 1
-                else found.pools[number + 1].batch_bytes,
+                "packet_bytes": None if number == last else share.packet_bytes,
             }
             for number, (stage, share) in enumerate(zip(group.stages, found.pools, strict=True))
         ]

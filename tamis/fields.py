@@ -211,19 +211,38 @@ class Constant(Map):
 class Copy(Map):
     """Copy a column, for example to keep a text as it was before cleaning. No data is copied.
 
+    `field` selects a field of a struct, such as `url` or `page.url`: datatrove writes all but text and id into `metadata`, and
+    dolma into `metadata` and `attributes`. The copy is null where the struct is.
+
     >>> from tamis import Pipeline, Rows
     >>> Pipeline(Rows([{"text": "a"}]), Copy("text", into="raw")).collect().to_pylist()
     [{'text': 'a', 'raw': 'a'}]
+    >>> rows = [{"metadata": {"page": {"url": "http://a.org"}}}]
+    >>> Pipeline(Rows(rows), Copy("metadata", field="page.url", into="url")).collect()["url"].to_pylist()
+    ['http://a.org']
     """
 
     column: str = "text"
+    field: str | None = None
     into: str = "copy"
 
     def writes(self) -> tuple[str, ...]:
         return (self.into,)
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
-        return {self.into: batch["text"]}
+        values = batch["text"]
+        for name in self.field.split(".") if self.field else ():
+            values = self._field(values, name)
+        return {self.into: values}
+
+    def _field(self, values: Column, name: str) -> Column:
+        if pa.types.is_null(values.type):
+            return values
+        if not pa.types.is_struct(values.type) or values.type.get_field_index(name) < 0:
+            raise OperatorError(
+                f"column `{self.column}` has no field `{self.field}`", hint=f"{values.type} has no field `{name}`"
+            )
+        return pc.struct_field(values, name)
 
 
 @operator(reads="text")

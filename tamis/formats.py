@@ -18,6 +18,8 @@ class Format:
     """Whether a file may have a compression suffix after its own."""
     is_media: bool = False
     """Whether a file is one image, sound or video, and not a table of rows."""
+    is_document: bool = False
+    """Whether a file is one document, or an archive of such."""
 
 
 _IMAGES = (
@@ -26,6 +28,10 @@ _IMAGES = (
 )
 _SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aiff", ".aif", ".au", ".sph")
 _VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv", ".wmv", ".flv", ".3gp")
+_DOCUMENTS = (
+    *(".pdf", ".html", ".htm", ".xhtml", ".epub", ".docx", ".docm", ".pptx", ".pptm", ".xlsx", ".xlsm"),
+    *(".odt", ".odp", ".ods", ".tex", ".ltx"),
+)
 
 FORMATS = {
     each.name: each
@@ -34,6 +40,7 @@ FORMATS = {
         Format("parquet", (".parquet",), "parquet_reader", "parquet_writer"),
         Format("csv", (".csv", ".tsv"), "csv_reader", "csv_writer", compressible=True),
         Format("arrow", (".arrow", ".feather", ".ipc"), "arrow_reader", "arrow_writer"),
+        Format("lance", (".lance",), "lance_reader"),  # the suffix of a dataset and of its data files
         Format("text", (".txt", ".md"), "text_reader", compressible=True),
         Format("tar", (".tar", ".tgz"), "web_dataset_reader", "web_dataset_writer", compressible=True),
         Format("warc", (".warc", ".wet", ".wat", ".arc"), "warc_reader", compressible=True),
@@ -41,6 +48,8 @@ FORMATS = {
         Format("image", _IMAGES, "image_reader", "folder_writer", is_media=True),
         Format("audio", _SOUNDS, "audio_reader", "folder_writer", is_media=True),
         Format("video", _VIDEOS, "video_reader", "folder_writer", is_media=True),
+        Format("document", _DOCUMENTS, "document_reader", is_document=True),
+        Format("zip", (".zip",), "archive_reader", is_document=True),
     )
 }
 

@@ -11,6 +11,14 @@ import pyarrow as pa
 
 from tamis.exchange import Exchange
 
+GROUPS, DETAILS = "groups", "dedup"
+"""The folders in `.tamis/` that deduplications publish to. Names there begin with that of the stage."""
+
+
+def stage_number(name: str) -> int:
+    """The number in `stage-3` and `stage-3-000001.table`."""
+    return int(name.split("-")[1]) if name.startswith("stage-") else 0
+
 
 class Observations(Protocol):
     """The facts from `observe`: one Arrow table per partition, in source order, memory-mapped on demand."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 EXAMPLES = {
+    "clips": "tamis clips output/ layout/",
+    "init": "tamis init crawl/ --output clean/",
+    "new-operator": "tamis new-operator shout_share --kind filter",
+    "schema": "tamis schema --output recipe.schema.json",
+    "doctor": "tamis doctor",
     "run": "tamis run gopher --input crawl/ --output clean/ --memory 8GB --rejects",
     "merge": "tamis merge clean/",
     "check": "tamis check recipe.yaml",
@@ -23,8 +28,15 @@ EXAMPLES = {
     "compare": "tamis compare clean/ clean-2/",
     "train-classifier": "tamis train-classifier --positive good.jsonl --negative bad.jsonl -o quality.model",
     "train-language-model": "tamis train-language-model --input texts/ -o english.model",
+    "download common-crawl": "tamis download common-crawl --snapshot 2024-10 --limit 10 --output crawl/ --rate 50MB",
+    "download wikipedia": "tamis download wikipedia --language fr --output dump/",
+    "download arxiv": "tamis download arxiv --month 2403 --output papers/",
+    "download urls": "tamis download urls files.txt --output files/ --disk 200GB",
     "dedup exact": "tamis dedup exact crawl/ unique/",
     "dedup fuzzy": "tamis dedup fuzzy crawl/ unique/ --threshold 0.8 --memory 4GB",
+    "dedup substrings": "tamis dedup substrings crawl/ unique/ --min-bytes 200",
+    "dedup sentences": "tamis dedup sentences crawl/ unique/",
+    "dedup paragraphs": "tamis dedup paragraphs crawl/ unique/ --threshold 0.8",
     "dedup semantic": "tamis dedup semantic embedded/ unique/ --threshold 0.9",
     "dedup images": "tamis dedup images photos/ unique/",
     "dedup audio": "tamis dedup audio recordings/ unique/",

@@ -64,6 +64,31 @@ class Commit:
         return commit
 
 
+@dataclass(frozen=True)
+class Downloaded:
+    """A file that `tamis download` has completed, and what it is known by."""
+
+    url: str
+    name: str
+    size: int
+    checksum: str
+    """As `Shard.checksum`."""
+    sha256: str
+    etag: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": "download"} | asdict(self)
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Downloaded:
+        """Raise ValueError if the record is not one that `record` could have written."""
+        found = Downloaded(**{name: value for name, value in record.items() if name != "kind"})
+        _check_types(found)
+        if found.name.startswith((".", "_")) or not found.name or "/" in found.name or "\0" in found.name:
+            raise ValueError("it names a file that no download writes")
+        return found
+
+
 def _has_own_names(commit: Commit) -> bool:
     """Whether all files of a commit have names that its partition could have given them."""
     own = re.escape(stem(commit.partition))
@@ -76,11 +101,14 @@ def _has_own_names(commit: Commit) -> bool:
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
     """Raise ValueError if what a stage leaves for later ones is not of the expected types."""
-    kinds = {"observed": int, "files": list[str], "gone": list[str], "damaged": list[str], "schema": str, "reuse": str}
+    numbers = dict.fromkeys(("observed", "positions", "max_row_bytes"), int)
+    lists = dict.fromkeys(("files", "gone", "damaged"), list[str])
+    kinds: dict[str, Any] = {**numbers, **lists, **dict.fromkeys(("schema", "reuse", "decided", "types"), str)}
+    kinds |= {"columns": list[str] | None, "lines": bool}
     for name, kind in kinds.items():
         if name in extra and not fits(extra[name], kind):
             raise ValueError(f"`{name}` is {extra[name]!r}")
-    if "files" in extra and not {"observed", "gone", "damaged", "unreadable"} <= set(extra):
+    if "files" in extra and not {*numbers, *lists, "unreadable", "columns", "types", "lines"} <= set(extra):
         raise ValueError("its facts are incomplete")
     if not all(map(SHARD_NAME.fullmatch, extra.get("files", []))):
         raise ValueError("it names files that no run writes")
@@ -117,6 +145,12 @@ class Ledger:
         """Results of the calls that a Gather made while resolving."""
         self.plan: dict[str, Any] | None = None
         self.finished: dict[str, Any] | None = None
+        self.downloads: dict[str, Downloaded] = {}
+        """By URL, the files that were downloaded to the folder."""
+        self.replaceable: set[str] = set()
+        """The names of downloads that were forgotten because their files are damaged; they are downloaded again."""
+        self.catalogs: dict[str, str] = {}
+        """What names such as the latest snapshot of a crawl meant when they were first looked up."""
         self.card: str | None = None
         """The checksum of the dataset card, if a run wrote one."""
         self.damaged = 0
@@ -212,8 +246,8 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------------- records
 
-    def append(self, records: Iterable[dict[str, Any]], *, sync: bool = True) -> None:
-        """Write records and, with `sync`, have them on disk before returning. Without, a power failure may lose them."""
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        """Write records and sync them to disk before returning."""
         new = list(records)
         if not new:
             return
@@ -241,6 +275,13 @@ class Ledger:
             self.steps[record["stage"], record["key"]] = record["result"]
         elif kind == "drop":
             self.commits.pop((record["stage"], record["key"]), None)
+        elif kind == "download":
+            self.downloads[record["url"]] = Downloaded.from_record(record)
+        elif kind == "forget download":
+            forgotten = self.downloads.pop(record["url"], None)
+            self.replaceable |= {forgotten.name} if forgotten is not None else set()
+        elif kind == "catalog":
+            self.catalogs[str(record["request"])] = str(record["meaning"])
         elif kind == "card":
             self.card = str(record["checksum"])
         elif kind == "clear":
@@ -295,8 +336,9 @@ class Ledger:
 
     @property
     def owned_files(self) -> set[str]:
-        """The names of all files that commits name, including those that were set aside."""
-        return {shard.name for each in (*self.commits.values(), *self.earlier.values()) for shard in each.shards}
+        """The names of all files that were downloaded or that commits name, including those that were set aside."""
+        found = {shard.name for each in (*self.commits.values(), *self.earlier.values()) for shard in each.shards}
+        return found | {each.name for each in self.downloads.values()}
 
     def clear(self) -> None:
         """Forget everything: commits, results of a Gather, and the plan."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EVERY_S = 0.5
 WIDE = 110
 """From this many columns on, numbers are written in full."""
+NARROW = 74
+"""With fewer columns, queues and workers are left out, so that no number is cut."""
 SHOWN_ALERTS = 3
 HEADER = ("stage", "in", "kept", "queue", "workers", "rate")
 
@@ -44,7 +46,7 @@ def stage_lines(tally: Tally, *, full: bool, width: int) -> Iterator[tuple[str, 
         yield (
             place + shortened(inert(stage.name), width - len(place)),
             number(stage.rows_read),
-            number(stage.kept),
+            number(stage.kept) if stage.committed else "",  # known for committed partitions only
             str(pool.waiting) if pool is not None and running else "",
             f"{pool.busy}/{pool.workers}" if pool is not None and running else "",
             f"{format_bytes(stage.rate(now if running else stage.ended or now))}/s",
@@ -124,8 +126,8 @@ class View:
         from rich.table import Table
         from rich.text import Text
 
-        tally, now = self._tally, self._tally.clock()
-        wide = self._console.width >= WIDE
+        tally, now, width = self._tally, self._tally.clock(), self._console.width
+        shown = [place for place, title in enumerate(HEADER) if width >= NARROW or title not in ("queue", "workers")]
         top = Table.grid(padding=(0, 1), expand=True)
         for ratio in (None, 1, None, None, None):
             top.add_column(ratio=ratio, no_wrap=True)
@@ -133,19 +135,19 @@ class View:
         share = tally.share
         top.add_row(
             Text("run", style="bold"),
-            ProgressBar(total=1.0, completed=share),
+            ProgressBar(total=1.0, completed=share, complete_style="green", finished_style="green"),
             Text(f"{share:4.0%}"),
             Text(f"{duration(left)} left" if left is not None and share < 1 else ""),
             Text(f"{format_bytes(stage.rate(now))}/s" if stage is not None and not stage.done else ""),
         )
         lines = Table.grid(padding=(0, 2), expand=False)
-        name_width = max(24, self._console.width - (68 if wide else 50))
+        name_width = max(12, width - (68 if width >= WIDE else 50 if width >= NARROW else 28))
         lines.add_column(no_wrap=True, max_width=name_width)
-        for _ in HEADER[1:]:
+        for _ in shown[1:]:
             lines.add_column(justify="right", no_wrap=True)
-        lines.add_row(*(Text(title, style="dim") for title in HEADER))
-        for line in stage_lines(tally, full=wide, width=name_width):
-            lines.add_row(*map(Text, line))
+        lines.add_row(*(Text(HEADER[place], style="dim") for place in shown))
+        for line in stage_lines(tally, full=width >= WIDE, width=name_width):
+            lines.add_row(*(Text(line[place]) for place in shown))
         parts: list[RenderableType] = [top, lines]
         if tally.memory_bytes:
             bottom = Table.grid(padding=(0, 1))

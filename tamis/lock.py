@@ -61,7 +61,6 @@ class FolderLock:
 
     def take(self) -> None:
         """Take the lock, or raise an error. Tries for a moment, because `holder` takes it to look at it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         tries_until = time.monotonic() + LOOKING_S
         while not self._try():
             if time.monotonic() > tries_until:
@@ -69,7 +68,11 @@ class FolderLock:
             time.sleep(LOOKING_S / 20)
 
     def _try(self) -> bool:
-        file = self._path.open("a+b")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = self._path.open("a+b")
+        except FileNotFoundError:
+            return False  # the folder was removed at the end of another run
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_ino != self._path.stat().st_ino:

@@ -71,12 +71,20 @@ class Log:
         if not self.store.local:
             self._conditional = self.store.writes_conditionally()
             return
+        file = self._file = self._open_file()
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            file.write(b"\n")  # the last append was cut short
+
+    def _open_file(self) -> io.FileIO:
+        """The file to append to, unbuffered: close() must not retry a write that failed."""
         path = self.store.path / self._path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)  # unbuffered: close() must not retry a write that failed
-        with path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) is not None and file.read() != b"\n":
-                self._file.write(b"\n")  # the last append was cut short
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return path.open("a+b", buffering=0)
+            except FileNotFoundError:
+                continue  # another run ended in between, and removed the folder of the shards
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
         """Write records and sync them to disk before returning."""

@@ -57,6 +57,20 @@ def file_of(module: str) -> Path | None:
     return Path(found) if found else None
 
 
+def is_installed(module: str) -> bool:
+    """Whether a module could be imported. It is not imported itself, its parents may be.
+
+    >>> is_installed("json"), is_installed("json.no_such_module"), is_installed("no_such_package.part")
+    (True, False, False)
+    """
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
 @functools.cache
 def _stdlib_folders() -> tuple[Path, ...]:
     return tuple({Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")})

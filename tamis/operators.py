@@ -4,6 +4,7 @@
     Sink     batches -> shards           Filter   rows -> fewer rows, each drop with a reason
                                          Expand   row  -> many rows
                                          Gather   all rows -> a decision per row, applied as a filter
+                                         Reorder  all rows -> the same rows in another order
 
 An operator is a frozen dataclass that holds only its parameters: a description. Building one does no work. In a worker,
 `open(context)` returns the object that runs: the operator itself, or, if it needs a model, an index or a connection, an
@@ -36,7 +37,7 @@ from tamis.parameters import as_text, check_parameters, parse_bytes
 
 # Modules with operators import these from here, too.
 from tamis.partitions import CopyingWriter, Layout, Partition, Piece, Reading, Shard, ShardWriter  # noqa: F401
-from tamis.rules import Rule, at_least, at_most, between, less_than, one_of  # noqa: F401
+from tamis.rules import Rule, at_least, at_most, between, less_than, one_of, reason_to_invert  # noqa: F401
 
 Scores: TypeAlias = Mapping[str, "np.ndarray | Column"]
 ALL = "*"
@@ -95,6 +96,8 @@ class Operator:
     """How much numbers may differ with the rows that are processed together: networks round differently in other batches."""
     version: ClassVar[int | str | None] = None
     """If set, it identifies the class in place of its code: committed work is redone when the version changes."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules to import in workers before their memory is limited, besides that of the class."""
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self)
@@ -199,6 +202,10 @@ class Operator:
     def check(self) -> None:
         """Raise a `TamisError` for mistakes that can be found before any data is read."""
 
+    def packages(self) -> Mapping[str, str]:
+        """The optional modules that workers import for this step, each with the extra of Tamis that installs it."""
+        return {}
+
     @property
     def decides(self) -> bool:
         """Whether rows depend on this step. Committed work is not repeated because of steps on which they do not."""
@@ -238,7 +245,7 @@ class Operator:
 class Map(Operator):
     """Adds or replaces columns; rows stay the same."""
 
-    kind = "map"
+    kind: ClassVar[str] = "map"
 
     def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         """The new columns, one value per row of `batch`."""
@@ -247,9 +254,9 @@ class Map(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Filter(Operator):
-    """Drops rows. `score` measures all rows, then `rules` decide."""
+    """Drops rows. `score` measures all rows, then `rules` decide. With `invert`, exactly the other rows are dropped."""
 
-    kind = "filter"
+    kind: ClassVar[str] = "filter"
 
     verdict_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters other than `min_...` and `max_...` that only `rules` uses."""
@@ -257,6 +264,7 @@ class Filter(Operator):
     """Parameters named `min_...` or `max_...` that `score` uses."""
 
     score_only: bool = False
+    invert: bool = False
 
     @property
     def adds_scores(self) -> bool:
@@ -272,7 +280,7 @@ class Filter(Operator):
     def is_threshold(cls, parameter: str) -> bool:
         """Whether a parameter can change without measuring again."""
         bound = parameter.startswith(("min_", "max_")) and parameter not in cls.measuring_parameters
-        return bound or parameter in cls.verdict_parameters or parameter == "score_only"
+        return bound or parameter in cls.verdict_parameters or parameter in ("score_only", "invert")
 
     def score(self, batch: Batch) -> Scores:
         """Measurements with one value per row, under the names that `rules` uses."""
@@ -301,7 +309,9 @@ class Filter(Operator):
 class Expand(Operator):
     """Replaces each row by any number of rows."""
 
-    kind = "expand"
+    kind: ClassVar[str] = "expand"
+    keeps_single: ClassVar[bool] = False
+    """Whether a row that becomes one row keeps its address."""
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
         """The new columns, and for each new row the index of the row it came from, in ascending order.
@@ -323,7 +333,7 @@ class Gather(Operator):
     `resolve` runs expensive work in the workers with `work.map`.
     """
 
-    kind = "gather"
+    kind: ClassVar[str] = "gather"
 
     def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
         """Facts about the rows, as columns with one value per row."""
@@ -346,16 +356,42 @@ class Gather(Operator):
         raise self._undefined("rewrite")
 
 
+REORDER_BYTES = 64_000_000
+"""What sorting takes in a worker, beside its batches."""
+
+
+class Reorder(Gather):
+    """Passes all rows on in the order of a key, which `observe` returns as the column `key`, uint64.
+
+    The engine writes rows as sorted runs, and the next stage reads them in the order of their keys: partition p of n has an
+    equal share of the range of all keys, so keys should be uniform. Rows with the same key stay in source order. Rows keep
+    their addresses, and none is dropped.
+    """
+
+    declared_resources = Resources(memory=REORDER_BYTES)
+
+    def disk_bytes(self, num_rows: int, num_bytes: int) -> int | None:
+        return 0  # beside the rows, which are always on disk
+
+
 # --------------------------------------------------------------------------------------------------- sources and sinks
 
 
 class Source(Operator):
     """Reads rows."""
 
-    kind = "source"
-    incidental = frozenset({"file_paths", "files_per_partition", "blocksize", "limit", "storage_options"})
+    kind: ClassVar[str] = "source"
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"file_paths", "files_per_partition", "blocksize", "skip", "limit", "storage_options"}
+    )
     can_choose_rows: ClassVar[bool] = False
     """Whether it supports `Reading.chosen`, so that reading a few rows costs less than reading all."""
+    internal: ClassVar[bool] = False
+    """Whether it reads what another stage wrote, with columns of the engine."""
+    rows_are_files: ClassVar[bool] = False
+    """Whether each row refers to one file. The sizes of these files are then counted as read, instead of those of rows."""
+    rows_are_members: ClassVar[bool] = False
+    """Whether rows refer to parts of the archive that is read. The sizes of these parts are then counted as read too."""
 
     def gives_lines(self) -> bool:
         """Whether each row is a line of text that a sink could write unchanged."""
@@ -386,10 +422,8 @@ class Source(Operator):
 class Sink(Operator):
     """Writes rows to a folder of shards, whose names sort in source order."""
 
-    kind = "sink"
-    preload: ClassVar[tuple[str, ...]] = ()
-    """Modules to import in workers before their memory is limited."""
-    incidental = frozenset({"path", "mode", "storage_options"})
+    kind: ClassVar[str] = "sink"
+    incidental: ClassVar[frozenset[str]] = frozenset({"path", "mode", "storage_options"})
     suffix: ClassVar[str] = ""
     can_copy_rows: ClassVar[bool] = False
     """Whether rows can be copied from its files: `stored_rows`, and `as_stored` and `append` of its writers."""
@@ -404,6 +438,11 @@ class Sink(Operator):
     @property
     def folder(self) -> str:
         raise NotImplementedError
+
+    def without(self, column: str) -> str:
+        """What to do if no step provides a column that it writes."""
+        named = column in (getattr(self, "fields", None) or ())
+        return "correct `fields`" if named else f"add `{column}` in a step before"
 
     def open_shard(self, folder: Path, stem: str, schema: pa.Schema) -> ShardWriter:
         """A writer of files `<stem>*` in the local `folder`; `schema` is the expected schema."""

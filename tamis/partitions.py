@@ -22,7 +22,9 @@ class Piece:
     size: int = 0
     """Estimated bytes in memory."""
     limit: int | None = None
-    """The maximum number of rows to read."""
+    """The maximum number of rows to read, after those that are skipped."""
+    skip: int = 0
+    """Rows at the beginning that are not read."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ from tamis.memory.governor import Governor, Learned
 from tamis.memory.log import MemoryLog
 from tamis.memory.profile import Profile, profile_of
 from tamis.models.devices import Device, on_nodes
-from tamis.operators import Operator, Sink, digest
+from tamis.operators import Operator, Sink
 from tamis.parameters import as_text, plural
 from tamis.placement import place
-from tamis.plan import Plan, lines_pass_through, make_plan, shape_of
+from tamis.plan import Plan, PlanOptions, lines_pass_through, make_plan, shape_of
 from tamis.progress import SHOW_AFTER_S, Progress, shown_in_python
 from tamis.remote import is_remote
 from tamis.report import Report
@@ -58,6 +58,29 @@ from tamis.sources.listing import forget_listings, one_listing
 from tamis.store import INTERNAL, Store, make_scratch, scratch_notes
 
 Step: TypeAlias = Operator | Callable[..., Any]
+
+
+ANY_FAILURES = FailureLimit(share=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """The options of `Pipeline.run` that a single run needs, checked."""
+
+    on_error: str = "isolate"
+    limit: FailureLimit = ANY_FAILURES
+    fresh: bool = False
+    rejects: bool = False
+    scores: bool = False
+    profile: bool = False
+    keep_work: bool = False
+    card: bool = False
+    license: str | None = None
+    alerts: Mapping[str, Any] | None = None
+    scratch: str | Path | None = None
+    exchange: str | None = None
+    shard: JobShard | None = None
+    shard_wait: float = DEFAULT_SHARD_WAIT_S
 
 
 class Pipeline:
@@ -72,6 +95,8 @@ class Pipeline:
 
     def __init__(self, *steps: Step | Pipeline | Sequence[Step | Pipeline]) -> None:
         self.steps: tuple[Operator, ...] = tuple(as_operator(step) for step in _flat(steps))
+        self.notes: tuple[str, ...] = tuple(note for step in steps if isinstance(step, Pipeline) for note in step.notes)
+        """What a run reports beside the notes of steps, such as steps of a recipe that were left out."""
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(step.name for step in self.steps)})"
@@ -113,7 +138,7 @@ class Pipeline:
             learned = learned_from(store)
             with one_listing():
                 placed, budget = self._placed(memory, workers, learned, where.streaming, device, gpu_memory, machine)
-                return Explanation(make_plan(placed.steps, budget, store), learned)
+                return Explanation(make_plan(placed.steps, budget, store, notes=self.notes), learned)
 
     def run(
         self,
@@ -188,9 +213,21 @@ class Pipeline:
         where = executor_of(executor)
         memory, device = _settings_of(executor, memory, device)
         inline = where.name == "inline"
-        limit = parse_max_failed(max_failed)
+        settings = _Settings(
+            on_error=on_error or ("raise" if inline else "isolate"),
+            limit=parse_max_failed(max_failed),
+            rejects=rejects,
+            scores=scores,
+            keep_work=keep_work,
+            card=card,
+            license=license,
+            alerts=alerts,
+            scratch=scratch,
+            exchange=exchange,
+            shard=self._checked_shard(shard, shard_wait, fresh=fresh, on_overflow=on_overflow),
+            shard_wait=shard_wait,
+        )
         check_license(license)
-        part = self._checked_shard(shard, shard_wait, fresh=fresh, on_overflow=on_overflow)
         if card and self.sink is None:
             raise ParameterError("a card is written to the output folder, and there is none", hint="add a writer")
         if progress is None and inline:
@@ -201,31 +238,14 @@ class Pipeline:
         if workers == "auto":
             workers = where.workers
         streaming = "never" if scores and not fresh and self._has_scores() else where.streaming
-        errors = on_error or ("raise" if inline else "isolate")
 
         with where.connected() as machine, _gpus_of(machine), shown:
             placed, budget = self._placed(memory, workers, self._learned(), streaming, device, gpu_memory, machine)
 
             def attempt(steps: Sequence[Operator], *, fresh: bool) -> Report:
                 with ExitStack() as stack:
-                    return Pipeline(*steps)._run(
-                        stack,
-                        budget,
-                        where,
-                        rejects=rejects,
-                        fresh=fresh,
-                        on_error=errors,
-                        limit=limit,
-                        emit=emit,
-                        alerts=alerts,
-                        scores=scores,
-                        keep_work=keep_work,
-                        card=card,
-                        license=license,
-                        scratch=scratch,
-                        exchange=exchange,
-                        shard=part,
-                        shard_wait=shard_wait,
+                    return self._with(steps)._run(
+                        stack, budget, where, emit, dataclasses.replace(settings, fresh=fresh)
                     )
 
             try:
@@ -261,16 +281,7 @@ class Pipeline:
                 known = {spec.name for spec in dataclasses.fields(self.sink)}
                 steps.append(self.sink.changed(**{k: v for k, v in elsewhere.items() if k in known}))
             placed, budget = Pipeline(*steps)._placed(memory, 1, Learned(), "never", device, gpu_memory)
-            report = placed._run(
-                stack,
-                budget,
-                LocalExecutor(),
-                rejects=False,
-                fresh=True,
-                on_error="isolate",
-                emit=Events(),
-                profile=True,
-            )
+            report = placed._run(stack, budget, LocalExecutor(), Events(), _Settings(fresh=True, profile=True))
         return profile_of(report, budget.driver_bytes, self.steps)
 
     def collect(self, *, max_failed: float | str = 0, **options: Any) -> pa.Table:
@@ -286,7 +297,7 @@ class Pipeline:
         parent = make_scratch(scratch) if scratch is not None else None
         with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
             try:
-                Pipeline(*self.steps, ArrowWriter(folder)).run(max_failed=max_failed, **options)
+                self._with([*self.steps, ArrowWriter(folder)]).run(max_failed=max_failed, **options)
             except TooManyFailed as error:
                 error.hint = 'fix the cause, or call collect(max_failed="100%") to get the rows that did not fail'
                 raise
@@ -295,78 +306,64 @@ class Pipeline:
             ]
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
-    def _run(
-        self,
-        stack: ExitStack,
-        budget: Budget,
-        executor: Executor,
-        *,
-        rejects: bool,
-        fresh: bool,
-        on_error: str,
-        emit: Events,
-        limit: FailureLimit | None = None,
-        alerts: Mapping[str, Any] | None = None,
-        scores: bool = False,
-        profile: bool = False,
-        keep_work: bool = False,
-        card: bool = False,
-        license: str | None = None,
-        scratch: str | Path | None = None,
-        exchange: str | None = None,
-        shard: JobShard | None = None,
-        shard_wait: float = DEFAULT_SHARD_WAIT_S,
-    ) -> Report:
+    def _run(self, stack: ExitStack, budget: Budget, executor: Executor, emit: Events, settings: _Settings) -> Report:
         stop = Stop()
-        failures = FailureWatch(limit or FailureLimit(share=1.0))
+        failures = FailureWatch(settings.limit)
         log = MemoryLog()
-        store = self._store(stack, scratch, shard.part if shard is not None else "")
+        shard = settings.shard
+        store = self._store(stack, settings.scratch, shard.part if shard is not None else "")
         event_log = [stack.enter_context(EventLog(store))] if self.sink is not None else []
         emit = Events([failures, log, *event_log, *emit.subscribers])
-        between = self._exchange(store, exchange) if shard is None else exchange_for(store, exchange)
         stack.callback(remove_local_copies, store.work())
         governor = Governor(budget, emit, learned_from(store))
         # First, because the fork server starts while the plan is made.
         session = stack.enter_context(executor.session(governor, self._modules(), emit, stop))
-        make_plan_for = _planner(
-            self.steps,
-            budget,
-            store,
-            rejects=rejects,
-            on_error=on_error,
-            profile=profile,
-            scores=scores,
-            exchange=between,
-        )
+        make_plan_for = self._planner(budget, store, settings)
         stack.enter_context(one_listing())
         if shard is not None:
-            settings = ShardSettings(shard, shard_wait, failures.limit, keep_work, card, license)
+            kept = settings.keep_work, settings.card, settings.license
+            joining = Joining(
+                store, ShardSettings(shard, settings.shard_wait, settings.limit, *kept), make_plan_for, emit
+            )
             run_of = functools.partial(
                 ShardRun, governor=governor, emit=emit, stop=stop, failures=failures, memory_log=log
             )
-            return _run_shard(Joining(store, settings, make_plan_for, emit), run_of, session, alerts)
+            return _run_shard(joining, run_of, session, settings.alerts)
         plan = make_plan_for(None)  # raises for mistakes before the output folder is touched
         store.make()
         ledger = stack.enter_context(Ledger(store))
-        if card:
+        if settings.card:
             check_card(ledger)
-        prepare_output(store, plan.exchange, ledger, plan.sink, fresh=fresh)
+        prepare_output(store, plan.exchange, ledger, plan.sink, fresh=settings.fresh)
         if ledger.plan is not None and ledger.plan["blocksize"] != plan.blocksize:
             plan = make_plan_for(ledger.plan["blocksize"])
         forget_listings()
-        run = Run(plan, ledger, governor, emit, stop, failures, log, keep_work=keep_work)
+        run = Run(plan, ledger, governor, emit, stop, failures, log, keep_work=settings.keep_work)
         run.notes += [*scratch_notes(store), *ledger.lock.notes]
         left = run.settle()
         run.announce(left)
         if run.untouched and not any(left):
             report = run.unchanged()
         else:
-            with Watch(store, governor, session, emit, alerts) as watch:
+            with Watch(store, governor, session, emit, settings.alerts) as watch:
                 report = run.run(left, session, watch)
-        if card:
+        if settings.card:
             assert plan.sink is not None
-            write_card(ledger, plan.sink, plan.recipe, report, license)
+            write_card(ledger, plan.sink, plan.recipe, report, settings.license)
         return report
+
+    def _planner(self, budget: Budget, store: Store, settings: _Settings) -> Callable[[int | None], Plan]:
+        """A function that makes the plan of a run, with the block size of one to resume."""
+        from tamis.sinks.tables import ParquetWriter
+
+        rejects = ParquetWriter(store.root) if settings.rejects else None
+        place = settings.exchange
+        exchange = self._exchange(store, place) if settings.shard is None else exchange_for(store, place)
+        options = PlanOptions(rejects, settings.on_error, settings.profile, settings.scores)
+        limits = learned_from(store).limits
+        return lambda blocksize: make_plan(
+            self.steps, budget, store, options, blocksize=blocksize, exchange=exchange, limits=limits, notes=self.notes
+        )
 
     def _modules(self) -> set[str]:
         """The modules that workers need."""
@@ -405,10 +402,10 @@ class Pipeline:
         """What passes between stages: a folder beside the output, or at the place given, which may be an object store."""
         if place is None:
             return FolderExchange(store.work())
-        name = f"tamis-{digest(store.root)}"
         if not is_remote(place):
-            return FolderExchange(make_scratch(place.removeprefix("file://")) / name)
-        return StoreExchange(f"{place.rstrip('/')}/{name}", getattr(self.sink, "storage_options", None), store.work())
+            return FolderExchange(make_scratch(place.removeprefix("file://")) / store.work_name)
+        options = getattr(self.sink, "storage_options", None)
+        return StoreExchange(f"{place.rstrip('/')}/{store.work_name}", options, store.work())
 
     def _has_scores(self) -> bool:
         """Whether a finished run stored scores, or they were copied. With them, one stage drops rows where it reads them.
@@ -457,7 +454,13 @@ class Pipeline:
             gpu_memory=gpu_memory,
             machine=machine,
         )
-        return Pipeline(*steps), budget
+        return self._with(steps), budget
+
+    def _with(self, steps: Sequence[Operator]) -> Pipeline:
+        """Other steps with the notes of this pipeline."""
+        made = Pipeline(*steps)
+        made.notes = self.notes
+        return made
 
 
 def _given(step: Operator) -> dict[str, Any]:
@@ -522,35 +525,6 @@ def learned_from(store: Store) -> Learned:
         return Learned.from_text(store.read(f"{INTERNAL}/learned.json"))
     except OSError:
         return Learned()
-
-
-def _planner(
-    steps: Sequence[Operator],
-    budget: Budget,
-    store: Store,
-    *,
-    rejects: bool,
-    on_error: str,
-    profile: bool,
-    scores: bool,
-    exchange: Exchange,
-) -> Callable[[int | None], Plan]:
-    from tamis.sinks.tables import ParquetWriter
-
-    side = ParquetWriter(store.root) if rejects else None
-    limits = learned_from(store).limits
-    return lambda blocksize: make_plan(
-        steps,
-        budget,
-        store,
-        blocksize=blocksize,
-        rejects=side,
-        on_error=on_error,
-        profile=profile,
-        scores=scores,
-        exchange=exchange,
-        limits=limits,
-    )
 
 
 Sequential = Pipeline

@@ -59,6 +59,8 @@ def _divided(steps: Sequence[Operator]) -> list[Operator]:
     found: list[Operator] = []
     for step in steps:
         *before, last = step.parts()
+        if found[len(found) - len(before) :] == before:
+            before = []  # the steps are those that a run has recorded, and were divided then
         moved = found.pop() if before and found and isinstance(found[-1], ToBackend) else None
         found += [*before, *([moved] if moved is not None else []), last]
     return found
@@ -246,7 +248,7 @@ def _gpu_reason(gpus: Sequence[GpuDevice], gpu_memory: int | str | None) -> str:
     if not sizes:
         return "no limit: the size of the GPUs is unknown"
     shown = " to ".join(dict.fromkeys(format_bytes(size) for size in (sizes[0], sizes[-1])))
-    why = "requested" if gpu_memory is not None else f"{DEFAULT_GPU_SHARE:.0%} of what is free"
+    why = "requested" if gpu_memory is not None else f"{100 * DEFAULT_GPU_SHARE:.0f} % of what is free"
     return f"{shown} on each of {plural(len(gpus), 'GPU')}: {why}; divided among the workers on it"
 
 

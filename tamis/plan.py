@@ -17,10 +17,12 @@ from typing import Any
 import pyarrow as pa
 
 import tamis
-from tamis.errors import ColumnError, ParameterError, SinkError
+from tamis.batch import HIDDEN
+from tamis.errors import ColumnError, MissingExtra, ParameterError, SinkError
 from tamis.exchange import Exchange, FolderExchange
 from tamis.executors.packets import PacketRows
 from tamis.executors.scores import measured_operators, measuring_identity
+from tamis.executors.steps import visible
 from tamis.executors.tasks import Group, Stage
 from tamis.features import after_writing, features_of, with_features
 from tamis.functions import Function
@@ -32,10 +34,14 @@ from tamis.memory.budget import (
     WANTED_PARTITIONS,
     Budget,
     default_blocksize,
+    stream_budget,
     usable_cpus,
 )
-from tamis.memory.spill import SpilledRows
-from tamis.operators import ALL, Filter, Gather, Layout, Map, Operator, Sink, Source, digest
+from tamis.memory.governor import Learned
+from tamis.memory.runs import ReorderedRows
+from tamis.memory.spill import RESOLVE, SpilledRows
+from tamis.modules import is_installed
+from tamis.operators import ALL, Filter, Gather, Layout, Map, Operator, Reorder, Sink, Source, digest
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.placement import naming, resource_runs
 from tamis.store import Store
@@ -68,10 +74,32 @@ class Plan:
     def keeps_scores(self) -> bool:
         return self.stages[0].scores is not None
 
+    def workers_for(self, partitions: int, learned: Learned) -> int:
+        """The most workers that have something to do at a time if so many partitions are left.
+
+        A partition is processed by one worker, but a Gather divides its decisions among all of them, and stages that run at the
+        same time have workers of their own.
+        """
+        gathers = any(isinstance(stage.end, Gather) for stage in self.stages)
+        alone = self.budget.workers if gathers else min(self.budget.workers, max(1, partitions))
+        pools = [stream_budget(self.budget, group.needs(learned)).pools for group in self.groups if group.streams]
+        return max([alone, *(sum(pool.most for pool in each) for each in pools)])
+
     @property
     def sink(self) -> Sink | None:
         end = self.stages[-1].end
         return end if isinstance(end, Sink) else None
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is requested of a run, as far as its stages depend on it."""
+
+    rejects: Sink | None = None
+    """Where dropped rows are written."""
+    on_error: str = "isolate"
+    profile: bool = False
+    scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +147,7 @@ def check_columns(shape: Shape, layout: Layout) -> None:
             return  # a function may add any column
         wanted = [real for real in step.real_names().values() if real != ALL]
         if isinstance(step, Sink):
-            wanted = list(getattr(step, "fields", None) or ())
+            wanted = [name for name in step.reads() if name != ALL] + list(getattr(step, "fields", None) or ())
         for name in wanted:
             if name not in here:
                 raise _missing_column(name, number, len(steps), step, list(here), layout)
@@ -129,22 +157,30 @@ def check_columns(shape: Shape, layout: Layout) -> None:
 
 
 def _missing_column(name: str, number: int, total: int, step: Operator, here: list[str], layout: Layout) -> ColumnError:
-    candidates = [column for column in here if column in layout.schema.names]
-    like = next((c for c in ("content", "raw_content", "body", "document", "page_content") if c in candidates), None)
-    example = like or (candidates[0] if candidates else "its name")
     return ColumnError(
         f"step {number} of {total}, `{step.name}`, reads column `{name}`, which no earlier step provides\n\n"
         f"columns here: {', '.join(sorted(here))}",
-        hint=f'name it at the source: columns={{"{name}": "{example}"}}'
-        if number > 1 and not isinstance(step, Sink)
-        else "correct `fields`",
+        hint=_where_to_get(name, number, step, [each for each in here if each in layout.schema.names]),
     )
+
+
+def _where_to_get(name: str, number: int, step: Operator, read: list[str]) -> str:
+    if isinstance(step, Sink):
+        return step.without(name)
+    if number == 1:
+        return "correct `fields`"
+    struct, dot, field = name.partition(".")
+    if dot and struct in read:
+        return f'copy the field before this step: Copy("{struct}", field="{field}", into="...")'
+    usual = ("content", "raw_content", "body", "document", "page_content") if name == "text" else ()
+    like = next((each for each in usual if each in read), None)
+    if like is not None:
+        return f'name it at the source: columns={{"{name}": "{like}"}}'
+    return f'name it at the source: columns={{"{name}": "..."}}, or put a step that writes it before this one'
 
 
 def lines_pass_through(shape: Shape) -> bool:
     """Return whether source and sink are JSON lines and no step changes rows, so that lines are written as they were read.
-
-    Not if rows refer to media relative to the file they are in.
 
     Only the columns that steps read are then parsed.
     """
@@ -183,45 +219,56 @@ def make_plan(
     steps: Sequence[Operator],
     budget: Budget,
     store: Store,
+    options: PlanOptions | None = None,
     *,
     blocksize: int | None = None,
-    rejects: Sink | None = None,
-    on_error: str = "isolate",
-    profile: bool = False,
-    scores: bool = False,
     exchange: Exchange | None = None,
     limits: Mapping[str, int] | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """Turn the steps into stages. Reads only file listings, footers and samples of the input.
 
     `blocksize` is that of the run to resume, if any: with other partitions, its commits could not be reused. `exchange` holds
     what passes between stages; by default it is a folder beside the output.
     """
-    exchange = exchange or FolderExchange(store.work())
+    exchange, options = exchange or FolderExchange(store.work()), options or PlanOptions()
     shape = shape_of(steps)
-    for number, step in enumerate(steps, start=1):
-        with naming(number, step):
-            step.check()
-            check_resources(step)
-    if shape.sink is not None:
-        how = shape.source.touches(store.root, f"part-000000{shape.sink.file_suffix}")
-        if how:
-            raise SinkError(f"the output {store.root} {how}", hint="write to a folder of its own, outside the input")
+    _check_steps(steps, shape, store)
     given = getattr(shape.source, "blocksize", None)
     chosen = parse_bytes(given) if given is not None else blocksize or default_blocksize(shape.source.input_bytes())
     layout = shape.source.layout(chosen)
+    if any(name.startswith(HIDDEN) for name in layout.schema.names):
+        layout = replace(layout, schema=visible(layout.schema))  # rows that have such columns fail when they are read
     check_columns(shape, layout)
     identity = [_identity(step) for step in steps]
+    # Lines are not copied if rows refer to media relative to the file they are in.
     keep_lines = lines_pass_through(shape) and not any(has_media(column.type) for column in layout.schema)
-    columns = columns_to_read(shape, everything=rejects is not None and not keep_lines, nothing=keep_lines)
+    columns = columns_to_read(shape, everything=options.rejects is not None and not keep_lines, nothing=keep_lines)
     if columns is not None:
         optional = {name for step in shape.operators for name in step.optional_reads()} & set(layout.schema.names)
         columns = tuple(sorted({*columns, *optional}))
     known = {id(step): found for step, found in zip(steps, identity, strict=True)}
-    stages = _cut(
-        shape, layout, columns, budget, store, exchange, rejects, on_error, known,
-        keep_lines=keep_lines, profile=profile, scores=scores,
-    )  # fmt: skip
+    base = Stage(
+        index=0,
+        name="",
+        source=shape.source,
+        operators=(),
+        end=None,
+        columns=columns,
+        schema=layout.schema,
+        batch_bytes=budget.batch_bytes,
+        fingerprint="",
+        exchange=exchange,
+        store=store,
+        sink_schema=sink_schema(shape, layout.schema),
+        rejects=options.rejects,
+        on_error=options.on_error,
+        keep_lines=keep_lines,
+        profile=options.profile,
+        reuse=_reuse(shape, known, columns, rejects=options.rejects is not None) if options.scores else None,
+        limits=limits or {},
+    )
+    stages = _cut(shape, base, len(layout.partitions), known, scores=options.scores)
     reasons = {
         **budget.reasons,
         **_blocksize_reason(shape.source, chosen, resumed=blocksize is not None),
@@ -231,7 +278,7 @@ def make_plan(
     if any(isinstance(stage.end, Gather) for stage in stages):
         reasons["spill"] = _spill_reason(stages)
     return Plan(
-        groups=tuple(_group(replace(stage, limits=limits or {}), budget.heavy_bytes) for stage in stages),
+        groups=tuple(_group(stage, budget.heavy_bytes) for stage in stages),
         layout=layout,
         budget=budget,
         blocksize=chosen,
@@ -242,11 +289,25 @@ def make_plan(
         reasons=reasons,
         hints=tuple(order_hints(shape.operators)),
         notes=(
+            *notes,
             *_step_notes(steps),
             *([f"all steps run on the {budget.reasons['device']}"] if "device" in budget.reasons else []),
             *(_opaque_notes(steps, identity) if shape.sink is not None else ()),
         ),
     )
+
+
+def _check_steps(steps: Sequence[Operator], shape: Shape, store: Store) -> None:
+    """Raise for a step that cannot run here, and for an output that overlaps with the input."""
+    for number, step in enumerate(steps, start=1):
+        with naming(number, step):
+            step.check()
+            check_packages(step)
+            check_resources(step)
+    if shape.sink is not None:
+        how = shape.source.touches(store.root, f"part-000000{shape.sink.file_suffix}")
+        if how:
+            raise SinkError(f"the output {store.root} {how}", hint="write to a folder of its own, outside the input")
 
 
 def _blocksize_reason(source: Source, blocksize: int, *, resumed: bool) -> dict[str, str]:
@@ -287,6 +348,19 @@ def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any
             )
 
 
+def check_packages(step: Operator) -> None:
+    """Raise if an optional package that workers will import for a step is not installed. Nothing is imported."""
+    needed = {module: extra for part in step.parts() for module, extra in part.packages().items()}
+    missing = [module for module in needed if not is_installed(module)]
+    if missing:
+        listed = " and ".join(f"`{module}`" for module in missing)
+        noun, verb = ("package", "is") if len(missing) == 1 else ("packages", "are")
+        extras = ",".join(dict.fromkeys(needed[module] for module in missing))
+        raise MissingExtra(
+            f"it needs the {noun} {listed}, which {verb} not installed", hint=f"pip install 'tamis[{extras}]'"
+        )
+
+
 def check_resources(step: Operator) -> None:
     """Raise if a step needs more cores than this machine has. The budget checks memory and GPUs."""
     if step.resources.cpus > usable_cpus():
@@ -294,20 +368,9 @@ def check_resources(step: Operator) -> None:
 
 
 def _cut(
-    shape: Shape,
-    layout: Layout,
-    columns: tuple[str, ...] | None,
-    budget: Budget,
-    store: Store,
-    exchange: Exchange,
-    rejects: Sink | None,
-    on_error: str,
-    known: Mapping[int, Mapping[str, Any]],
-    *,
-    keep_lines: bool,
-    profile: bool,
-    scores: bool,
+    shape: Shape, base: Stage, partitions: int, known: Mapping[int, Mapping[str, Any]], *, scores: bool
 ) -> list[Stage]:
+    """The operators divided into stages that end at each Gather. `base` has what all stages share."""
     stages: list[Stage] = []
     source: Source = shape.source
     fates_of: Gather | None = None
@@ -320,44 +383,47 @@ def _cut(
         end = shape.sink if cut is None else rest[cut]
         assert end is None or isinstance(end, (Sink, Gather))
         # Rows that no step has changed are read from the source again instead of being copied to disk.
-        untouched = isinstance(source, type(shape.source)) and not operators and index == 0
+        untouched = index == 0 and not operators and not isinstance(end, Reorder)
         decisive = [known[id(op)] for op in operators if op.decides]
-        parts = [fingerprint, decisive, known[id(end)] if end else None]
-        fingerprint = digest(parts)
+        fingerprint = digest([fingerprint, decisive, known[id(end)] if end else None])
         stages.append(
-            Stage(
+            replace(
+                base,
                 index=index,
-                name=" > ".join(step.name for step in (source, *operators, *([end] if end else []))),
+                name=_stage_name(source, operators, end),
                 source=source,
                 operators=tuple(operators),
                 end=end,
-                columns=columns,
-                schema=layout.schema,
-                batch_bytes=budget.batch_bytes,
                 fingerprint=fingerprint,
-                exchange=exchange.sub(f"stage-{index}"),
-                store=store,
+                exchange=base.exchange.sub(f"stage-{index}"),
                 fates_of=fates_of,
-                fates=exchange.sub(f"stage-{index - 1}") if fates_of is not None else None,
+                fates=base.exchange.sub(f"stage-{index - 1}") if fates_of is not None else None,
                 reads_again=index > 0 and source is shape.source,
                 spills_rows=cut is not None and not untouched,
-                sink_schema=sink_schema(shape, layout.schema),
-                rejects=rejects,
-                on_error=on_error,
-                keep_lines=keep_lines,
-                profile=profile,
                 # Rows that a stage reads from disk have no input file whose identity could key their scores.
                 scores=_measuring(shape.source, operators, known) if scores and index == 0 else None,
-                reuse=_reuse(shape, known, columns, rejects=rejects is not None) if scores else None,
             )
         )
         if cut is None:
             return stages
         assert isinstance(end, Gather)
-        fates_of = end
+        fates_of = None if isinstance(end, Reorder) else end
         rest = rest[cut + 1 :]
-        if not untouched:
-            source = SpilledRows(exchange=exchange.sub(f"stage-{index}"), access=shape.source.access)
+        if isinstance(end, Reorder) or not untouched:
+            source = _handed_on(end, stages[-1].exchange, partitions, shape.source)
+
+
+def _stage_name(source: Source, operators: Sequence[Operator], end: Operator | None) -> str:
+    return " > ".join(step.name for step in (source, *operators, *([end] if end is not None else [])))
+
+
+def _handed_on(gather: Gather, exchange: Exchange, partitions: int, source: Source) -> Source:
+    """The rows that a stage with this end wrote to its exchange, as the source of the next stage."""
+    if isinstance(gather, Reorder):
+        return ReorderedRows(
+            exchange=exchange, manifest=exchange.sub(RESOLVE), partitions=partitions, access=source.access
+        )
+    return SpilledRows(exchange=exchange, access=source.access)
 
 
 def _group(stage: Stage, heavy_bytes: int | None) -> Group:
@@ -375,7 +441,7 @@ def _group(stage: Stage, heavy_bytes: int | None) -> Group:
         stages.append(
             replace(
                 stage,
-                name=" > ".join(step.name for step in (source, *run, *([end] if end else []))),
+                name=_stage_name(source, run, end),
                 source=source,
                 operators=run,
                 end=end,
@@ -434,6 +500,8 @@ def _columns_reason(columns: tuple[str, ...] | None, keep_lines: bool) -> str:
 
 
 def _spill_reason(stages: Sequence[Stage]) -> str:
+    if all(isinstance(stage.end, (Reorder, Sink)) for stage in stages):
+        return "rows are stored on disk in sorted runs, and read in ranges of keys that fit a worker"
     if any(stage.spills_rows for stage in stages):
         return "rows and observations are stored on disk and processed in parts that fit a worker"
     return "observations are stored on disk and processed in parts that fit a worker; the rows are read again"

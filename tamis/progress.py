@@ -42,12 +42,16 @@ from tamis.events import (
 from tamis.inert import inert
 from tamis.parameters import format_bytes, plural
 
-Shown: TypeAlias = Literal["auto", "bars", "notebook", "line", "lines", "compiling", "nothing"]
+Shown: TypeAlias = Literal["auto", "bars", "notebook", "line", "lines", "sentences", "compiling", "nothing"]
 
 LINE_EVERY_S = 10.0
+LINE_NAME = 60
+"""The length of the name of a stage in the lines of a log, which repeat it."""
 SHOW_AFTER_S = 2.0
 """In Python, progress is shown only for runs that take longer."""
 MAX_SENTENCE = 2_000
+MIN_SHARE = 0.005
+"""The part of the work that must be done before the remaining time is estimated."""
 COMPILING = "compiling kernels (once, about 20 s)"
 FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
 ABANDONED = "abandoned"
@@ -107,8 +111,11 @@ class StageTally:
         return f"{number(sum(rows for rows, _, _ in self.in_progress.values()))} read{more}"
 
     def seconds_left(self, now: float) -> float | None:
+        """An estimate from the time so far; None before it means anything."""
         rate = self.rate(now)
-        return max(0.0, self.num_bytes - self.seen_bytes) / rate if rate and self.num_bytes else None
+        if not rate or not self.num_bytes or self.share < MIN_SHARE:
+            return None
+        return max(0.0, self.num_bytes - self.seen_bytes) / rate
 
 
 @dataclass
@@ -200,7 +207,7 @@ class Tally:
         begun = [stage.started for stage in self.stages.values() if stage.partitions]
         now_done = self.share - self._share_before()
         between = self.stage is not None and self.stage.done  # a Gather decides, and how long that takes is not known
-        if not begun or now_done <= 0.005 or now <= min(begun) or between:
+        if not begun or now_done <= MIN_SHARE or now <= min(begun) or between:
             return None
         return (now - min(begun)) / now_done * (1 - self.share)
 
@@ -311,6 +318,7 @@ def _display(shows: Shown, tally: Tally, stream: TextIO) -> Display:
     makers: dict[str, Callable[[Tally, TextIO], Display]] = {
         "line": Line,
         "lines": Lines,
+        "sentences": Sentences,
         "compiling": OnlyCompiling,
         "nothing": Nothing,
     }
@@ -341,7 +349,10 @@ def sentences(event: Event) -> list[str]:
 
 
 def _start(event: RunStarted) -> str:
-    total = plural(event.partitions, "partition")
+    stages = len(event.stages)
+    total = plural(event.partitions // max(1, stages), "partition")
+    if stages > 1:
+        total = f"{stages} stages of {total} each"
     done = f" ({event.committed:,} already committed)" if event.committed else ""
     return f"{total}{done}, {plural(event.workers, 'worker')}, memory budget {format_bytes(event.budget_bytes)}"
 
@@ -363,6 +374,17 @@ class Nothing:
 
     def stop(self) -> None:
         pass
+
+
+class Sentences(Nothing):
+    """Prints notes and alerts, and no progress."""
+
+    def __init__(self, tally: Tally, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
 
 class OnlyCompiling(Nothing):
@@ -441,7 +463,7 @@ class Lines:
     def stage(self, number: int) -> None:
         self._last = self._tally.clock()
         if len(self._tally.stages) > 1:
-            self.say(f"stage {number + 1}: {self._tally.stages[number].name}")
+            self.say(f"stage {number + 1}: {shortened(self._tally.stages[number].name, 120)}")
 
     def refresh(self) -> None:
         now = self._tally.clock()
@@ -462,7 +484,7 @@ class Lines:
         stage = self._tally.stage
         if stage is None:
             return f"memory {self._tally.memory()}"
-        parts = [f"{stage.name}: {format_bytes(stage.seen_bytes)}"]
+        parts = [f"{shortened(stage.name, LINE_NAME)}: {format_bytes(stage.seen_bytes)}"]
         if stage.num_bytes:
             parts[0] += f" of {format_bytes(stage.num_bytes)}"
         parts.append(f"{format_bytes(stage.rate(now))}/s")

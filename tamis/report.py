@@ -161,7 +161,12 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        return self.read + self.created == self.kept + sum(self.dropped.values()) + self.failed
+        return self.total == self.kept + sum(self.dropped.values()) + self.failed
+
+    @property
+    def total(self) -> int:
+        """All rows that were kept, dropped or failed: those read, and those that steps created."""
+        return self.read + self.created
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -185,10 +190,10 @@ class Report:
     def _repr_html_(self) -> str:
         rows: list[tuple[str, str, str]] = [("read", f"{self.read:,}", "")]
         rows += [("created", f"{self.created:,}", "")] if self.created else []
-        rows.append(("kept", f"{self.kept:,}", _percent(self.kept, self.read)))
+        rows.append(("kept", f"{self.kept:,}", _percent(self.kept, self.total)))
         for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
-            rows.append((f"dropped: {reason}", f"{count:,}", _percent(count, self.read)))
-        rows.append(("failed", f"{self.failed:,}", _percent(self.failed, self.read)))
+            rows.append((f"dropped: {reason}", f"{count:,}", _percent(count, self.total)))
+        rows.append(("failed", f"{self.failed:,}", _percent(self.failed, self.total)))
         rows += [(error_text(error), f"{error['rows']:,}", "") for error in self.errors[:SHOWN_FILES]]
         steps = [
             (
@@ -206,17 +211,17 @@ class Report:
         )
 
     def __str__(self) -> str:
-        lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.read)}"]
+        lines = [f"read     {self.read:>14,}", f"kept     {self.kept:>14,}{_percent(self.kept, self.total)}"]
         if self.state == "unchanged":
             lines.insert(0, "unchanged: nothing to do, an earlier run wrote this output")
         if self.created:
             lines.insert(1, f"created  {self.created:>14,}")
-        lines.append(f"dropped  {sum(self.dropped.values()):>14,}{_percent(sum(self.dropped.values()), self.read)}")
+        lines.append(f"dropped  {sum(self.dropped.values()):>14,}{_percent(sum(self.dropped.values()), self.total)}")
         for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0])):
-            lines.append(f"  {count:>21,}{_percent(count, self.read)}  {reason}")
-        lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.read)}")
+            lines.append(f"  {count:>21,}{_percent(count, self.total)}  {reason}")
+        lines.append(f"failed   {self.failed:>14,}{_percent(self.failed, self.total)}")
         for error in self.errors:
-            lines.append(f"  {error['rows']:>21,}{_percent(error['rows'], self.read)}  {error_text(error)}")
+            lines.append(f"  {error['rows']:>21,}{_percent(error['rows'], self.total)}  {error_text(error)}")
         lines += [counts_text(op["name"], op["counts"]) for op in self.operators if op.get("counts")]
         lines += damaged_text(self.damaged_files)
         if self.sample is not None:
@@ -264,7 +269,7 @@ def error_text(error: Mapping[str, Any]) -> str:
     "`f`: KeyError: 'a'; first at in:7"
     """
     if error["various"]:
-        return f"`{error['step']}`: {error['kind']}, various messages; first at {error['example']}: {error['error']}"
+        return f"`{error['step']}`: {error['error']}, and similar errors; first at {error['example']}"
     return f"`{error['step']}`: {error['error']}; first at {error['example']}"
 
 

@@ -22,11 +22,13 @@ class Rule:
     allowed: tuple[str, ...] | None = None
     below: float | None = None
     """An exclusive upper bound, for sources that define it so where many rows lie exactly on the bound."""
+    keeps_missing: bool = False
+    """Whether rows without the score are kept: the step had nothing to measure them by."""
 
     def verdicts(self, values: Column) -> list[tuple[str, np.ndarray]]:
         """(reason, mask of the rows that violate it), disjoint, in a fixed order."""
         result = []
-        if values.null_count:
+        if values.null_count and not self.keeps_missing:
             result.append((f"{self.score} is missing", _mask(pc.is_null(values))))
         if pa.types.is_floating(values.type):
             nan = _mask(pc.is_nan(values))
@@ -44,6 +46,38 @@ class Rule:
             result.append((f"{self.score} not in {', '.join(map(str, self.allowed))}", broken))
         return result
 
+    @property
+    def met(self) -> str:
+        """What holds for a row that the rule keeps.
+
+        >>> Rule("words", minimum=50, maximum=1000).met
+        'words from 50 to 1000'
+        """
+        if self.allowed is not None:
+            return f"{self.score} in {', '.join(map(str, self.allowed))}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.score} from {_number(self.minimum)} to {_number(self.maximum)}"
+        if self.minimum is not None:
+            return f"{self.score} >= {_number(self.minimum)}"
+        if self.maximum is not None:
+            return f"{self.score} <= {_number(self.maximum)}"
+        return f"{self.score} < {_number(self.below)}" if self.below is not None else f"{self.score} is known"
+
+
+_SPELLED_RULES = 2
+"""More rules than these would make a reason too long to read."""
+
+
+def reason_to_invert(step: str, rules: Sequence[Rule]) -> str:
+    """The reason for which an inverted filter drops a row: it meets all rules.
+
+    >>> reason_to_invert("word_count", [Rule("words", minimum=50), Rule("letters", maximum=9)])
+    'words >= 50 and letters <= 9'
+    """
+    if 0 < len(rules) <= _SPELLED_RULES:
+        return " and ".join(rule.met for rule in rules)
+    return f"{step}: all rules are met"
+
 
 def between(score: str, minimum: float | None, maximum: float | None) -> Rule:
     """Keep rows whose score is at least `minimum` and at most `maximum`."""
@@ -54,8 +88,8 @@ def at_least(score: str, minimum: float) -> Rule:
     return Rule(score, minimum=minimum)
 
 
-def at_most(score: str, maximum: float) -> Rule:
-    return Rule(score, maximum=maximum)
+def at_most(score: str, maximum: float, *, keeps_missing: bool = False) -> Rule:
+    return Rule(score, maximum=maximum, keeps_missing=keeps_missing)
 
 
 def less_than(score: str, bound: float | None) -> Rule:

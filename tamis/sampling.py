@@ -1,4 +1,4 @@
-"""Random samples that do not depend on the order of work: a share of the rows, a number of rows, or so many by group."""
+"""Random samples and a random order that do not depend on the order of work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,45 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column, as_array
 from tamis.errors import ParameterError
-from tamis.operators import Decide, Filter, Gather, Observations, Rule, Scores, Work, at_most, operator
+from tamis.operators import Decide, Filter, Gather, Observations, Reorder, Rule, Scores, Work, at_most, operator
+
+
+def salt_of(seed: int) -> bytes:
+    """A key for hashes that depends on a seed, which may be any integer."""
+    try:
+        return seed.to_bytes(8, "little", signed=True)
+    except OverflowError:
+        return hashlib.blake2b(str(seed).encode(), digest_size=16).digest()
 
 
 def random_keys(batch: Batch, seed: int) -> np.ndarray:
     """A random number per row that depends only on its address and the seed."""
-    salt = seed.to_bytes(8, "little", signed=True)
+    salt = salt_of(seed)
     keys = (address.encode() for address in batch.origin.addresses())
     return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=8, key=salt).digest() for key in keys), dtype="<u8")
+
+
+def order_keys(batch: Batch, seed: int) -> np.ndarray:
+    """As `random_keys`, other numbers and computed in arrays: the hash of each place, mixed with positions and copies."""
+    origin, salt = batch.origin, salt_of(seed)
+    hashes = [
+        hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=8, key=salt) for place in origin.places
+    ]
+    keys = np.frombuffer(b"".join(each.digest() for each in hashes), dtype="<u8")[origin.place]
+    for numbers in (origin.position, *origin.children):
+        found = _mixed(keys ^ _mixed(numbers.astype(np.uint64)))
+        keys = np.where(
+            numbers >= 0, found, keys
+        )  # -1: the row has no number here, and may be beside rows that have one
+    return keys
+
+
+def _mixed(keys: np.ndarray) -> np.ndarray:
+    """A permutation of all 64-bit numbers whose bits are independent: splitmix64 (Steele, Lea and Flood 2014)."""
+    keys = keys + np.uint64(0x9E3779B97F4A7C15)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
 
 
 @operator(writes="random_key")
@@ -48,6 +79,29 @@ class RowShare(Filter):
 
     def rules(self) -> list[Rule]:
         return [at_most("random_key", self.share)]
+
+
+@operator()
+class Shuffle(Reorder):
+    """Put all rows in a random order, out of core.
+
+    The place of a row depends on its address and on `seed`, so the order is the same for any number of workers, memory
+    budget and block size. Rows keep their addresses. Later steps and the shards of the output get rows from all parts of the
+    input, each about the same number.
+
+    Rows are written to disk once, compressed, in sorted runs, and read once in the order of their keys. This takes the disk
+    space of the rows, and memory within the budget.
+
+    >>> from tamis import Pipeline, Rows
+    >>> rows = Rows([{"n": n} for n in range(8)])
+    >>> Pipeline(rows, Shuffle(seed=1)).collect()["n"].to_pylist()
+    [1, 7, 2, 0, 3, 5, 6, 4]
+    """
+
+    seed: int = 0
+
+    def observe(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        return {"key": order_keys(batch, self.seed)}
 
 
 @operator()

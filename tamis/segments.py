@@ -3,6 +3,7 @@
     talk.mp3#t=12.5,20                    from second 12.5 up to, not including, second 20
     talk.mp3#t=12.5                       from second 12.5 to the end
     talk.mp4#t=12.5,20&track=audio        only the sound of a video
+    5f3a09#t=12.5,20&track=video          a clip of a file whose name does not say that it is a video
     shard.tar#talks/1.flac#t=3,4          of a member of an archive
     shard.tar@1536+20480#1.flac#t=3,4     of a byte range
 
@@ -39,7 +40,7 @@ class Segment:
     begin: float = 0.0
     end: float | None = None
     track: str | None = None
-    """"audio" for only the sound of a video."""
+    """"audio" for only the sound of a video, "video" for a clip of a file that is not named like one."""
 
     @property
     def suffix(self) -> str:
@@ -59,19 +60,34 @@ class Segment:
 def split_segment(path: str) -> tuple[str, Segment | None]:
     """The path of a recording, and the part of it that a reference names.
 
+    Times that are not in order name no part: such a path is only passed on, and reading it is an error (`check_times`).
+
     >>> split_segment("talk.mp3#t=12.5,20")
     ('talk.mp3', Segment(begin=12.5, end=20.0, track=None))
     >>> split_segment("talk.mp3")
     ('talk.mp3', None)
     """
+    found = _parsed(path)
+    return (path, None) if found is None or not _is_in_order(found[1]) else found
+
+
+def check_times(path: str) -> None:
+    """Raise a MediaError if a path names a part whose times are not in order."""
+    found = _parsed(path)
+    if found is not None and not _is_in_order(found[1]):
+        raise MediaError(f"`{path:.200}` is a segment that does not end after its begin")
+
+
+def _parsed(path: str) -> tuple[str, Segment] | None:
     found = _SEGMENT.fullmatch(path) if "#t=" in path else None
     if found is None or (found["begin"] is None and found["end"] is None):
-        return path, None
-    begin = float(found["begin"] or 0)
+        return None
     end = None if found["end"] is None else float(found["end"])
-    if end is not None and end <= begin:
-        raise MediaError(f"`{path:.200}` is a segment that ends before it begins")
-    return found["whole"], Segment(begin, end, found["track"])
+    return found["whole"], Segment(float(found["begin"] or 0), end, found["track"])
+
+
+def _is_in_order(segment: Segment) -> bool:
+    return segment.end is None or segment.begin < segment.end
 
 
 def segment_path(path: str, begin: float, end: float | None, track: str | None = None) -> str:
@@ -94,6 +110,11 @@ def segment_path(path: str, begin: float, end: float | None, track: str | None =
     return whole + Segment(begin, end, track).suffix
 
 
+def is_clip(name: str, segment: Segment) -> bool:
+    """Whether a segment of a file of this name is a part of a video, and not of a sound."""
+    return is_video_name(name) if segment.track is None else segment.track == "video"
+
+
 def is_video_name(name: str) -> bool:
     """Whether a file is named like a video. A segment of it is a clip, unless its track is "audio".
 
@@ -110,7 +131,7 @@ def cut_name(name: str, segment: Segment) -> str:
     ('talks/1_12.5-20.flac', '1_3-4.mp4')
     """
     end = "" if segment.end is None else _seconds(segment.end)
-    kind = "mp4" if is_video_name(name) and segment.track != "audio" else "flac"
+    kind = "mp4" if is_clip(name, segment) else "flac"
     return f"{posixpath.splitext(name)[0]}_{_seconds(segment.begin)}-{end}.{kind}"
 
 

@@ -7,6 +7,7 @@ an object only when its upload is complete.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -32,6 +33,10 @@ TABLE, LINES = ".table", ".rows"
 `**/*.parquet` match data only."""
 
 CHUNK_BYTES = 2**20
+
+REMOVALS = 20
+"""How often the removal of a folder is repeated while others create files in it."""
+
 _FOLDER = re.compile(r"part-\d{6,}(-\d{4})?(\.moving)?")
 
 
@@ -59,6 +64,11 @@ class Store:
     def __reduce__(self) -> tuple[object, ...]:
         return (Store, (self.root, self.storage_options, self._scratch, self.part))
 
+    @property
+    def work_name(self) -> str:
+        """The name of the folder of this output where several outputs have their intermediate files."""
+        return f"tamis-{digest(str(self.path) if self.local else self.root)}"
+
     def scratch(self) -> Path:
         """A local folder for unfinished files, the same for every run with this output and scratch folder."""
         if self.local:
@@ -81,8 +91,7 @@ class Store:
         return None if self.local or self._scratch is not None else Path(tempfile.gettempdir())
 
     def _own_scratch(self) -> Path:
-        root = str(self.path) if self.local else self.root
-        return (self._scratch or Path(tempfile.gettempdir())) / f"tamis-{digest(root)}"
+        return (self._scratch or Path(tempfile.gettempdir())) / self.work_name
 
     def make(self) -> None:
         """Create the folder and its scratch space."""
@@ -252,7 +261,7 @@ class Store:
             return
         path = self._inside(name)
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            _remove_tree(path)
         else:
             path.unlink(missing_ok=True)
 
@@ -299,6 +308,20 @@ def _below(name: str) -> str:
     if not Path(name).parts:
         raise TamisError(f"{name!r} is the output folder itself")
     return name
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder, also while another process creates or removes a file in it: a shard that starts, and then gives up."""
+    for last in (*[False] * REMOVALS, True):
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            if not folder.exists():
+                return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or last:
+                raise
 
 
 def checksum_of(file: Path) -> str:
@@ -362,6 +385,30 @@ def link_or_copy(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         shutil.copyfile(file, target)
+
+
+@contextlib.contextmanager
+def writing(file: str | Path) -> Iterator[Path]:
+    """The path of a file to write in the block, in a folder that exists; what the system refuses is an error with a hint."""
+    path = Path(file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        yield path
+    except OSError as error:
+        raise SinkError(
+            f"{path} cannot be written: {error.strerror or error}", hint="choose another file, or fix its permissions"
+        ) from error
+
+
+def check_writable(file: str | Path) -> None:
+    """Raise now if a file that will be written after a long computation cannot be."""
+    with writing(file) as path:
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
 
 
 def text_checksum(data: bytes) -> str:

@@ -30,7 +30,7 @@ class Verification:
     """Lines of the ledger that cannot be read. Their partitions are redone by the next run."""
     finished: bool = True
     forgotten: int = 0
-    """Partitions that were forgotten, so that the next run writes them again."""
+    """Partitions or downloads that were forgotten, so that the next run writes them again."""
 
     @property
     def ok(self) -> bool:
@@ -49,7 +49,7 @@ class Verification:
         if not self.finished:
             lines.append("note: the run is not finished")
         if self.forgotten:
-            lines.append(f"forgot {plural(self.forgotten, 'partition')}; run the recipe again to write them")
+            lines.append(f"forgot {plural(self.forgotten, 'partition')}; run the same command again to write them")
         lines.append("ok" if self.ok else "not ok")
         return "\n".join(lines)
 
@@ -57,11 +57,11 @@ class Verification:
 def verify(
     output: str | Path, *, forget: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> Verification:
-    """Read every file that a run wrote to `output`, on a disk or in an object store, and compare it with the ledger.
+    """Read every file that a run or a download wrote to `output`, and compare it with the ledger.
 
-    Covers the rows, the rejected rows and the failed rows. With `forget`, the partitions of damaged and missing files are
-    removed from the ledger, and the next run of the same pipeline writes them again; after a deduplication or another
-    Gather that may mean all partitions.
+    The folder is on a disk or in an object store. Covers the rows, the rejected rows and the failed rows. With `forget`, the
+    partitions of damaged and missing files are removed from the ledger, and the next run of the same pipeline writes them
+    again; after a deduplication or another Gather that may mean all partitions.
 
     >>> verify("clean/").ok                                              # doctest: +SKIP
     True
@@ -69,7 +69,7 @@ def verify(
     store = Store(str(output), storage_options)
     found = Ledger(store)
     found.load()
-    if found.is_new:
+    if found.is_new and not found.downloads:
         raise LedgerError(f"there is no ledger in {output}", hint="name the output folder of a run")
     if not forget:
         return Verification(str(output), **_compare(store, found))
@@ -77,11 +77,14 @@ def verify(
         result = _compare(store, ledger)
         stale = _dependent(ledger.commits.values(), {*result["damaged"], *result["missing"]})
         ledger.drop(stale)
-    return Verification(str(output), **result, forgotten=len(stale))
+        lost = [each for each in ledger.downloads.values() if each.name in {*result["damaged"], *result["missing"]}]
+        ledger.append({"kind": "forget download", "url": each.url} for each in lost)
+    return Verification(str(output), **result, forgotten=len(stale) + len(lost))
 
 
 def _compare(store: Store, ledger: Ledger) -> dict[str, Any]:
     shards = {shard.name: shard for commit in ledger.commits.values() for shard in commit.shards}
+    shards |= {each.name: Shard(each.name, 0, each.size, checksum=each.checksum) for each in ledger.downloads.values()}
     damaged: dict[str, str] = {}
     missing: list[str] = []
     num_bytes = 0
@@ -102,7 +105,7 @@ def _compare(store: Store, ledger: Ledger) -> dict[str, Any]:
         "missing": missing,
         "foreign": _foreign(store, shards, ledger.owned_files),
         "damaged_records": ledger.damaged,
-        "finished": ledger.finished is not None,
+        "finished": ledger.finished is not None or ledger.is_new,
     }
 
 

@@ -19,11 +19,14 @@ from tamis.dedup.fuzzy import FuzzyDedup
 from tamis.dedup.groups_only import GroupsOnly
 from tamis.dedup.images import ImageDedup, ImageKeep
 from tamis.dedup.keep import Keep
+from tamis.dedup.paragraphs import ParagraphDedup
 from tamis.dedup.semantic import SemanticDedup, SemanticKeep
+from tamis.dedup.sentences import SentenceDedup
 from tamis.dedup.sequences import SequenceKeep
 from tamis.dedup.sounds import AudioDedup
+from tamis.dedup.substrings import SubstringDedup
 from tamis.dedup.videos import VideoDedup
-from tamis.errors import ParameterError, TamisError, did_you_mean
+from tamis.errors import Interrupted, ParameterError, TamisError, did_you_mean
 from tamis.formats import FORMATS
 from tamis.image.hashing import HashKind
 from tamis.operators import Gather, Operator, Sink, Source
@@ -46,8 +49,10 @@ def reader_and_writer(
     *,
     output_filetype: str | None = None,
     blocksize: int | str | None = None,
+    steps: Sequence[Operator] = (),
 ) -> tuple[Source, Sink]:
-    """A reader of these files, and a writer of the same format and compression, chosen as `tamis run --input` does."""
+    """A reader of these files for the steps that follow, and a writer of the same format and compression, chosen as
+    `tamis run --input` does."""
     from tamis.recipes.paths import reader_step, writer_step
 
     for given in (filetype, output_filetype):
@@ -57,7 +62,7 @@ def reader_and_writer(
             )
     files = [str(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     if filetype is None:
-        reader = reader_step(files, None)
+        reader = reader_step(files, None, [(each.name, {"column": getattr(each, "column", None)}) for each in steps])
     else:
         reader = (FORMATS[filetype].reader, {"file_paths": files[0] if len(files) == 1 else files})
     form = FORMATS[output_filetype] if output_filetype is not None else None
@@ -72,7 +77,7 @@ def reader_and_writer(
 
 
 @dataclass
-class _Deduplication:
+class Deduplication:
     """The parameters and methods that deduplication workflows share."""
 
     input_path: Paths
@@ -93,20 +98,34 @@ class _Deduplication:
     def step(self) -> Gather:
         raise NotImplementedError
 
+    def _policy(self) -> dict[str, Any]:
+        """The parameters of steps that say which rows are kept, other than `keep`."""
+        names = ("by", "prefer", "prefer_column", "across_sources", "against", "update")
+        return {name: getattr(self, name) for name in names}
+
+    def _check_keep(self, what: str) -> None:
+        """Raise if `keep` is given where `which_to_keep` has its place."""
+        if self.keep != "first":
+            raise ParameterError(
+                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the {what} that are kept'
+            )
+
     def steps(self) -> list[Operator]:
         """The steps between the reader and the writer."""
         return [self.step()]
 
     def pipeline(self) -> Pipeline:
         """The pipeline that `run` runs: a reader, the deduplication, and a writer of the same format."""
+        steps = self.steps()
         reader, writer = reader_and_writer(
             self.input_path,
             self.output_path,
             self.input_filetype,
             output_filetype=self.output_filetype,
             blocksize=self.input_blocksize,
+            steps=steps,
         )
-        return Pipeline(reader, *self.steps(), writer if self.perform_removal else GroupsOnly(str(self.output_path)))
+        return Pipeline(reader, *steps, writer if self.perform_removal else GroupsOnly(str(self.output_path)))
 
     def run(self, **options: Any) -> Report:
         """Deduplicate; takes the options of `Pipeline.run`.
@@ -118,7 +137,7 @@ class _Deduplication:
 
 @explain_keywords
 @dataclass
-class ExactDeduplicationWorkflow(_Deduplication):
+class ExactDeduplicationWorkflow(Deduplication):
     """Remove exact duplicates from a folder of files.
 
     >>> ExactDeduplicationWorkflow(input_path="in/", output_path="out/", input_blocksize="1GB").text_field
@@ -139,19 +158,14 @@ class ExactDeduplicationWorkflow(_Deduplication):
             ignore_whitespace=self.ignore_whitespace,
             unicode=self.unicode,
             keep=self.keep,
-            by=self.by,
-            prefer=self.prefer,
-            prefer_column=self.prefer_column,
-            across_sources=self.across_sources,
             max_removed=self.max_removed,
-            against=self.against,
-            update=self.update,
+            **self._policy(),
         )
 
 
 @explain_keywords
 @dataclass
-class FuzzyDeduplicationWorkflow(_Deduplication):
+class FuzzyDeduplicationWorkflow(Deduplication):
     """Remove near-duplicates from a folder of files.
 
     `char_ngrams`, `num_bands` and `minhashes_per_band` are NeMo Curator's names; `char_ngrams` chooses n-grams of characters.
@@ -186,13 +200,8 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
             num_hashes=self.num_hashes,
             seed=self.seed,
             keep=self.keep,
-            by=self.by,
-            prefer=self.prefer,
-            prefer_column=self.prefer_column,
-            across_sources=self.across_sources,
-            against=self.against,
-            update=self.update,
             reuse=self.reuse,
+            **self._policy(),
         )
 
     def rethreshold(self, threshold: float, output_path: str | Path, **options: Any) -> Report:
@@ -204,7 +213,80 @@ class FuzzyDeduplicationWorkflow(_Deduplication):
 
 
 @dataclass
-class ImageDeduplicationWorkflow(_Deduplication):
+class _SpanDeduplication(Deduplication):
+    """The parameters that deduplication inside documents shares: the first occurrence in source order is kept."""
+
+    def column(self) -> str:
+        """The column of text, after checking that no keep policy is given."""
+        given = {"keep": self.keep != "first", "across_sources": self.across_sources, "update": self.update}
+        given |= {name: getattr(self, name) is not None for name in ("by", "prefer", "prefer_column", "against")}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ParameterError(
+                f"`{name}` has no effect here",
+                hint="repeats inside documents are cut, and the first occurrence is kept",
+            )
+        return self.text_field
+
+
+@dataclass
+class SubstringDeduplicationWorkflow(_SpanDeduplication):
+    """Cut spans of text that occur before out of the documents of a folder of files.
+
+    >>> SubstringDeduplicationWorkflow(input_path="in/", output_path="out/", min_bytes=500).step().min_bytes
+    500
+    """
+
+    min_bytes: int = 200
+    which_to_keep: Literal["first", "none"] = "first"
+    cut: Literal["character", "word"] = "character"
+    max_removed: float = 1.0
+
+    def step(self) -> SubstringDedup:
+        return SubstringDedup(self.column(), self.min_bytes, self.which_to_keep, self.cut, self.max_removed)
+
+
+@dataclass
+class SentenceDeduplicationWorkflow(_SpanDeduplication):
+    """Cut spans of consecutive sentences that occur before out of the documents of a folder of files.
+
+    >>> SentenceDeduplicationWorkflow(input_path="in/", output_path="out/").step().num_sentences
+    3
+    """
+
+    num_sentences: int = 3
+    unit: Literal["sentence", "line"] = "sentence"
+    simplify: bool = True
+    min_words: int = 50
+    min_sentences: int = 3
+
+    def step(self) -> SentenceDedup:
+        options = (self.num_sentences, self.unit, self.simplify, self.min_words, self.min_sentences)
+        return SentenceDedup(self.column(), *options)
+
+
+@dataclass
+class ParagraphDeduplicationWorkflow(_SpanDeduplication):
+    """Cut paragraphs most of whose n-grams occur before out of the documents of a folder of files.
+
+    >>> ParagraphDeduplicationWorkflow(input_path="in/", output_path="out/", ngram=8).step().ngram
+    8
+    """
+
+    ngram: int = 13
+    threshold: float = 0.8
+    stride: int = 1
+    unit: Literal["line", "paragraph"] = "line"
+    min_words: int = 5
+    ignore_case: bool = True
+    max_removed: float = 1.0
+
+    def step(self) -> ParagraphDedup:
+        options = (self.stride, self.unit, self.min_words, self.ignore_case, self.max_removed)
+        return ParagraphDedup(self.column(), self.ngram, self.threshold, *options)
+
+
+@dataclass
+class ImageDeduplicationWorkflow(Deduplication):
     """Remove images that look alike from a folder of images, of WebDataset archives, or of tables with a column of images.
 
     >>> ImageDeduplicationWorkflow(input_path="in/", output_path="out/", hash="pdq").step().most_bits
@@ -219,10 +301,7 @@ class ImageDeduplicationWorkflow(_Deduplication):
     which_to_keep: ImageKeep = "largest"
 
     def step(self) -> ImageDedup:
-        if self.keep != "first":
-            raise ParameterError(
-                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the images that are kept'
-            )
+        self._check_keep("images")
         return ImageDedup(
             column=self.image_field,
             hash=self.hash,
@@ -230,17 +309,12 @@ class ImageDeduplicationWorkflow(_Deduplication):
             exact=self.exact,
             min_quality=self.min_quality,
             keep=self.which_to_keep,
-            by=self.by,
-            prefer=self.prefer,
-            prefer_column=self.prefer_column,
-            across_sources=self.across_sources,
-            against=self.against,
-            update=self.update,
+            **self._policy(),
         )
 
 
 @dataclass
-class _SequenceDeduplication(_Deduplication):
+class _SequenceDeduplication(Deduplication):
     """The parameters that deduplication of sounds and of videos share."""
 
     threshold: float = 0.8
@@ -249,13 +323,10 @@ class _SequenceDeduplication(_Deduplication):
     which_to_keep: SequenceKeep = "longest"
 
     def parameters(self) -> dict[str, Any]:
-        if self.keep != "first":
-            raise ParameterError(
-                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the rows that are kept'
-            )
-        names = ("threshold", "min_seconds", "by", "prefer", "prefer_column", "across_sources", "against", "update")
+        self._check_keep("rows")
+        own = {"threshold": self.threshold, "min_seconds": self.min_seconds, "keep": self.which_to_keep}
         errors = {} if self.max_error is None else {"max_error": self.max_error}
-        return {name: getattr(self, name) for name in names} | {"keep": self.which_to_keep} | errors
+        return own | errors | self._policy()
 
 
 @dataclass
@@ -267,6 +338,7 @@ class AudioDeduplicationWorkflow(_SequenceDeduplication):
     """
 
     audio_field: str = "audio"
+    min_seconds: float = 1.5
 
     def step(self) -> AudioDedup:
         return AudioDedup(column=self.audio_field, **self.parameters())
@@ -288,7 +360,7 @@ class VideoDeduplicationWorkflow(_SequenceDeduplication):
 
 @explain_keywords
 @dataclass
-class SemanticDeduplicationWorkflow(_Deduplication):
+class SemanticDeduplicationWorkflow(Deduplication):
     """Remove rows with similar embeddings from a folder of files, which have the embeddings in a column.
 
     `embedding_field`, `n_clusters`, `which_to_keep`, `eps`, `random_state`, `max_iter`, `tol`, `init` and `oversampling_factor`
@@ -307,7 +379,7 @@ class SemanticDeduplicationWorkflow(_Deduplication):
     eps: float | None = None
     distance_metric: Literal["cosine", "l2"] = "cosine"
     random_state: int = 42
-    max_iter: int = 300
+    max_iter: int = 20
     tol: float = 1e-4
     init: Literal["k-means||"] = "k-means||"
     oversampling_factor: float = 2.0
@@ -315,10 +387,7 @@ class SemanticDeduplicationWorkflow(_Deduplication):
     device: Literal["auto", "cpu", "gpu"] = "auto"
 
     def step(self) -> SemanticDedup:
-        if self.keep != "first":
-            raise ParameterError(
-                "`keep` has no effect here", hint=f'which_to_keep="{self.keep}" chooses the rows that are kept'
-            )
+        self._check_keep("rows")
         return SemanticDedup(
             column=self.embedding_field,
             threshold=self.threshold,
@@ -326,17 +395,12 @@ class SemanticDeduplicationWorkflow(_Deduplication):
             num_clusters=self.n_clusters,
             neighbours=self.neighbours,
             keep=self.which_to_keep,
-            by=self.by,
-            prefer=self.prefer,
-            prefer_column=self.prefer_column,
-            across_sources=self.across_sources,
             max_iterations=self.max_iter,
             min_improvement=self.tol,
             oversampling=self.oversampling_factor,
-            against=self.against,
-            update=self.update,
             seed=self.random_state,
             device=self.device,
+            **self._policy(),
         )
 
 
@@ -411,14 +475,19 @@ def describe(
     given = {"storage_options": storage_options} if storage_options else {}
     key = url_column if by == DOMAIN else by
     reader = reader_for(files, fields=list(dict.fromkeys([column, *([key] if key else [])])), **given)
-    nulls, domains = columns_of(files, url_column, storage_options)
     scratch = options.get("scratch")
     parent = make_scratch(scratch) if scratch is not None else None
     with tempfile.TemporaryDirectory(prefix="tamis-", dir=parent) as folder:
         kept = ["statistics", *(["tokens"] if tokenizer else []), *([key] if key else [])]
         count = [TokenCount(tokenizer, column=column, score_only=True, min_tokens=0)] if tokenizer else []
         steps = [TextStatistics(column=column, language=language), *count, ArrowWriter(folder, fields=kept)]
-        report = Pipeline(reader, *steps).run(**options)
+        pipeline = Pipeline(reader, *steps)
+        pipeline.check()  # raises before the files are read
+        nulls, domains = columns_of(files, url_column, storage_options)
+        try:
+            report = pipeline.run(**options)
+        except Interrupted as error:
+            raise Interrupted("stopped before all rows were read", hint="the next run starts over") from error
         if report.failed:
             verb = "is" if report.failed == 1 else "are"
             notes.append(f"{plural(report.failed, 'row')} could not be read and {verb} not included")
