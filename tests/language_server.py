@@ -4,10 +4,12 @@ A prompt that contains [[500:2]] is answered twice with status 500, and then wel
 
     429 500 502 503 400 413    this status; 429 comes with Retry-After, 400 repeats the headers of the request
     reset half hang drip       the connection is reset, ends early, is silent, or sends a byte at a time
-    garbage twice empty        a body that is not JSON, two replies in one body, a reply without choices
+    garbage twice nested       a body that is not JSON, two replies in one body, JSON too deep to read
+    null empty                 a reply that is not an object, or without choices
+    surrogate                  an answer with half a surrogate pair
     broken wrong               an answer that is half a JSON object, or does not match the schema
     length filter              an answer that was cut off, or withheld
-    silent                     no usage
+    silent overcounted         no usage, or one that no integer of a database can hold
 
 Answers depend on the prompt only, unless the temperature is above 0.
 """
@@ -181,9 +183,13 @@ class LanguageServer:
                 if gone.done():
                     return False
             return False
-        content = {"garbage": b"<html>busy</html>", "twice": reply + reply, "empty": b'{"choices": []}'}.get(
-            kind, reply
-        )
+        content = {
+            "garbage": b"<html>busy</html>",
+            "twice": reply + reply,
+            "nested": b"[" * 100_000,
+            "null": b"null",
+            "empty": b'{"choices": []}',
+        }.get(kind, reply)
         writer.write(_head(200, len(content)) + content)
         await writer.drain()
         return True
@@ -208,11 +214,14 @@ class LanguageServer:
         seed = prompt if not request.get("temperature") else f"{prompt} {self._answers}"
         question, _, schema = prompt.rpartition("and nothing else:\n")
         text = json.dumps(instance(json.loads(schema), seed)) if question else answer_to(seed, self.num_words)
-        text = {"broken": text[: len(text) // 2], "wrong": '{"unexpected": true}'}.get(kind, text)
+        text = {
+            "broken": text[: len(text) // 2], "wrong": '{"unexpected": true}', "surrogate": f"{text} \ud83d"
+        }.get(kind, text)  # fmt: skip
         reason = {"length": "length", "filter": "content_filter"}.get(kind, "stop")
         choice = {"index": 0, "finish_reason": reason}
         choice |= {"text": text} if path == "/v1/completions" else {"message": {"role": "assistant", "content": text}}
-        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())}
+        prompt_tokens = 10**30 if kind == "overcounted" else len(prompt.split())
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text.split())}
         return {"choices": [choice], "model": request["model"]} | ({} if kind == "silent" else {"usage": usage})
 
 

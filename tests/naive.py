@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -423,7 +424,28 @@ def ngram_stats(found: list[str], n: int) -> dict[str, int]:
         "covered_chars": sum(len(found[index]) for index in covered),
         "greedy_chars": greedy,
         "later_chars": later,
+        "all_count": sum(count for count in counts.values() if count > 1),
+        "total_count": len(grams),
     }
+
+
+def character_ngram_stats(text: str, n: int) -> dict[str, int]:
+    counts = Counter(text[at : at + n] for at in range(len(text) - n + 1))
+    top = [count for _, count in counts.most_common(math.isqrt(len(counts)))]
+    return {"top": sum(count for count in top if count > 1), "all": counts.total()}
+
+
+def bare_words(text: str, mode: str) -> list[str]:
+    """The words from their first letter to their last and the marks after it, in lower case."""
+    found = []
+    for word in words(text.lower(), mode):
+        letters = [at for at, character in enumerate(word) if character.isalpha()]
+        if letters:
+            stop = letters[-1] + 1
+            while stop < len(word) and unicodedata.category(word[stop])[0] == "M":
+                stop += 1
+            found.append(word[letters[0] : stop])
+    return found
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

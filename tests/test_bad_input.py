@@ -6,14 +6,18 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tamis import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline
+from tamis import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows
+from tamis.dedup import ExactDedup
 from tamis.errors import SinkError
+from tamis.mixing import Balance
+from tamis.sampling import Shuffle
 
 RECIPE = """
 steps:
@@ -94,17 +98,23 @@ except TamisError as error:
 """
 
 
+@pytest.fixture
+def for_all():
+    """A folder that every user can enter. Those of pytest are closed, and closed again whenever another pytest starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(("closed", "message"), [("in/good.jsonl", "permission"), ("out", "cannot write")])
-def test_no_permission_to_read_or_to_write(tmp_path, closed, message):
-    good(tmp_path / "in")
-    (tmp_path / "out").mkdir()
-    for parent in [tmp_path, *tmp_path.parents][:-2]:
-        parent.chmod(0o755)
-    os.chown(tmp_path / "out", 65534 if os.geteuid() == 0 else -1, -1)
-    (tmp_path / closed).chmod((0o400 if os.geteuid() == 0 else 0) if closed == "in/good.jsonl" else 0o500)
+def test_no_permission_to_read_or_to_write(for_all, closed, message):
+    good(for_all / "in")
+    (for_all / "out").mkdir()
+    os.chown(for_all / "out", 65534 if os.geteuid() == 0 else -1, -1)
+    (for_all / closed).chmod((0o400 if os.geteuid() == 0 else 0) if closed == "in/good.jsonl" else 0o500)
     if closed == "out":
-        os.chown(tmp_path / "out", os.geteuid(), -1)
-    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(tmp_path)], capture_output=True, text=True)
+        os.chown(for_all / "out", os.geteuid(), -1)
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(for_all)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert message in done.stdout
     assert "hint: " in done.stdout
@@ -184,6 +194,45 @@ def test_a_type_that_changes_far_inside_a_file_costs_those_rows(tmp_path):
     assert account(tmp_path) == (100_002, 100_001, 1)
     (row,) = failed(tmp_path)
     assert "`id`" in row["error"]
+
+
+POISON = {"_tamis_dropped": True, "_tamis_line": "injected", "_tamis_copies": 3, "_tamis_key": 1, "_tamis_place": "x"}
+
+
+@pytest.mark.parametrize("steps", ["none", "map", "balance", "dedup", "shuffle", "map and dedup"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_with_columns_that_are_named_as_those_of_the_engine_fail(tmp_path, form, steps):
+    """Such a name in the input must not hide, repeat or replace rows."""
+    rows = [{"n": n, "group": "a"} | (POISON if n in (3, 4) else {}) for n in range(6)]
+    chain = {
+        "none": [],
+        "map": [lambda row: {"more": 1}],
+        "balance": [Balance(by="group", weights={"a": 1})],
+        "dedup": [ExactDedup(column="n")],
+        "shuffle": [Shuffle()],
+        "map and dedup": [lambda row: {"more": 1}, ExactDedup(column="n")],
+    }[steps]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.Table.from_pylist(rows[3:]).schema), tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = {"jsonl": JsonlReader, "parquet": ParquetReader}[form](tmp_path / f"in.{form}")
+    report = Pipeline(reader, *chain, ParquetWriter(tmp_path / "out")).run(
+        executor="inline", on_error="isolate", max_failed="100%", rejects=True, scores=True
+    )
+    assert report.balances
+    assert (report.read, report.kept, report.failed) == (6, 4, 2)
+    found = pq.read_table(next((tmp_path / "out").glob("*.parquet"))).to_pylist()
+    assert sorted(row["n"] for row in found) == [0, 1, 2, 5]
+    assert not any(name.startswith("_tamis_") for name in found[0])
+    assert {each["address"].rpartition(".")[2].partition(":")[0] for each in failed(tmp_path)} == {form}
+    assert all("are reserved" in each["error"] for each in failed(tmp_path))
+
+
+def test_a_function_cannot_return_columns_of_the_engine(tmp_path):
+    rows = Rows([{"more": "{}"}, {"more": '{"_tamis_dropped": true}'}])
+    report = Pipeline(rows, lambda row: json.loads(row["more"])).run(
+        executor="inline", on_error="isolate", max_failed="100%"
+    )
+    assert (report.kept, report.failed) == (1, 1)
 
 
 def test_an_unknown_key_a_wrong_type_and_an_unknown_operator_in_a_recipe(tmp_path):

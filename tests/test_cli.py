@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import tamis
-from tamis.cli import app, complete_operator, complete_recipe, main
+from tamis.cli import app, main
 from tamis.help import EXAMPLES
 
 LONG, SHORT = "one two three four five", "one two"
@@ -52,7 +52,53 @@ def shell(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 RUN = ("run", "length", "--input", "in", "--output", "out", "--set", "word_count.min_words=3", "--executor", "inline")
 
 
+# ------------------------------------------------------------------------------------------------- files that it writes
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "out", "--html"),
+        ("report", "out", "--contact-sheet"),
+        ("stats", "in", "--no-language", "--html"),
+        ("schema", "--output"),
+        ("train-classifier", "--positive", "in/a.jsonl", "--negative", "in/b.jsonl", "-o"),
+        ("train-language-model", "--input", "in", "-o"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_computed(here, invoke, command):
+    assert invoke(*RUN, "--quiet")[0] == 0
+    Path("folder").mkdir()
+    code, out, err = invoke(*command, "folder")
+    assert (code, out) == (2, "")
+    assert (
+        err == "error: folder cannot be written: Is a directory\n\nhint: choose another file, or fix its permissions\n"
+    )
+    code, out, err = invoke(*command, "in/a.jsonl/below")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: in/a.jsonl/below cannot be written: ")
+
+
+def test_the_folder_of_a_page_is_made(here, invoke):
+    assert invoke(*RUN, "--quiet")[0] == 0
+    assert invoke("report", "out", "--html", "pages/a/report.html")[0] == 0
+    assert Path("pages/a/report.html").read_text().startswith("<!doctype html>")
+
+
 # -------------------------------------------------------------------------------------------------------- what there is
+
+
+@pytest.mark.parametrize("group", ["dedup", "download"])
+def test_a_group_without_a_command_lists_its_commands(invoke, group):
+    code, out, err = invoke(group)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: tamis {group}")
+
+
+def test_a_value_that_is_not_a_choice_is_named_with_the_choices(invoke):
+    code, _, err = invoke("new-operator", "a_b", "--kind", "bogus")
+    assert code == 2
+    assert err.startswith("error: Invalid value for '--kind': 'bogus' is not one of 'filter', 'map', 'expand'")
 
 
 def leaves(command: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> dict[str, typer.core.TyperCommand]:
@@ -84,12 +130,13 @@ def test_the_commands_and_options_are_these():
         "run": [
             "--address", "--card", "--dashboard",
             "--device", "--exchange", "--executor", "--fresh", "--gpu-memory", "--input", "--json", "--keep-work",
-            "--license", "--max-failed", "--max-seconds", "--memory", "--metrics-port", "--on-error",
+            "--license", "--max-failed", "--max-seconds", "--memory", "--metrics-port", "--no-progress", "--on-error",
             "--on-overflow", "--output", "--quiet",
-            "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--trace",
+            "--rejects", "--scores", "--scratch", "--set", "--shard", "--shard-wait", "--strict", "--tokenizer",
+            "--trace",
             "--workers",
         ],
-        "merge": ["--exchange", "--json", "--max-failed", "--partial"],
+        "merge": ["--exchange", "--json", "--max-failed", "--partial", "--quiet"],
         "check": ["--input", "--output", "--set"],
         "explain": [
             "--device", "--gpu-memory", "--input", "--json", "--memory", "--output", "--scratch", "--set", "--workers",
@@ -97,14 +144,20 @@ def test_the_commands_and_options_are_these():
         "profile": [
             "--device", "--gpu-memory", "--input", "--json", "--memory", "--output", "--rows", "--scratch", "--set",
         ],
-        "rethreshold": ["--json", "--memory", "--output", "--scratch", "--set", "--workers"],
+        "rethreshold": ["--json", "--memory", "--no-progress", "--output", "--quiet", "--scratch", "--set", "--workers"],
         "verify": ["--forget", "--json"],
         "memory": ["--json", "--watch"],
         "ops": ["--json"],
         "recipes": ["--json"],
         "report": ["--column", "--contact-sheet", "--failed", "--html", "--json", "--memory", "--rejects"],
+        "clips": [],
         "dashboard": ["--host", "--port", "--token"],
         "dedup": [],
+        "init": ["--force", "--output", "--recipe"],
+        "new-operator": ["--folder", "--force", "--kind"],
+        "schema": ["--output"],
+        "doctor": ["--json"],
+        "download": [],
         "head": ["--column", "--fate", "--full", "--json", "--rows", "-n"],
         "sample": ["--column", "--fate", "--full", "--json", "--rows", "--seed", "-n"],
         "grep": [
@@ -142,12 +195,6 @@ def test_no_command_shows_the_help(invoke):
     code, out, _ = invoke()
     assert code == 0
     assert "Usage: tamis" in out
-
-
-def test_names_are_completed():
-    assert complete_recipe("le") == ["length"]
-    assert complete_recipe("x") == []
-    assert "word_count" in complete_operator("word")
 
 
 def test_python_m_tamis_is_the_same_command():
@@ -354,6 +401,15 @@ def test_a_closed_stdout_ends_the_command_silently():
     assert (result.returncode, result.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_an_error_without_a_traceback():
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "tamis", "recipes"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert (result.returncode, result.stderr) == (2, b"error: stdout cannot be written: No space left on device\n")
+
+
 def test_a_broken_pipe_inside_a_run_is_not_taken_for_a_closed_stdout(here, monkeypatch):
     from tamis.pipeline import Pipeline
 
@@ -442,7 +498,7 @@ def test_the_memory_page_of_a_run(here, invoke):
     assert code == 0
     assert out.startswith("# Memory settings of out\n")
     assert "| memory | 3.0 GB | requested |" in out
-    assert re.search(r"\| peak of the process tree \| [\d.]+ MB, \d+% of the budget \|", out)
+    assert re.search(r"\| peak of the process tree \| [\d.]+ MB, \d+ % of the budget \|", out)
     assert "| budget percent | 80 and 95 |" in out
     widths = {line.count("|") for line in out.splitlines() if line.startswith("|")}
     assert widths == {3, 4}
@@ -497,7 +553,7 @@ def test_report_shows_alerts_and_actions(here, invoke):
 
 
 def test_commands_are_listed_with_their_whole_description(invoke):
-    for group in ((), ("dedup",)):
+    for group in ((), ("dedup",), ("download",)):
         _, out, _ = invoke(*group, "--help")
         assert "..." not in out.partition("Commands:")[2]
         assert out.rstrip().endswith(".")

@@ -1,5 +1,8 @@
 """`get_client`: which executor, memory and device runs use that name none."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tamis import InlineExecutor, LocalExecutor, Pipeline, RayExecutor, Rows, get_client
@@ -57,6 +60,16 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU")
+def test_a_client_that_is_not_closed_stops_its_cluster_at_exit_without_complaints(tmp_path):
+    code = """
+from tamis import Pipeline, Rows, get_client
+get_client(engine="dask", workers=1, memory="1GB")
+print(Pipeline(Rows([{"n": 1}])).run().kept)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
 def test_without_a_gpu_that_is_said():
     with pytest.raises(ParameterError, match="there is no GPU"):
         get_client(cluster_type="gpu")

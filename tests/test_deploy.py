@@ -13,6 +13,8 @@ import psutil
 import pytest
 import yaml
 
+import tamis
+
 DEPLOY = Path(__file__).parent.parent / "deploy"
 SCRIPTS = sorted(DEPLOY.glob("*.sh"))
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
@@ -111,6 +113,7 @@ def test_the_manifests_agree_with_themselves():
     (container,) = job["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each["value"] for each in container["env"]}
     assert int(variables["SHARDS"]) == job["spec"]["completions"]
+    assert container["image"].endswith(f":{tamis.__version__}")
     steps = yaml.safe_load(recipe["data"]["recipe.yaml"])["steps"]
     assert steps[-1]["parquet_writer"]["path"] == variables["OUTPUT"]
 
@@ -135,6 +138,18 @@ def test_the_tasks_of_a_slurm_array_are_shards(work):
         for number in "123"
     ]
     assert [code for _, code in ended(*tasks)] == [0, 0, 0]
+    assert_complete(work)
+
+
+@pytest.mark.slow
+def test_a_task_of_a_slurm_array_runs_inside_a_container(work):
+    command(work, "apptainer", 'echo "inside $3" >&2; shift 3; exec "$@"')
+    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "1", "SLURM_ARRAY_TASK_COUNT": "1"}
+    array |= {"SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SLURM_MEM_PER_NODE": "1200"}
+    container = f"apptainer exec --bind={work} tamis.sif"
+    task = start(work, DEPLOY / "slurm_array.sh", work / "recipe.yaml", "--quiet", **array, TAMIS_CONTAINER=container)
+    ((error, code),) = ended(task)
+    assert (code, error) == (0, "inside tamis.sif\n")
     assert_complete(work)
 
 

@@ -1,4 +1,4 @@
-"""Run the examples of README and docs: the Python blocks of each page in order, in one empty folder."""
+"""Run the examples of README and docs: the Python and Bash blocks of each page in order, in one empty folder."""
 
 import importlib.util
 import json
@@ -15,17 +15,23 @@ from PIL import Image
 
 from tamis.memory.alerts import parse_alerts
 from tamis.recipes.load import load_recipe
+from tamis.registry import registered
 from tests.audio.sounds import sound, tone
 from tests.language_server import LanguageServer, shared_server
 from tests.video.make_videos import scene, video
 
 LANGUAGE_SERVER = "http://127.0.0.1:8000/v1"
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md", "deploy/*.md")
+    for path in ROOT.glob(pattern)
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page, tmp_path, request):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_blocks_of_code_run(page, tmp_path, request):
     text = page.read_text()
     environment = dict(os.environ)
     if "s3://my-bucket" in text:
@@ -35,16 +41,15 @@ def test_python_blocks_run(page, tmp_path, request):
     if LANGUAGE_SERVER in text:
         text = text.replace(LANGUAGE_SERVER, shared_server().url)
         (tmp_path / "model").symlink_to(ROOT / "tests" / "text" / "data" / "causal")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    for number, block in enumerate(blocks):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", block],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{done.stderr}"
+    if "tamis/recipes/" in text:
+        (tmp_path / "tamis").mkdir()
+        (tmp_path / "tamis" / "recipes").symlink_to(ROOT / "tamis" / "recipes")
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    blocks = re.findall(r"^```(python|bash)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    for number, (language, block) in enumerate(blocks):
+        command = [sys.executable, "-W", "error", "-c", block] if language == "python" else ["bash", "-euc", block]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"block {number + 1} of {page.name}:\n{block}\n{done.stdout}\n{done.stderr}"
         printed = re.findall(r"^ *print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
         assert done.stdout.splitlines()[: len(printed)] == printed
 
@@ -130,18 +135,21 @@ def make_docs():
     return module
 
 
-def test_the_page_of_operators_is_current(make_docs):
-    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    assert page == make_docs.page(), "run scripts/make_docs.py"
+def test_the_pages_of_operators_are_current(make_docs):
+    pages = dict(make_docs.pages())
+    assert {path for path in (ROOT / "docs" / "operators").iterdir()} <= set(pages)
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run scripts/make_docs.py"
 
 
-def test_the_tables_of_the_page_of_operators_render():
-    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    html = MarkdownIt("commonmark").enable("table").render(page)
-    assert html.count("<table>") == page.count("| parameter | type | default |")
-    prose = " ".join(re.findall(r"<p>(.*?)</p>", html, re.DOTALL))
-    assert not re.search(r"\S {2,}\S", prose)  # columns aligned by spaces
-    assert "&gt;&gt;&gt;" not in prose
+def test_the_tables_of_the_pages_of_operators_render():
+    for path in (ROOT / "docs" / "operators").iterdir():
+        page = path.read_text(encoding="utf-8")
+        html = MarkdownIt("commonmark").enable("table").render(page)
+        assert html.count("<table>") == page.count("| parameter | type | default |")
+        prose = " ".join(re.findall(r"<p>(.*?)</p>", html, re.DOTALL))
+        assert not re.search(r"\S {2,}\S", prose)  # columns aligned by spaces
+        assert "&gt;&gt;&gt;" not in prose
 
 
 def test_examples_and_tables_of_docstrings_become_code_blocks(make_docs):
@@ -149,3 +157,70 @@ def test_examples_and_tables_of_docstrings_become_code_blocks(make_docs):
     assert make_docs.as_markdown(docstring) == (
         "Keep rows.\n\n```text\nname   meaning\nwords  how many\n```\n\n```pycon\n>>> 1 + 1\n2\n```\n\nCosts nothing."
     )
+
+
+class Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml without building the objects that its tags name."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def entries(node):
+    """The pages that a part of the navigation names."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from entries(value)
+    else:
+        for value in node:
+            yield from entries(value)
+
+
+def test_every_page_of_docs_is_in_the_navigation():
+    nav = set(entries(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    missing = sorted(page for page in pages - nav if not page.startswith("operators/"))
+    assert not missing, (
+        f"{', '.join(missing)} in docs/ has no entry in the navigation: add a line such as "
+        f"`- {Path(missing[0]).stem.replace('_', ' ').capitalize()}: {missing[0]}` to `nav` in mkdocs.yml"
+    )
+
+
+def anchors(text):
+    """The anchors of a Markdown file, as GitHub makes them."""
+    found = []
+    for title in re.findall(
+        r"^#+ (.+?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    ):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        found.append(re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for target in re.findall(r"\]\(([^()\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file.read_text(encoding="utf-8")), (
+                f"{page.name} links to {target}: no such heading"
+            )
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming_from").iterdir()), ids=lambda page: page.stem)
+def test_pages_for_users_of_other_systems_name_what_exists(page):
+    """The last column of the table of names has operators and recipes of Tamis."""
+    table = page.read_text().partition("## Names")[2].partition("\n## ")[0]
+    known = {*registered(), *(path.stem for path in (ROOT / "tamis" / "recipes").glob("*.yaml"))}
+    for line in re.findall(r"^\|.*\|$", table, re.MULTILINE)[2:]:
+        ours = line.rstrip("| ").split(" | ")[-1]
+        names = re.findall(r"`([a-z0-9_]+)(?:: \{[^`]*)?`", ours)
+        assert set(names) <= known, f"{page.name}: {sorted(set(names) - known)}"

@@ -5,6 +5,8 @@ used, make its pattern narrower here.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,13 @@ def test_the_text_is_plain_english():
 )
 def test_phrases_are_found_in_names_and_across_lines(text, phrase):
     assert [found for _, found, _ in mistakes(text)] == [phrase]
+
+
+def test_words_are_spelled_correctly():
+    """In documents, which include the docstrings of operators; code has names that no dictionary knows."""
+    texts = [
+        path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "*/README.md") for path in ROOT.glob(pattern)
+    ]
+    done = subprocess.run([sys.executable, "-m", "codespell_lib", *texts], cwd=ROOT, capture_output=True, text=True)
+    hint = "if a word is correct, add it to `ignore-words-list` in pyproject.toml\n"
+    assert done.returncode == 0, hint + done.stdout + done.stderr

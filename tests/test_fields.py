@@ -124,6 +124,17 @@ class TestComputed:
     def test_copy_of_any_type(self):
         assert collect([{"n": [1, 2]}], Copy("n", into="m")) == [{"n": [1, 2], "m": [1, 2]}]
 
+    @pytest.mark.parametrize("meta", [pa.array([{"page": {"url": "a"}}, {"page": None}, None]), pa.nulls(3)])
+    def test_copy_of_a_field_is_null_where_the_struct_is(self, meta):
+        copied = collect(pa.table({"meta": meta}), Copy("meta", field="page.url", into="url"))
+        assert [row["url"] for row in copied] == [
+            "a" if row["meta"] and row["meta"]["page"] else None for row in copied
+        ]
+
+    def test_a_field_that_a_struct_does_not_have_is_named_in_the_error(self):
+        with pytest.raises(OperatorError, match="column `meta` has no field `ulr`"):
+            collect([{"meta": {"url": "a"}}], Copy("meta", field="ulr", into="url"))
+
     @settings(deadline=None)
     @given(st.lists(st.none() | st.text("ab \n\u00e9\U0001f600", max_size=9), max_size=4))
     def test_length_against_python(self, rows):

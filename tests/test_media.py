@@ -26,6 +26,7 @@ from tamis.batch import Batch, Origin
 from tamis.dedup.exact import ExactDedup
 from tamis.errors import MediaError
 from tamis.media import MediaAccess, Reference, full_paths, is_media, read_bytes
+from tamis.media_paths import joined
 from tamis.operators import Map, operator
 from tamis.sampling import Sample
 
@@ -324,9 +325,26 @@ def test_references_in_the_folder_of_the_source_file_are_read(folder, path, data
 def test_references_out_of_the_folder_are_refused_and_pass_unchanged(folder, path):
     path = path.format(folder)
     batch = referring(folder, path)
-    with pytest.raises(MediaError, match=r"is outside the folder of its source file|is not a path to a file"):
+    why = r"is outside the folder of its source file|leads out of its folder|is not a path to a file"
+    with pytest.raises(MediaError, match=why):
         read_bytes(batch, "image")
     assert full_paths(batch.table, batch.origin)["image"][0]["path"].as_py() in (path, f"{folder}/data/link.bin")
+
+
+@pytest.mark.parametrize("path", ["a::b.png", "{}/data/a::b.png", "file://{}/data/a::b.png", "sub::x/c.png"])
+def test_the_name_of_a_local_file_may_contain_two_colons(folder, path):
+    (folder / "data/sub::x").mkdir()
+    for name in ("a::b.png", "sub::x/c.png"):
+        (folder / "data" / name).write_bytes(b"colons")
+    batch = referring(folder, path.format(folder))
+    assert [bytes(found) for found in read_bytes(batch, "image")] == [b"colons"]
+    moved = full_paths(batch.table, batch.origin)["image"][0]["path"].as_py()
+    assert moved.removeprefix("file://").startswith(f"{folder}/data/")
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/in.jsonl", "https://example.org/in.jsonl"])
+def test_a_path_next_to_a_remote_file_must_not_contain_two_colons(place):
+    assert joined("a::b.png", place) is None
 
 
 @pytest.mark.parametrize(
@@ -369,6 +387,17 @@ def test_media_roots_allow_other_folders_and_urls(folder):
             read_bytes(referring(folder, path, roots=["memory://allowed"]), "image")
 
 
+def test_a_link_out_of_the_folder_is_named_and_can_be_allowed(folder):
+    (folder / "data/linked").symlink_to(folder / "database")
+    for path, root in (("link.bin", folder), ("linked/c.bin", folder / "database")):
+        with pytest.raises(MediaError, match="leads out of its folder") as caught:
+            read_bytes(referring(folder, path), "image")
+        assert f'media_roots=["{root}"]' in str(caught.value)
+        assert read_bytes(referring(folder, path, roots=[str(root)]), "image") == [
+            (folder / "data" / path).read_bytes()
+        ]
+
+
 def test_references_relative_to_a_remote_source_stay_below_it():
     import fsspec
 
@@ -391,8 +420,8 @@ def test_references_relative_to_a_remote_source_stay_below_it():
 
 def test_a_file_is_read_once_for_all_operators_and_not_again_when_rows_fail(folder, monkeypatch):
     reads = []
-    real = tamis.media._range
-    monkeypatch.setattr(tamis.media, "_range", lambda file, *where: reads.append(1) or real(file, *where))
+    real = tamis.media_files._range
+    monkeypatch.setattr(tamis.media_files, "_range", lambda file, *where: reads.append(1) or real(file, *where))
     paths = ["a.bin", "missing", "sub/b.bin", "t.tar#2.png", "../out", "a.bin@0+1"]
     batch = referring(folder, *paths)
     with pytest.raises(MediaError, match="missing"):
@@ -410,6 +439,9 @@ def test_rows_whose_media_cannot_be_read_fail_and_the_others_continue(folder):
         {"id": 1, "image": {"bytes": None, "path": str(folder / "secret.bin")}},
         {"id": 2, "image": {"bytes": None, "path": "none"}},
         {"id": 3, "image": None},
+        {"id": 4, "image": {"bytes": None, "path": "a.bin#t=5,3"}},
+        {"id": 5, "image": {"bytes": None, "path": "a.bin@0+2#a.mp3#t=2,2"}},
+        {"id": 6, "image": {"bytes": None, "path": ""}},
     ]
     (folder / "data/in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     job = Pipeline(
@@ -419,17 +451,17 @@ def test_rows_whose_media_cannot_be_read_fail_and_the_others_continue(folder):
         ParquetWriter(folder / "out"),
     )
     report = job.run(executor="inline", on_error="isolate", max_failed="100%")
-    assert (report.kept, report.failed) == (2, 2)
-    assert [row["size"] for row in rows_of(folder / "out")] == [4, None]
+    assert (report.kept, report.failed) == (3, 4)
+    assert [row["size"] for row in rows_of(folder / "out")] == [4, None, None]
     # Passing references on is not an error.
     assert (
-        Pipeline(JsonlReader(folder / "data/in.jsonl"), ParquetWriter(folder / "all")).run(executor="inline").kept == 4
+        Pipeline(JsonlReader(folder / "data/in.jsonl"), ParquetWriter(folder / "all")).run(executor="inline").kept == 7
     )
     allowed = JsonlReader(folder / "data/in.jsonl", media_roots=[str(folder)])
     report = Pipeline(allowed, lambda row: True, Sample(rows=9), SizeForTests()).run(
         executor="inline", on_error="isolate", max_failed="100%"
     )
-    assert (report.kept, report.failed) == (3, 1)
+    assert (report.kept, report.failed) == (4, 3)
 
 
 def test_the_grammar_of_references():

@@ -8,14 +8,25 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+import s3fs
 
-from tamis import Batch, FolderWriter, ImageReader, Pipeline, WebDatasetReader, WebDatasetWriter
+from tamis import (
+    Batch,
+    FolderWriter,
+    ImageReader,
+    JsonlReader,
+    Pipeline,
+    WebDatasetReader,
+    WebDatasetWriter,
+)
 from tamis.dedup.exact import ExactDedup
 from tamis.events import PartitionCommitted
 from tamis.media import read_bytes
+from tamis.sources.references import SPOOL
 from tests.tars import special, write_tar
 
 
@@ -195,3 +206,84 @@ def test_a_budget_holds_however_large_the_images_are(tmp_path):
     assert report.peak_memory_bytes < 600_000_000
     written = sum(each.stat().st_size for each in Path(tmp_path / "out").glob("*.tar"))
     assert written > size
+
+
+LARGE = 300_000_000
+
+COPY = """
+import json, sys
+import tamis
+rows, url, options, sink, folder = sys.argv[1:]
+reader = tamis.JsonlReader(rows, media_roots=[url], storage_options=json.loads(options))
+steps = [tamis.MediaReference(to="video"), getattr(tamis, sink)(folder + "/out")]
+report = tamis.Pipeline(reader, *steps).run(workers=1, memory="520MB", scratch=folder + "/tmp")
+print(json.dumps([report.kept, report.failed, report.peak_memory_bytes]))
+"""
+
+
+def write_large(target) -> str:
+    """Write 300 MB that do not repeat within a block; returns their hash."""
+    block, state = random.Random(2).randbytes(1_000_000), hashlib.sha256()
+    for number in range(LARGE // len(block)):
+        piece = number.to_bytes(8, "big") + block[8:]
+        state.update(piece)
+        target.write(piece)
+    return state.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "sink"), [("stored", FolderWriter), ("deflated", WebDatasetWriter), ("bucket", FolderWriter)]
+)
+def test_large_members_of_zip_archives_and_files_in_a_bucket_are_copied_in_pieces(place, sink, tmp_path, s3_server):
+    (tmp_path / "in").mkdir()
+    if place == "bucket":
+        path = f"{s3_server.url}/large.mp4"
+        with s3fs.S3FileSystem(**s3_server.storage_options).open(path, "wb") as file:
+            expected = write_large(file)
+    else:
+        path = "a.zip#large.mp4"
+        method = zipfile.ZIP_STORED if place == "stored" else zipfile.ZIP_DEFLATED
+        with (
+            zipfile.ZipFile(tmp_path / "in/a.zip", "w", method, compresslevel=1) as archive,
+            archive.open("large.mp4", "w", force_zip64=True) as file,
+        ):
+            expected = write_large(file)
+            file.close()
+            archive.writestr("small.mp4", b"small")
+    rows = [{"id": 1, "path": path}] + ([] if place == "bucket" else [{"id": 2, "path": "a.zip#small.mp4"}])
+    (tmp_path / "in/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [tmp_path / "in/rows.jsonl", s3_server.url, json.dumps(s3_server.storage_options), sink.__name__, tmp_path]
+    # A process of its own, because the S3 server holds whole files in this one.
+    done = subprocess.run([sys.executable, "-c", COPY, *map(str, given)], capture_output=True, text=True, check=True)
+    kept, failed, peak = json.loads(done.stdout)
+    assert (kept, failed) == (len(rows), 0)
+    assert peak < 520_000_000  # held in memory, it would take more than twice the size of the file
+    if sink is FolderWriter:
+        with (tmp_path / "out/part-000000/00000000.mp4").open("rb") as file:
+            assert hashlib.file_digest(file, "sha256").hexdigest() == expected
+    else:
+        with tarfile.open(tmp_path / "out/part-000000.tar") as archive:
+            member = next(each for each in archive if each.size == LARGE)
+            assert hashlib.file_digest(archive.extractfile(member), "sha256").hexdigest() == expected
+    assert not [each for each in (tmp_path / "tmp").rglob("*") if each.parent.name == SPOOL]
+
+
+def test_a_large_damaged_member_of_a_zip_archive_fails_its_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.media_files.LARGE_BYTES", 1000)
+    monkeypatch.setattr("tamis.sinks.folder.LARGE_BYTES", 1000)
+    data = random.Random(3).randbytes(5000)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("bad.mp4", data)
+        archive.writestr("good.mp4", data)
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[content.index(data) + 2500] ^= 1
+    (tmp_path / "a.zip").write_bytes(content)
+    rows = [{"id": n, "video": {"bytes": None, "path": f"a.zip#{name}.mp4"}} for n, name in enumerate(("bad", "good"))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = Pipeline(JsonlReader(tmp_path / "rows.jsonl"), FolderWriter(tmp_path / "out")).run(
+        executor="inline", on_error="isolate", scratch=tmp_path / "tmp"
+    )
+    assert (report.kept, report.failed) == (1, 1)
+    assert (tmp_path / "out/part-000000/00000000.mp4").read_bytes() == data
+    assert not [each for each in (tmp_path / "tmp").rglob("*") if each.parent.name == SPOOL]

@@ -9,7 +9,7 @@ import s3fs
 
 import tamis
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
-from tamis.dedup import ExactDedup, FuzzyDedup, Groups
+from tamis.dedup import ExactDedup, FuzzyDedup, Groups, SubstringDedup
 from tamis.errors import LedgerError
 from tamis.events import PartitionCommitted
 from tamis.ledger import Ledger
@@ -178,6 +178,7 @@ STEPS = {
     "exact": ExactDedup(),
     "lines": ExactDedup(unit="line", min_unit_bytes=1),
     "fuzzy": FuzzyDedup(),
+    "substrings": SubstringDedup(min_bytes=12),
     "changed rows": None,
 }
 

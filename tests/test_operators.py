@@ -1,12 +1,14 @@
 import pickle
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import tamis
+from tamis import ParquetWriter, Pipeline, Rows
 from tamis.errors import ParameterError, RecipeError
 from tamis.functions import Function, as_operator
 from tamis.operators import (
@@ -18,6 +20,7 @@ from tamis.operators import (
     less_than,
     one_of,
     operator,
+    reason_to_invert,
     snake_case,
 )
 from tamis.registry import build_operator, find_operator, registered
@@ -164,3 +167,41 @@ print(Pipeline(Rows([{"text": "a"}, {"text": "ab"}]), Length()).run(executor="in
 
 def test_every_public_name_exists():
     assert all(hasattr(tamis, name) for name in tamis.__all__)
+
+
+class TestInvert:
+    rows: ClassVar = [{"text": text} for text in ("", "a", "abc", "abcdef", None)]
+
+    def dropped(self, step):
+        report = Pipeline(Rows(self.rows), step).run(executor="inline")
+        assert report.kept + sum(report.dropped.values()) == len(self.rows)
+        return report.dropped
+
+    def test_the_other_rows_are_dropped_and_the_reason_says_why(self):
+        step = LengthForTests(min_length=1, max_length=3)
+        assert self.dropped(step) == {"length < 1": 1, "length > 3": 1, "length is missing": 1}
+        assert self.dropped(step.changed(invert=True)) == {"length from 1 to 3": 2}
+
+    @pytest.mark.parametrize(
+        ("rules", "reason"),
+        [
+            ([at_least("a", 2)], "a >= 2"),
+            ([at_most("a", 0.5)], "a <= 0.5"),
+            ([less_than("a", 3)], "a < 3"),
+            ([one_of("a", ["en", "fr"])], "a in en, fr"),
+            ([Rule("a")], "a is known"),
+            ([at_least("a", 1), at_most("b", 2)], "a >= 1 and b <= 2"),
+            ([at_least(name, 1) for name in "abc"], "step: all rules are met"),
+            ([], "step: all rules are met"),
+        ],
+    )
+    def test_reasons(self, rules, reason):
+        assert reason_to_invert("step", rules) == reason
+
+    def test_it_is_decided_from_stored_scores(self, tmp_path):
+        step, out = LengthForTests(), ParquetWriter(tmp_path / "out")
+        assert Pipeline(Rows(self.rows), step, out).run(executor="inline", scores=True).kept == 3
+        assert Filter.is_threshold("invert")
+        assert step.measuring_identity() == step.changed(invert=True).measuring_identity()
+        inverted = Pipeline(Rows(self.rows), step.changed(invert=True), out).run(executor="inline", scores=True)
+        assert inverted.kept == 2

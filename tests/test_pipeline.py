@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tamis import Batch, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
+from tamis import Batch, CsvWriter, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
+from tamis.dedup import SemanticDedup
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
 from tamis.operators import Expand, Filter, Map, Resources, at_least, operator
@@ -33,6 +34,14 @@ def read_jsonl(folder):
 
 def numbered(count):
     return [{"id": number, "text": "word " * (number % 7)} for number in range(count)]
+
+
+@operator(reads="text", writes="length", resources=Resources(memory="2GB"))
+class LargeForTests(Map):
+    """Does not fit into two workers of a small budget."""
+
+    def apply(self, batch):
+        return {"length": [len(text) for text in batch["text"].to_pylist()]}
 
 
 @operator(reads="text", writes="shout")
@@ -168,6 +177,29 @@ class TestColumns:
         assert 'hint: name it at the source: columns={"text": "content"}' in str(caught.value)
         assert not (tmp_path / "out").exists()
 
+    def test_a_missing_column_is_not_suggested_to_be_a_column_of_another_kind(self, tmp_path):
+        write_jsonl(tmp_path / "a.jsonl", [{"content": "x"}])
+        with pytest.raises(ColumnError) as caught:
+            Pipeline(JsonlReader(tmp_path / "a.jsonl"), SemanticDedup()).collect()
+        hint = 'name it at the source: columns={"embedding": "..."}, or put a step that writes it before this one'
+        assert caught.value.hint == hint
+
+    def test_a_field_of_a_struct_is_suggested_to_be_copied(self):
+        with pytest.raises(ColumnError) as caught:
+            Pipeline(Rows([{"page": {"text": "x"}}]), WordCount(column="page.text")).collect()
+        assert caught.value.hint == 'copy the field before this step: Copy("page", field="text", into="...")'
+
+    @pytest.mark.parametrize("blocksize", ["200kB", "10MB"])
+    def test_all_csv_files_have_a_column_that_first_appears_late(self, tmp_path, blocksize):
+        rows = [{"text": "a, b" * 100, "n": n} | ({"late": n} if n == 5_000 else {}) for n in range(6_000)]
+        write_jsonl(tmp_path / "a.jsonl", rows)
+        Pipeline(JsonlReader(tmp_path / "a.jsonl", blocksize=blocksize), CsvWriter(tmp_path / "out")).run()
+        files = [file.read_text().splitlines() for file in sorted((tmp_path / "out").glob("*.csv"))]
+        assert len(files) == (1 if blocksize == "10MB" else 13)
+        assert {lines[0] for lines in files} == {'"text","n","late"'}
+        written = [line for lines in files for line in lines[1:]]
+        assert written == [f'"{"a, b" * 100}",{n},{n if n == 5_000 else ""}' for n in range(6_000)]
+
     def test_columns_are_renamed_at_the_source_and_back_at_the_sink(self, tmp_path):
         write_jsonl(tmp_path / "in" / "a.jsonl", [{"content": "one two"}])
         Pipeline(
@@ -199,6 +231,7 @@ class TestExpand:
         assert (report.read, report.created, report.kept) == (2, 2, 3)
         assert report.dropped == {"words_for_tests: nothing left": 1}
         assert report.balances
+        assert "75.0 %" in str(report), "of the rows read and created"
 
     def test_other_columns_are_repeated(self):
         table = Pipeline(Rows([{"text": "a b", "id": 7}]), WordsForTests()).collect()
@@ -511,6 +544,24 @@ def test_stages_count_from_one_in_an_explanation():
     plan = Pipeline(Rows(numbered(3)), Sample(rows=1)).explain()
     assert [line for line in str(plan).splitlines() if line.startswith("stage ")] == ["stage 1", "stage 2"]
     assert [stage["stage"] for stage in plan.as_dict()["stages"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "partitions", "workers"),
+    [
+        ([WordCount()], 1, 1),
+        ([WordCount()], 3, 2),
+        ([Sample(rows=2)], 1, 2),  # a decision about all rows is divided among all workers
+        ([ShoutForTests(), LargeForTests()], 1, 5),  # three stages at the same time, with 2, 1 and 2 workers
+    ],
+    ids=["one-partition", "partitions", "gather", "at-the-same-time"],
+)
+def test_an_explanation_and_the_run_name_the_same_workers(steps, partitions, workers):
+    seen = []
+    pipeline = Pipeline(Rows(numbered(3), rows_per_partition=-(-3 // partitions)), *steps)
+    assert pipeline.explain(memory="4GB", workers=2).as_dict()["workers"] == workers
+    pipeline.run(memory="4GB", workers=2, on_event=seen.append)
+    assert next(event for event in seen if isinstance(event, RunStarted)).workers == workers
 
 
 def test_alerts_and_the_actions_taken_are_in_the_report(tmp_path):

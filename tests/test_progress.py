@@ -118,6 +118,11 @@ def test_a_log_gets_a_start_and_an_end():
     ]
 
 
+def test_the_partitions_of_all_stages_are_not_added_up():
+    events = [RunStarted("out", ("read to dedup", "dedup to write"), 2, 8_000 * MB, 20, 13)]
+    assert shown(events) == ["2 stages of 10 partitions each (13 already committed), 2 workers, memory budget 8.0 GB"]
+
+
 def test_a_log_gets_a_line_every_ten_seconds_and_not_more():
     clock = Clock()
     stream = io.StringIO()

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis import Gather, JsonlReader, JsonlWriter, ParquetWriter, Pipeline, operator
-from tamis.errors import Interrupted
+from tamis.dedup import ExactDedup
+from tamis.errors import Interrupted, TamisError
 from tamis.events import PartitionCommitted
 from tamis.logs import format_line, parse_line
-from tamis.sampling import Sample
+from tamis.sampling import Sample, Shuffle
 from tamis.text.quality import WordCount
 
 
@@ -242,11 +243,48 @@ def test_after_a_gather_only_an_added_file_is_observed_if_work_is_kept(tmp_path,
     assert not [*(tmp_path / "out/.tamis").rglob("*.arrow"), *(tmp_path / "out/.tamis").rglob("*.fates*")]
 
 
+@pytest.mark.parametrize("step", [Sample(rows=5), ExactDedup(), Shuffle()])
+def test_facts_of_rows_that_were_removed_are_not_used_again(tmp_path, step):
+    """A partition without rows writes no facts, so those of an earlier run must not stay in their place."""
+    source = make_input(tmp_path / "in", files=3)
+
+    def job(output):
+        pipeline = Pipeline(JsonlReader(source, files_per_partition=1), step, JsonlWriter(tmp_path / output))
+        return pipeline.run(executor="inline", keep_work=True)
+
+    job("out")
+    (source / "1.jsonl").write_text("")
+    report, undisturbed = job("out"), job("undisturbed")
+    assert (report.read, report.kept, report.dropped) == (undisturbed.read, undisturbed.kept, undisturbed.dropped)
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("step", [ExactDedup(), Shuffle()])
+def test_files_given_in_another_order_are_decided_about_again(tmp_path, step, interrupted):
+    """Of duplicates the first in source order is kept, and a shuffle divides all rows among the partitions."""
+    source = make_input(tmp_path / "in", files=2, rows=50)
+
+    def job(output, *names):
+        reader = JsonlReader([source / name for name in names], files_per_partition=1)
+        return Pipeline(reader, step, JsonlWriter(tmp_path / output))
+
+    def end(event):
+        if interrupted and isinstance(event, PartitionCommitted) and event.stage == 1:
+            raise Interrupted("")
+
+    with contextlib.suppress(Interrupted):
+        job("out", "0.jsonl", "1.jsonl").run(executor="inline", on_event=end)
+    job("out", "1.jsonl", "0.jsonl").run(executor="inline")
+    job("undisturbed", "1.jsonl", "0.jsonl").run(executor="inline")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
 SCRIPT = """
 import sys
 from tamis import JsonlReader, JsonlWriter, Pipeline
 from tamis.logs import format_line, parse_line
-from tamis.sampling import Sample
+from tamis.sampling import Sample, Shuffle
 from tamis.text.quality import WordCount
 source, output, gather = sys.argv[1:]
 steps = [JsonlReader(source, blocksize="4kB"), WordCount(min_words=10), *([Sample(rows=200)] if gather == "yes" else [])]
@@ -359,3 +397,28 @@ def test_another_format_replaces_the_shards_of_the_first(tmp_path):
     pipeline(source, tmp_path / "out").run(executor="inline")
     Pipeline(JsonlReader(source), ParquetWriter(tmp_path / "out")).run(executor="inline")
     assert {path.suffix for path in (tmp_path / "out").glob("part-*")} == {".parquet"}
+
+
+@pytest.mark.parametrize("steps", [[Sample(rows=50)], [Shuffle()], []])
+def test_groups_of_a_deduplication_that_is_no_longer_a_step_are_removed(tmp_path, steps):
+    source = make_input(tmp_path / "in", files=1)
+
+    def job(*between):
+        return Pipeline(JsonlReader(source), *between, JsonlWriter(tmp_path / "out")).run(executor="inline")
+
+    assert job(ExactDedup()).groups().table().num_rows
+    report = job(*steps)
+    with pytest.raises(TamisError, match="there are no groups of duplicates"):
+        report.groups()
+
+
+@pytest.mark.parametrize("compression", [None, "gz"])
+def test_overwriting_a_folder_replaces_files_of_its_format_whatever_their_compression(tmp_path, compression):
+    source = make_input(tmp_path / "in", files=1)
+    (tmp_path / "out").mkdir()
+    for name in ("old.jsonl", "old.jsonl.gz", "old.jsonl.zst", "notes.txt.gz"):
+        (tmp_path / "out" / name).write_bytes(b"")
+    writer = JsonlWriter(tmp_path / "out", compression=compression, mode="overwrite")
+    Pipeline(JsonlReader(source), writer).run(executor="inline")
+    shard = f"part-000000{writer.file_suffix}"
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [".tamis", "notes.txt.gz", shard]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tamis import Pipeline, Rows
 from tamis.errors import ParameterError
-from tamis.sampling import SampleByGroup, find_smallest, shares_of
+from tamis.sampling import Sample, SampleByGroup, Shuffle, find_smallest, shares_of
+from tamis.splitting import Split
 
 KEY = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 3), st.sampled_from([2**64 - 1, 2**63, 2**56 - 1, 2**56]))
 
@@ -79,3 +80,14 @@ def test_too_many_groups_and_lists_are_errors(monkeypatch):
     monkeypatch.setattr("tamis.sampling.MOST_GROUPS", 1)
     with pytest.raises(ParameterError, match="more than 1 different values"):
         kept_by_language(rows=1)
+
+
+@pytest.mark.parametrize(
+    "step", [Shuffle, lambda seed: Sample(rows=5, seed=seed), lambda seed: Split(shares={"a": 1, "b": 1}, seed=seed)]
+)
+def test_any_integer_is_a_seed(step):
+    found = {
+        str(Pipeline(Rows(GROUPED[:50]), step(seed=seed)).collect(executor="inline").to_pylist())
+        for seed in (0, -1, 2**63 - 1, 2**63, 10**30)
+    }
+    assert len(found) == 5

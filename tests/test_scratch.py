@@ -83,6 +83,23 @@ def test_with_another_scratch_folder_lost_facts_are_made_again(tmp_path, source,
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "calm")
 
 
+@pytest.mark.parametrize("option", ["scratch", "exchange"])
+def test_outputs_with_the_same_relative_name_do_not_share_intermediate_files(tmp_path, source, monkeypatch, option):
+    options = {"executor": "inline", option: str(tmp_path / "shared")}
+    for project in ("one", "two"):
+        (tmp_path / project).mkdir()
+        monkeypatch.chdir(tmp_path / project)
+        with pytest.raises(RuntimeError, match="stopped"):
+            job(source, "out").run(**options, on_event=stop_in_stage(1))
+    stages = []
+    monkeypatch.chdir(tmp_path / "one")
+    job(source, "out").run(
+        **options, on_event=lambda e: stages.append(e.stage) if isinstance(e, PartitionCommitted) else None
+    )
+    assert stages == [1, 1]
+    assert spills(tmp_path / "shared"), "those of the other output are left"
+
+
 def test_what_an_interrupted_run_left_beside_the_output_is_removed(tmp_path, source):
     with pytest.raises(RuntimeError, match="stopped"):
         job(source, tmp_path / "out").run(executor="inline", on_event=stop_in_stage(1))

@@ -7,8 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +16,9 @@ from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup
 from tamis.errors import LedgerError, ParameterError, ShardsMissing, ShardsRunning, TooManyFailed
 from tamis.events import Note, PartitionCommitted
+from tamis.executors import resume
 from tamis.executors.merging import merge
 from tamis.ledger import Ledger
-from tamis.logs import Log
 from tamis.operators import Expand, operator
 from tamis.report import Report
 from tamis.sampling import Sample
@@ -328,6 +326,22 @@ def test_a_rerun_of_a_killed_shard_reads_only_what_is_missing(source, tmp_path):
     assert (report.state, report.read, report.new_rows) == ("shard", 160, 40)
 
 
+@pytest.mark.parametrize("middle", ["exact", "two gathers"])
+def test_what_shards_wrote_before_a_power_failure_is_made_again(source, tmp_path, middle, monkeypatch):
+    """The logs are synced and the files between the stages are not: after a restart they may be there, and empty."""
+    expected = run(source, tmp_path / "one", MIDDLES[middle])
+    for shard in ("1/2", "2/2"):
+        with pytest.raises(Killed):
+            run(source, tmp_path / "out", MIDDLES[middle], shard=shard, on_event=stops_after(3))
+    work = tmp_path / "out" / ".tamis" / "work"
+    for blob in [path for path in work.rglob("*") if path.is_file() and path != work / "system"]:
+        blob.write_bytes(b"")
+    monkeypatch.setattr(resume, "BOOT_ID", tmp_path / "boot_id")
+    resume.BOOT_ID.write_text("another")
+    report = run(source, tmp_path / "out", MIDDLES[middle], shard="2/2")
+    assert_same(tmp_path / "out", report, tmp_path / "one", expected)
+
+
 def test_a_shard_on_which_a_driver_died_that_took_it_over_is_left_alone(source, tmp_path):
     for shard in ("1/3", "2/3"):
         with pytest.raises(Killed):
@@ -522,90 +536,3 @@ def test_a_lock_that_another_machine_took_is_noticed(tmp_path):
         (tmp_path / "out/.tamis/lock").write_text('{"owner": "other", "process": 7, "host": "node-2"}')
         with pytest.raises(LedgerError, match="is lost: taken over by process 7 on node-2"):
             ledger.append([{"kind": "clear"}])
-
-
-# ---------------------------------------------------------------------------------------------------- an object store
-
-
-def s3_job(bucket, output, middle):
-    options = bucket.storage_options
-    reader = JsonlReader(f"{bucket.url}/in/", files_per_partition=1, storage_options=options)
-    return Pipeline(reader, *middle, JsonlWriter(f"{bucket.url}/{output}", storage_options=options))
-
-
-def s3_files(bucket, output):
-    store = Store(f"{bucket.url}/{output}", bucket.storage_options)
-    return {name: store.read(name) for name in store.names() if name.startswith("part-")}
-
-
-@pytest.fixture
-def bucket(s3_server, source):
-    store = Store(s3_server.url, s3_server.storage_options)
-    for file in sorted(source.iterdir())[:4]:
-        store.write(f"in/{file.name}", file.read_bytes())
-    return s3_server
-
-
-def test_shards_on_an_object_store_in_sequence_and_at_the_same_time(bucket):
-    middle = [WordCount(min_words=2), ExactDedup()]
-    expected = s3_job(bucket, "one", middle).run(executor="inline")
-    for number in (1, 2):
-        report = s3_job(bucket, "out", middle).run(executor="inline", shard=f"{number}/2", shard_wait=0)
-    concurrent = together(
-        [
-            lambda n=n: s3_job(bucket, "both", middle).run(executor="inline", shard=f"{n}/2", shard_wait=600)
-            for n in (1, 2)
-        ]
-    )
-    merged = next(each for each in concurrent if each.state == "finished")
-    for output, found in (("out", report), ("both", merged)):
-        assert account(found) == account(expected)
-        assert s3_files(bucket, output) == s3_files(bucket, "one")
-        store = Store(f"{bucket.url}/{output}", bucket.storage_options)
-        assert not {"shards", "work", "attempts", "lock"} & set(store.names(".tamis"))
-
-
-def test_a_killed_shard_on_an_object_store_is_resumed(bucket, monkeypatch):
-    middle = [ExactDedup()]
-    s3_job(bucket, "one", middle).run(executor="inline")
-    with pytest.raises(Killed):
-        s3_job(bucket, "out", middle).run(executor="inline", shard="1/2", on_event=stops_after(1), shard_wait=0)
-    s3_job(bucket, "out", middle).run(executor="inline", shard="2/2", shard_wait=0)
-    assert s3_files(bucket, "out") == s3_files(bucket, "one")
-
-
-def test_a_driver_that_comes_back_cannot_overwrite_a_record(bucket):
-    first, second = (Log(Store(f"{bucket.url}/out", bucket.storage_options), "0001") for _ in range(2))
-    for log in (first, second):
-        log.open()
-    first.append([{"kind": "clear"}])
-    with pytest.raises(LedgerError, match="another run has written to the ledger"):
-        second.append([{"kind": "drop", "stage": 0, "key": "k"}])
-
-
-def test_times_are_those_of_the_store(bucket, monkeypatch):
-    """A machine whose clock is an hour ahead does not take over the lock of one that is alive."""
-    store = Store(f"{bucket.url}/out", bucket.storage_options)
-    ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic, sleep=time.sleep)
-    with Ledger(store):
-        for module in ("lock", "remote"):
-            monkeypatch.setattr(f"tamis.{module}.time", ahead)
-        with pytest.raises(LedgerError, match="another run is writing"):
-            Ledger(Store(store.root, store.storage_options)).__enter__()
-
-
-def test_a_shard_takes_over_from_its_own_driver_on_a_machine_that_was_switched_off(bucket, monkeypatch):
-    """Its lock is in the store until it is stale; a driver that is alive renews it, and is left alone."""
-    monkeypatch.setattr("tamis.lock.STALE_S", 3.0)
-    store = Store(f"{bucket.url}/out", bucket.storage_options)
-    s3_job(bucket, "out", []).run(executor="inline", shard="2/2", shard_wait=0)
-    dead = {"owner": "dead", "host": "elsewhere", "process": 1, "shard": "1/2", "renewed": time.time()}
-    store.write(".tamis/shards/0001.lock", json.dumps(dead).encode())
-    assert s3_job(bucket, "out", []).run(executor="inline", shard="1/2", shard_wait=0).state == "finished"
-
-    s3_job(bucket, "both", []).run(executor="inline", shard="2/2", shard_wait=0)
-    with ShardLedger(Store(f"{bucket.url}/both", bucket.storage_options), parse_shard("1/2")) as alive:
-        alive.join()
-        monkeypatch.setattr("tamis.executors.sharding.platform", SimpleNamespace(node=lambda: "another machine"))
-        with pytest.raises(LedgerError, match="shard 1/2 is running already"):
-            s3_job(bucket, "both", []).run(executor="inline", shard="1/2", shard_wait=0)

@@ -6,7 +6,8 @@ import pytest
 
 import tamis
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline
-from tamis.cli import NOT_OK, main
+from tamis.cli import main
+from tamis.commands.printing import NOT_OK
 from tamis.errors import LedgerError
 from tamis.events import PartitionCommitted
 from tamis.sampling import Sample

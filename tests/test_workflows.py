@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
-from tamis.dedup import Groups, SemanticDedup
+from tamis.dedup import Groups, ImageDedup, SemanticDedup
 from tamis.dedup.commands import app
 from tamis.errors import ParameterError, SourceError
 from tamis.workflows import (
@@ -221,3 +221,12 @@ def test_texts_are_embedded_and_deduplicated(tmp_path):
         executor="inline"
     )
     assert report.kept == 2
+
+
+@pytest.mark.parametrize("command", [each.callback for each in app.registered_commands[:-1]])  # the last is explain
+def test_commands_workflows_and_operators_have_the_same_defaults(command):
+    workflow = command.__wrapped__("in/", "out/")
+    step = workflow.step()
+    # The operator also compares hashes without images, of which none is the largest.
+    known = {"keep": "largest"} if isinstance(step, ImageDedup) else {}
+    assert step == type(step)(**known) == type(workflow)("in/", "out/").step()

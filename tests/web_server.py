@@ -14,60 +14,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import threading
 from collections import Counter
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.loopback import LoopbackServer
 
-class WebServer:
-    def __init__(self, robots: str | int = 404) -> None:
-        """`robots` is the text of robots.txt, or the status of the reply to a request for it."""
+
+class WebServer(LoopbackServer):
+    def __init__(self, robots: str | bytes | int = 404) -> None:
+        """`robots` is the text of robots.txt, also compressed with gzip, or the status of the reply to a request for it."""
+        super().__init__()
         self.robots = robots
         self.requests: list[str] = []
         self.agents: set[str] = set()
-        self.most_at_a_time = 0
-        self._at_a_time = 0
         self._seen: Counter[str] = Counter()
-        self._held: set[asyncio.Task[None]] = set()
-
-    def __enter__(self) -> WebServer:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        start = asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result()
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        async def end() -> None:
-            self._server.close()
-            for task in self._held:
-                task.cancel()
-            await asyncio.gather(*self._held, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._held.add(task)
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                self._at_a_time += 1
-                self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
-                try:
-                    await self._reply(head.decode("latin-1"), writer)
-                finally:
-                    self._at_a_time -= 1
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._held.discard(task)
-            writer.close()
 
     async def _reply(self, head: str, writer: asyncio.StreamWriter) -> None:
         target = head.split(" ")[1]
@@ -76,6 +36,8 @@ class WebServer:
         path, query = unquote(urlsplit(target).path), parse_qs(urlsplit(target).query)
         kind, _, name = path.strip("/").partition("/")
         if path == "/robots.txt":
+            if isinstance(self.robots, bytes):
+                return send(writer, 200, self.robots, {"Content-Encoding": "gzip"})
             status, body = (200, self.robots.encode()) if isinstance(self.robots, str) else (self.robots, b"")
             return send(writer, status, body)
         if kind == "status":

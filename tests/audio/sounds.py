@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import wave
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -28,12 +29,25 @@ def silence(seconds: float, rate: int = 16_000, channels: int = 1) -> np.ndarray
 
 
 def sound(samples: np.ndarray, rate: int = 16_000, format_: str = "wav", **options) -> bytes:
-    """A file of samples. Formats beyond those that Tamis writes: m4a, aac, mp4 (with pictures), wav8."""
+    """A file of samples. Formats beyond those that Tamis writes: m4a, aac, mp4 (with pictures), wav8, and "container/codec"."""
     if format_ == "wav8":
         return _eight_bits(samples, rate)
+    if "/" in format_:
+        return _muxed(samples, rate, *format_.split("/"))
     if format_ in ("m4a", "aac", "mp4"):
         return _aac(samples, rate, format_)
     return encoded(samples, rate, format_, **options)
+
+
+def _muxed(samples: np.ndarray, rate: int, container: str, codec: str) -> bytes:
+    target = io.BytesIO()
+    with av.open(target, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=rate, layout={1: "mono", 2: "stereo"}[len(samples)])
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=stream.layout.name)
+        frame.sample_rate, frame.pts = rate, 0
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return target.getvalue()
 
 
 def _eight_bits(samples: np.ndarray, rate: int) -> bytes:

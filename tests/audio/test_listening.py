@@ -25,7 +25,7 @@ from tamis.audio.speech import Speeches
 from tamis.audio.voices import cluster
 from tamis.batch import Batch
 from tamis.context import Context
-from tamis.errors import ParameterError, SourceError
+from tamis.errors import ColumnError, ParameterError, SourceError
 from tamis.models.dnsmos import Graphs, Rating
 from tamis.models.files import AUDIO_DEFAULTS, ModelError, find
 from tamis.models.onnx import open_session
@@ -209,6 +209,8 @@ def test_turns_are_read_from_rttm_and_written_to_it(tmp_path):
     (tmp_path / "bad.rttm").write_text("SPEAKER talk 1 x\n")
     with pytest.raises(SourceError, match="line 1"):
         SpeakerTurns(rttm=str(tmp_path)).check()
+    with pytest.raises(ColumnError, match="reads column `begin`"):
+        Pipeline(AudioReader(str(tmp_path / "*.wav")), RttmWriter(str(tmp_path / "none"))).run(executor="inline")
 
 
 def test_a_row_that_cannot_be_decoded_fails_alone(tmp_path):

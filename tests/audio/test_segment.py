@@ -8,6 +8,7 @@ import pytest
 
 from tamis.audio.decode import recordings, waveforms
 from tamis.audio.edit import AudioConvert, AudioInfo, AudioMono, AudioNormalize, AudioResample, AudioTrim
+from tamis.audio.files import encoded
 from tamis.audio.segment import AudioSlice, AudioSplit, AudioWindows, TranscriptSegments
 from tamis.audio.signal import signals
 from tamis.batch import Batch
@@ -129,6 +130,20 @@ def test_maps_change_only_what_they_must():
     assert [column.to_pylist()[:2] for column in info.values()] == [
         [1.0, 1.0], [44_100, 16_000], [2, 1], ["pcm_s16le", "flac"], [16, 16],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format_", "rate"), [("mp3", 96_000), ("mp3", 4_000), ("opus", 96_000), ("mp3", 22_050)])
+def test_a_format_without_the_sample_rate_gets_another_one(format_, rate):
+    batch = batch_of(sound(tone(1, rate), rate))
+    made = recordings(batch.with_columns(AudioConvert(format=format_).apply(batch)), "audio")[0]
+    assert made.info.rate == (rate if rate == 22_050 else 48_000)
+    assert made.info.duration == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize(("format_", "channels"), [("mp3", 6), ("flac", 9), ("opus", 9)])
+def test_more_channels_than_a_format_has_are_an_error(format_, channels):
+    with pytest.raises(AudioError, match=f"{format_} has at most . channels, and it has {channels}"):
+        encoded(tone(1, channels=channels), 16_000, format_)
 
 
 def test_loudness_is_normalized():

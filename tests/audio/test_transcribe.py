@@ -1,7 +1,10 @@
 """Recognizers: real ones on real speech, and small ones of other architectures against transformers' own output."""
 
 import json
+import logging
+import mmap
 import re
+import resource
 import shutil
 
 import numpy as np
@@ -13,13 +16,15 @@ from tamis import Pipeline, Rows
 from tamis.audio import AudioEmbed, AudioSamples, SentenceSegments, Transcribe, TranscriptAlignment, WordErrorRate
 from tamis.audio.decode import RATE
 from tamis.audio.files import encoded
+from tamis.audio.transcribe import recognizer_resources
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.dedup import SemanticDedup
 from tamis.kernels.ctc import align
 from tamis.models import mel
 from tamis.models.files import ModelError
-from tamis.models.recognizers import find_recognizer, pieces
+from tamis.models.moonshine import Moonshine
+from tamis.models.recognizers import Wish, find_recognizer, open_recognizer, pieces
 from tests.audio.speech import TEXT, seconds, speech
 
 
@@ -45,6 +50,47 @@ def test_the_default_recognizer_reads_a_long_recording_in_pieces():
     assert found["transcript"][1].as_py().lower().startswith("it was the best of times")
     assert found["transcript_language"].to_pylist() == ["en", "en"]
     assert all(0.5 < value <= 1 for value in found["transcript_confidence"].to_pylist())
+
+
+def test_the_fast_decoder_computes_what_the_graph_of_moonshine_computes():
+    model = Moonshine(find_recognizer("moonshine-tiny"))
+    decoder, clip = model._decoder, seconds(1, 4)
+    assert decoder is not None
+    model._decoder = None  # the graph alone
+    tokens, expected = model._tokens(clip)
+    scores, following = model._begin(clip, 30)
+    model._decoder = decoder
+    own_scores, own_following = model._begin(clip, 30)
+    assert np.array_equal(own_scores, scores)
+    # A number that lies between two 8-bit values may be rounded to the other one, which changes scores by a few tenths.
+    for token in tokens:
+        np.testing.assert_allclose(own_following(token), following(token), atol=1)
+    found, logarithms = model._tokens(clip)
+    assert found == tokens
+    np.testing.assert_allclose(logarithms, expected, atol=0.1)
+
+
+@pytest.mark.parametrize("model", ["moonshine-tiny", "whisper-tiny.en"])
+def test_transcripts_do_not_depend_on_the_other_clips_of_a_batch(model):
+    waves = [seconds(1, 4), seconds(4.5, 13), seconds(21, 25), seconds(1, 1.05)]
+    step = Transcribe(model).open(Context())
+    together = step.apply(batch_of(*waves))
+    backwards = step.apply(batch_of(*waves[::-1]))
+    for row, wave in enumerate(waves):
+        alone = step.apply(batch_of(wave))
+        for name, column in alone.items():
+            assert column[0] == together[name][row] == backwards[name][len(waves) - 1 - row], (row, name)
+
+
+def test_whisper_computes_one_clip_after_another_in_the_same_memory():
+    recognizer = open_recognizer(find_recognizer("whisper-tiny.en"))
+    clips = [seconds(1, 3)] * 4
+    recognizer.transcribe(clips, Wish(max_tokens=2))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    recognizer.transcribe(clips, Wish(max_tokens=2))
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    attention = 4 * 6 * 1500 * 1500  # bytes of one layer: heads, positions, positions
+    assert faults * mmap.PAGESIZE < len(clips) * attention
 
 
 def test_whisper_gives_times_and_does_not_mix_rows():
@@ -125,6 +171,50 @@ def test_a_whisper_folder_gives_what_transformers_gives(small_whisper):
     texts = [tokenizer.decode([t for t in row.tolist() if t < 50256]).strip() for row in expected]
     assert found["transcript"].to_pylist() == texts
     assert all(0 < value < 1 for value in found["transcript_confidence"].to_pylist())
+
+
+def test_advice_of_transformers_to_its_programmers_is_not_printed(small_whisper):
+    folder, model = small_whisper
+    printed: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = printed.append
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        recognizer = open_recognizer(find_recognizer(folder))
+        recognizer.transcribe([seconds(1, 2)], Wish(max_tokens=4))
+        assert not printed
+        model.generate(torch.zeros(1, 80, 3000), max_new_tokens=4)
+        assert printed, "without care it is printed for each batch"
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+
+
+def test_fewer_clips_at_a_time_are_transcribed_when_gpu_memory_runs_out(small_whisper):
+    folder, _ = small_whisper
+    recognizer = open_recognizer(find_recognizer(folder))
+    waves = [seconds(begin, begin + 2) for begin in range(5)]
+    expected = recognizer.transcribe(waves, Wish(max_tokens=4))
+    generate, sizes = recognizer._module.generate, []
+
+    def with_little_memory(features, **options):
+        sizes.append(len(features))
+        if len(features) > 2:
+            raise torch.cuda.OutOfMemoryError
+        return generate(features, **options)
+
+    recognizer._module.generate = with_little_memory
+    found = recognizer.transcribe(waves, Wish(max_tokens=4))
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert sizes == [5, 2, 2, 1]
+    recognizer.transcribe(waves[:3], Wish(max_tokens=4))
+    assert sizes[4:] == [2, 1], "what fits is remembered"
+
+
+def test_a_recognizer_on_a_gpu_asks_for_a_part_of_it(small_whisper):
+    for model in (small_whisper[0], "whisper-tiny.en"):
+        found = find_recognizer(model)
+        assert not recognizer_resources(found, on_gpu=False).uses_gpu
+        assert 0 < recognizer_resources(found, on_gpu=True).gpus < 1
 
 
 @pytest.fixture(scope="module", params=["group", "layer"])

@@ -35,12 +35,13 @@ def test_edits_equal_those_of_jiwer_on_real_text():
     references = [" ".join(TEXT.split()[: rng.randint(1, 110)]) for _ in range(60)]
     hypotheses = [noisy(text, rng) for text in references]
     words, counts = word_edits(pa.array(references), pa.array(hypotheses))
-    chars, _ = char_edits(pa.array(references), pa.array(hypotheses))
+    chars, lengths = char_edits(pa.array(references), pa.array(hypotheses))
     for row, (reference, hypothesis) in enumerate(zip(references, hypotheses, strict=True)):
         assert words[row] == jiwer_counts(reference, hypothesis, jiwer.process_words)
         assert chars[row] == jiwer_counts(reference, hypothesis, jiwer.process_characters)
-    table = pa.table({"word_edits": words, "reference_words": counts, "char_edits": chars, "reference_chars": counts})
+    table = pa.table({"word_edits": words, "reference_words": counts, "char_edits": chars, "reference_chars": lengths})
     assert error_rates(table)["wer"] == pytest.approx(jiwer.wer(references, hypotheses))
+    assert error_rates(table)["cer"] == pytest.approx(jiwer.cer(references, hypotheses))
 
 
 @given(st.lists(st.tuples(st.text("ab é🎵", max_size=200), st.text("ab é🎵", max_size=200)), min_size=1, max_size=4))
@@ -62,6 +63,12 @@ def test_a_transcript_is_compared_without_case_and_punctuation():
     assert normalized(pa.array(["Grüße, 你好！"])).to_pylist() == ["grüße 你好"]  # noqa: RUF001
 
 
+def test_every_space_of_unicode_separates_words():
+    text = " ".join(f"word{char}" for char in map(chr, range(0x3100)) if char.isspace())
+    found = normalized(pa.array([text]), ignore_case=False, ignore_punctuation=False).to_pylist()
+    assert found == [" ".join(text.split())]
+
+
 def test_edges_are_compared_alone():
     text = "a long sentence that nobody cut at its very end"
     scores = (
@@ -71,6 +78,25 @@ def test_edges_are_compared_alone():
     )
     assert scores["edge_cer"].tolist()[0] == 0
     assert scores["edge_cer"].tolist()[1] > 0.5 > scores["cer"].tolist()[1]
+    assert scores["edge_cer"].tolist()[1] == jiwer.cer(text[-12:], text[:-9][-12:])
+
+
+def test_rows_without_a_reference_can_be_kept():
+    rows = [
+        {"transcript": "a b", "text": "a b"},
+        {"transcript": "a b", "text": None},
+        {"transcript": "a b", "text": "c d"},
+    ]
+    step = WordErrorRate(keep_without_text=True)
+    report = Pipeline(Rows(rows), step).run(executor="inline")
+    assert (report.kept, report.dropped) == (2, {"wer > 0.75": 1})
+    alone = [{"transcript": row["transcript"]} for row in rows]
+    assert Pipeline(Rows(alone), step).run(executor="inline").kept == 3
+    scores = Pipeline(Rows(rows), step.changed(score_only=True)).collect(executor="inline")
+    assert scores["wer"].to_pylist() == [0.0, None, 1.0]
+    other = [{"transcript": "a b", "said": "c d"}, {"transcript": "a b", "said": " "}]
+    named = step.changed(reference="said")
+    assert Pipeline(Rows(other), named).run(executor="inline").dropped == {"wer > 0.75": 1}
 
 
 def test_the_report_has_the_edits_of_the_corpus():
@@ -102,7 +128,7 @@ def test_speech_rate_is_per_second_and_needs_a_duration():
         ("Thanks for watching!", "invented_phrase > 0"),
         ("a b " * 20, "unique_words < 0.4"),
         ("and so we all went down to that new shop near our old house because " + "he said " * 6, "repeats > 5"),
-        ("an honest pneumonoultramicroscopicsilicovolcanoconiosis", "longest_word > 25"),
+        ("an honest antidisestablishmentarian", "longest_word > 24"),  # 25 characters
         ("a b c incomprehensibilities", "longest_word_ratio >= 3"),
     ],
 )

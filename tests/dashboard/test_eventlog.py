@@ -96,6 +96,22 @@ def test_the_log_stays_small_however_many_events_there_are(tmp_path):
     assert (summed.read, summed.kept) == (300_000, 210_000)
 
 
+def test_samples_that_arrive_late_are_put_where_they_belong(tmp_path):
+    """A driver that is busy for nine seconds emits what was measured meanwhile at once."""
+    clock = [100.0]
+    log = EventLog(Store(str(tmp_path)), clock=lambda: clock[0])
+    with log:
+        log(RunStarted("out", ("a > b",), 1, 10**9, 1, 0))
+        log(StageStarted(0, "a > b", 1, 0, 1_000))
+        log(PartitionStarted(0, 0, 0))
+        clock[0] = 110.0
+        log(PartitionProgress(0, 0, 0, 70, 700))
+        for age in (9.0, 5.0, 0.0):
+            log(MemorySampled(10**8, 10**8, 10**9, age_s=age))
+    (state,) = read_states(Store(str(tmp_path))).values()
+    assert [(time, rows) for time, _, _, rows, *_ in state["samples"]] == [(1.0, 0), (5.0, 0), (10.0, 70)]
+
+
 def test_a_run_continues_if_the_log_cannot_be_written(tmp_path):
     (tmp_path / "out" / ".tamis").mkdir(parents=True)
     (tmp_path / "out" / FOLDER).write_text("a file where the folder should be")

@@ -14,16 +14,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tamis import JsonlReader, ParquetReader, ParquetWriter, Pipeline, Rows
+from tamis import (
+    AudioReader,
+    Batch,
+    FolderWriter,
+    ImageReader,
+    JsonlReader,
+    JsonlWriter,
+    ParquetReader,
+    ParquetWriter,
+    Pipeline,
+    Rows,
+)
+from tamis.audio import AudioWindows
 from tamis.cli import main
 from tamis.dashboard.duplicates import differences
-from tamis.dashboard.markup import element, embedded, marked, page, plain, text
+from tamis.dashboard.markup import element, marked, page, plain, text
+from tamis.dashboard.near import kept_near_bounds
 from tamis.dashboard.report_page import heavy_parts, report_page, write_report_page
+from tamis.dashboard.resources import bottleneck_text, rates, resources
+from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import load_run
-from tamis.dashboard.scores import bounds_of, read_scores
+from tamis.dashboard.samples import Samples
+from tamis.dashboard.scores import Bound, bounds_of, read_scores
+from tamis.dedup import ExactDedup
 from tamis.errors import LedgerError
 from tamis.eventlog import FOLDER
-from tamis.recipes.load import recorded
+from tamis.image import ImageSize
+from tamis.parameters import format_bytes
+from tamis.recipes.load import Recipe, Step, recorded
 from tamis.recipes.rethreshold import rethreshold
 from tamis.text import C4Quality, GopherQuality, GopherRepetition, RepeatedLines, WordCount
 from tests.dashboard.conftest import documents
@@ -95,13 +114,6 @@ def test_long_texts_are_cut_around_their_marks():
 def test_differences_show_both_texts_and_nothing_else(kept, other):
     read = Reader(differences(kept, other))
     assert {tag for tag, _ in read.tags} <= {"ins", "del", "span"}
-
-
-@given(st.dictionaries(ANYTHING, ANYTHING, max_size=3))
-def test_embedded_json_cannot_end_its_element(value):
-    written = embedded(value)
-    assert json.loads(written) == value
-    assert not set(written) & set("<>&")
 
 
 def test_the_policy_of_a_page_allows_its_own_styles_and_script_alone():
@@ -188,6 +200,61 @@ def test_media_are_shown_as_thumbnails_and_players(tmp_path):
     }
 
 
+def picture_at(path, color):
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(np.full((48, 64, 3), color, np.uint8)).save(path)
+
+
+def media_of(output):
+    """What the page of a run shows of media: tags with a source, and why there is none."""
+    seen = Reader(rows(load_run(output), Samples(load_run(output)).collect()))
+    return [(tag, each["src"][:22]) for tag, each in seen.tags if "src" in each], [
+        t for t in seen.texts if "stored" in t
+    ]
+
+
+def test_files_that_rows_refer_to_are_shown(tmp_path):
+    for number in range(3):
+        picture_at(tmp_path / "photos" / f"{number}.png", 80 * number)
+    (tmp_path / "sounds").mkdir()
+    with wave.open(str(tmp_path / "sounds" / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(np.sin(np.arange(16000) / 9).astype(np.float16).tobytes())
+    output = str(tmp_path / "out")
+    small = ImageSize(min_width=1_000)
+    Pipeline(ImageReader(str(tmp_path / "photos")), small, JsonlWriter(output)).run(executor="inline", rejects=True)
+    assert media_of(output) == ([("img", "data:image/jpeg;base64")] * 3, [])
+    output = str(tmp_path / "sounds-out")
+    Pipeline(AudioReader(str(tmp_path / "sounds")), FolderWriter(output)).run(executor="inline")
+    assert media_of(output) == ([("img", "data:image/jpeg;base64"), ("audio", "data:audio/ogg;base64,")], [])
+    output = str(tmp_path / "parts-out")
+    parts = AudioWindows(window_s=0.5)
+    Pipeline(AudioReader(str(tmp_path / "sounds")), parts, JsonlWriter(output)).run(executor="inline")
+    assert media_of(output) == ([("img", "data:image/jpeg;base64"), ("audio", "data:audio/ogg;base64,")] * 2, [])
+
+
+def test_a_reference_in_data_shows_no_other_file_of_the_machine(tmp_path):
+    picture_at(tmp_path / "private" / "me.png", 200)
+    path = str(tmp_path / "private" / "me.png")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"text": "a b", "image": {"bytes": None, "path": path}}) + "\n")
+    for output, least in (("kept", 1), ("dropped", 3)):
+        steps = [JsonlReader(str(tmp_path / "in")), WordCount(min_words=least), ParquetWriter(str(tmp_path / output))]
+        Pipeline(*steps).run(executor="inline", rejects=True)
+        shown, notes = media_of(str(tmp_path / output))
+        assert shown == []
+        assert notes[0].startswith(f"stored in {path}: ")
+        assert "outside" in notes[0]
+
+
+def test_a_threshold_is_shown_with_all_digits():
+    assert [str(Bound("s", "p", "n", "maximum", value)) for value in (89_478_485.0, 0.65, 100_000.0)] == [
+        "n <= 89478485",
+        "n <= 0.65",
+        "n <= 100000",
+    ]
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     with pytest.raises(LedgerError):
         write_report_page(str(tmp_path), tmp_path / "page.html")
@@ -247,3 +314,119 @@ def test_bounds_know_the_parameters_that_set_them():
     assert found["gopher_word_length", "maximum"] == "max_word_length"
     assert {bound.parameter for bound in bounds_of("c", C4Quality())} >= {"min_sentences", "max_lorem_ipsum"}
     assert all(bound.parameter for bound in bounds_of("r", GopherRepetition()))
+
+
+def steps_of(view):
+    return Recipe(tuple(Step(name, dict(given)) for name, given in view.steps)).operators()
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_kept_rows_near_a_threshold_are_shown_with_their_scores(tmp_path, gathered):
+    """Rows have 1 to 40 words, in two files; at least 20 are required. Texts come from the output, or else from the input."""
+    for name, words in (("a", range(1, 41, 2)), ("b", range(2, 41, 2))):
+        rows = [{"id": f"{name}{count}", "text": " ".join(["word"] * count)} for count in words]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [WordCount(min_words=20), *([ExactDedup()] if gathered else [])]
+    source = JsonlReader(str(tmp_path / "*.jsonl"))
+    Pipeline(source, *steps, ParquetWriter(str(tmp_path / "out"))).run(executor="inline", scores=True, progress=False)
+    view = load_run(str(tmp_path / "out"))
+    scores = read_scores(view.store, steps_of(view))
+    found = kept_near_bounds(view, scores, Samples(view))
+    assert [sample.reason for sample in found] == ["words >= 20"] * 6
+    assert [dict(sample.details)["words"] for sample in found] == ["20", "21", "22", "23", "24", "25"]
+    assert [len(sample.text.split()) for sample in found] == [20, 21, 22, 23, 24, 25]
+    assert {sample.outcome for sample in found} == {"passed the filters" if gathered else "kept"}
+    if not gathered:
+        assert [sample.title for sample in found] == ["b20", "a21", "b22", "a23", "b24", "a25"]
+        (tmp_path / "a.jsonl").unlink()
+        (tmp_path / "b.jsonl").unlink()
+        assert len(kept_near_bounds(view, scores, Samples(view))) == 6, "the output has them"
+    assert "borderline, " in report_page(view)
+
+
+def test_memory_is_shown_by_role_of_processes(tmp_path):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"word number {n}"}) + "\n" for n in range(50)))
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), WordCount(min_words=1), ParquetWriter(str(tmp_path / "out"))).run(
+        workers=1, progress=False
+    )
+    shown = " ".join(Reader(resources(load_run(str(tmp_path / "out")))).texts)
+    assert "Memory by role of the processes" in shown
+    assert "driver" in shown
+    assert "worker" in shown
+
+
+def test_steps_are_the_bottleneck_only_if_they_took_the_time(tmp_path):
+    steps = [Rows(documents()), WordCount(min_words=1), ExactDedup(), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(*steps).run(executor="inline")
+    view = load_run(str(tmp_path / "out"))
+    slow = max(view.report.operators, key=lambda op: op["seconds"])["name"]
+    view.report.seconds = sum(op["seconds"] for op in view.report.operators)
+    assert bottleneck_text(view).startswith(f"The bottleneck is {slow}: it takes ")
+    view.report.seconds += 100.0
+    assert "most of which went to start-up and compiling kernels" in bottleneck_text(view)
+    view.log["calls"] = [{"stage": 0, "from_s": 10.0, "to_s": 90.0}]
+    assert bottleneck_text(view).endswith(f"went to decisions about all rows. The slowest step is {slow}.")
+
+
+def test_no_role_held_more_than_the_run_whatever_the_caller_held_before(tmp_path):
+    before = np.ones(400_000_000, np.uint8)
+    out = str(tmp_path / "out")
+    report = Pipeline(Rows(documents()), WordCount(min_words=1), ParquetWriter(out)).run(executor="inline")
+    assert before.nbytes > 1.5 * report.peak_memory_bytes, "what was there before does not count"
+    shown = Reader(resources(load_run(out))).texts
+    assert shown[shown.index("driver") + 2] == format_bytes(report.peak_memory_bytes)
+    assert shown.count(f"peak {format_bytes(report.peak_memory_bytes)}") == 1, "the curve says the same"
+
+
+def test_the_page_of_shards_adds_up_what_each_of_them_did(tmp_path):
+    """Two of three shards have run; then the third one, which merges."""
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": "a b c d"[: n + 1]}) + "\n" for n in range(7))
+        )
+
+    def run(shard):
+        Pipeline(
+            JsonlReader(str(tmp_path / "*.jsonl"), files_per_partition=1),
+            WordCount(min_words=2),
+            JsonlWriter(str(tmp_path / "out")),
+        ).run(executor="inline", shard=f"{shard}/3", shard_wait=0, progress=False)
+        view = load_run(str(tmp_path / "out"))
+        return view, " ".join(Reader(report_page(view)).texts)
+
+    run(1)
+    view, shown = run(2)
+    assert (view.state, view.report.read, view.report.kept) == ("shard", 14, 10)
+    assert "Shard finished" in shown
+    view, shown = run(3)
+    assert (view.state, view.report.read, view.report.kept) == ("finished", 21, 15)
+    assert "Finished" in shown
+    assert "words < 2" in shown
+
+
+def test_the_rate_is_an_average_between_reports_of_rows_and_zero_while_a_step_decides():
+    bursts = [(second, 0, 0, 100 * (second // 2)) for second in range(11)]  # 100 rows every two seconds
+    assert rates(bursts, 1) == [(second, 50.0) for second in range(2, 11, 2)]
+    then = [*bursts, (20, 0, 1, 0), (22, 0, 1, 100)]
+    assert rates(then, 1)[5:] == [(11, 0.0), (20, 0.0), (22, 50.0)]
+
+
+def test_a_run_that_stopped_before_its_last_stage_does_not_claim_that_no_row_is_kept(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.jsonl").write_text(json.dumps({"text": f"row {name}"}) + "\n")
+    done = []
+
+    def stop_at_the_second(batch: Batch) -> dict[str, list[int]]:
+        if done:
+            raise KeyboardInterrupt
+        done.append(1)
+        return {"n": [1] * len(batch)}
+
+    source, output = JsonlReader(str(tmp_path / "in"), files_per_partition=1), str(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline(source, stop_at_the_second, ExactDedup(), ParquetWriter(output)).run(executor="inline", progress=False)
+    html = report_page(load_run(output))
+    assert "The last stage, which writes the rows that are kept, has not begun." in html
+    assert "Rerun the same command to resume." in html
+    assert "Rows kept" not in html

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -142,3 +144,13 @@ def test_a_port_that_is_taken_is_an_error_with_a_hint(finished, capsys):
         assert "--port" in capsys.readouterr().err
         with pytest.raises(ParameterError):
             serve([finished], port=port, announce=print)
+
+
+def test_a_folder_without_a_run_is_named_after_the_address(finished, tmp_path):
+    command = [sys.executable, "-m", "tamis", "dashboard", finished, str(tmp_path / "typo"), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        process.terminate()
+    assert lines[0].startswith("dashboard: http://127.0.0.1:")
+    assert lines[1] == f"note: there is no run in {tmp_path}/typo yet; the page shows it as soon as it starts\n"

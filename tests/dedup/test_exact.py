@@ -215,23 +215,61 @@ def test_units_work_in_workers_after_other_steps_and_on_renamed_columns(tmp_path
     assert found == [f"{LINE}\nnumber 0 of the documents!"] + [f"number {n} of the documents!" for n in range(1, 6)]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=6), min_size=1, max_size=8), st.integers(1, 4))
-def test_remaining_lines_are_those_of_the_naive_reference(documents, per_partition):
-    seen, expected = set(), []
-    for document in documents:
-        left = []
-        for line in document:
-            if line not in seen:
-                left.append(line)
-            seen.add(line)
-        if document and not left:
-            continue
-        expected.append("\n".join(left) if len(left) < len(document) else "\n".join(document))
+def test_text_is_cut_only_if_a_document_that_is_kept_has_it():
+    """The second document is dropped, so that the copy of its last line in the third one is the only one left."""
+    rows = [
+        {"text": f"{LINE}\nfirst of its kind in here, and long enough\n"},
+        {"text": f"{LINE}\nthe only copy of this one"},
+        {"text": "the only copy of this one\nand some text of its own, which is longer"},
+        {"text": "the only copy of this one\nand the fourth has text of its own, too"},
+    ]
+    found = kept(rows, ExactDedup(unit="line"))
+    assert found == [rows[0], rows[2], {"text": "and the fourth has text of its own, too"}]
+
+
+def test_an_index_has_no_lines_of_documents_that_were_dropped(tmp_path):
+    step = lambda **k: ExactDedup(unit="line", against=str(tmp_path / "index"), **k)  # noqa: E731
+    rows = [
+        {"text": f"{LINE}\nfirst of its kind in here, and long enough\n"},
+        {"text": f"{LINE}\nthe only copy of this one"},
+    ]
+    assert kept(rows, step(update=True)) == rows[:1]
+    later = [{"text": f"{LINE}\nthe only copy of this one\nand some text of its own, which is longer"}]
+    assert kept(later, step()) == [{"text": "the only copy of this one\nand some text of its own, which is longer"}]
+
+
+def lines_left(documents, max_removed):
+    """The naive reference: drop documents that lose too much, then cut what an earlier one of the others has."""
+
+    def cut(documents):
+        seen = set()
+        for document in documents:
+            left = []
+            for line in document:
+                if line not in seen:
+                    left.append(line)
+                seen.add(line)
+            yield left
+
+    def is_kept(document, left):
+        lost = len(document) - len(left)  # all lines have the same length
+        return lost <= max_removed * len(document) and not (lost and not left)
+
+    staying = [document for document, left in zip(documents, cut(documents), strict=True) if is_kept(document, left)]
+    return ["\n".join(left) for left in cut(staying)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
+)
+def test_remaining_lines_are_those_of_the_naive_reference(documents, per_partition, max_removed):
     table = pa.table({"text": pa.array(["\n".join(document) for document in documents], pa.string())})
-    step = ExactDedup(unit="line", min_unit_bytes=1, max_removed=1.0)
+    step = ExactDedup(unit="line", min_unit_bytes=1, max_removed=max_removed)
     found = Pipeline(Rows(table, rows_per_partition=per_partition), step).collect(executor="inline")
-    assert (found["text"].to_pylist() if found.num_rows else []) == expected
+    assert (found["text"].to_pylist() if found.num_rows else []) == lines_left(documents, max_removed)
 
 
 def test_result_does_not_depend_on_the_executor(executor):

@@ -3,8 +3,9 @@
 import json
 import os
 import random
+import shutil
 import signal
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows, placement
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows, placement
 from tamis.batch import Batch
 from tamis.dedup import FuzzyDedup, Groups
 from tamis.dedup.fuzzy import best_split
@@ -25,6 +26,7 @@ from tamis.kernels import groups as groups_kernel
 from tamis.memory.budget import PoolNeed
 from tamis.memory.governor import Learned, pool_needs
 from tamis.models import devices
+from tests.dedup.deduplicate import kept_and_pairs
 
 VOCABULARY = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=3 + n % 6)) for n in range(4000)]
 
@@ -62,15 +64,8 @@ def planted(num, seed=0, size=100, most=4):
 
 def fates(rows, step, per_partition=50, **options):
     """(ids of the kept rows, pairs as {id: (kept id, similarity)})."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"executor": "inline", **options}
-        Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(**options)
-        files = sorted(Path(folder, "out").glob("*.parquet"))
-        kept = [name for file in files for name in pq.read_table(file)["id"].to_pylist()]
-        pairs = Groups.load(f"{folder}/out").table()
-        return kept, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs.to_pylist()}
+    kept, pairs = kept_and_pairs(rows, step, per_partition, **options)
+    return kept, {row["id"]: (row["kept_id"], row["similarity"]) for row in pairs}
 
 
 # ------------------------------------------------------------------------------------------------------ decisions
@@ -421,11 +416,7 @@ def test_invalid_parameters_are_rejected(parameters, message):
 
 
 def test_too_little_disk_space_is_reported_before_the_work_begins(monkeypatch):
-    import shutil
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, 10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=100, used=90, free=10))
     with pytest.raises(BudgetError, match="of disk"):
         Pipeline(Rows(planted(20)), FuzzyDedup()).run(executor="inline")
 

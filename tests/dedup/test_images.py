@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +21,7 @@ from tamis.dedup.explain import explain_row, explanation_text
 from tamis.errors import ParameterError
 from tamis.image import ImageDigest
 from tamis.kernels.hamming import Substrings
+from tests.dedup.deduplicate import kept_and_pairs
 
 
 def planted(count, bits=64, radius=8, seed=0):
@@ -62,15 +61,8 @@ def naive(hashes, radius, order=None):
 
 def fates(rows, step, per_partition=50, **options):
     """(ids of the kept rows, {dropped id: (kept id, bits)})"""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(
-            **{"executor": "inline", **options}
-        )
-        assert report.balances
-        files = sorted(Path(folder, "out").glob("*.parquet"))
-        kept = [name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist()]
-        pairs = Groups.load(f"{folder}/out").table().to_pylist()
-        return kept, {row["id"]: (row["kept_id"], row["bits"]) for row in pairs}
+    kept, pairs = kept_and_pairs(rows, step, per_partition, **options)
+    return kept, {row["id"]: (row["kept_id"], row["bits"]) for row in pairs}
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions

@@ -68,7 +68,7 @@ def test_a_run_resumed_after_the_index_changed_uses_the_new_index(tmp_path, monk
     run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
     step = ExactDedup(against=index)
     with monkeypatch.context() as patch:
-        patch.setattr(ExactDedup, "_resolve_rows", lambda *args: 1 / 0)
+        patch.setattr(ExactDedup, "resolve_rows", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(texts(range(6)), step, tmp_path / "two")
     run(texts(range(3, 5)), ExactDedup(against=index, update=True), tmp_path / "three")
@@ -116,7 +116,9 @@ def test_a_changed_index_invalidates_earlier_decisions(tmp_path):
     run(texts(range(3)), ExactDedup(against=index, update=True), tmp_path / "one")
     assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 3
     run(texts(range(5, 6)), ExactDedup(against=index, update=True), tmp_path / "two")
-    assert run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out").kept == 2
+    report = run(texts(range(2, 6)), ExactDedup(against=index), tmp_path / "out")
+    assert report.kept == 2
+    assert report.notes == ["step 2, `exact_dedup`: its index changed"]
 
 
 def test_another_output_at_the_same_path_does_not_replace_the_generation(tmp_path):

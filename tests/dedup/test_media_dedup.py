@@ -1,14 +1,11 @@
 """Deduplication of real files: sounds and videos that were encoded again, made louder or smaller, or cut."""
 
 import io
-import tempfile
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import av
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -22,21 +19,15 @@ from tamis.recipes.load import load_recipe
 from tamis.video import VideoDigest, VideoHashes
 from tamis.video.decode import Track
 from tamis.video.hashing import sampled_hashes
+from tests.dedup.deduplicate import kept_and_pairs
 
 RATE = 16_000
 
 
-def fates(rows, step, per_partition=50):
+def fates(rows, step, per_partition=50, **options):
     """(ids of the kept rows, {dropped id: (kept id, similarity, offset in seconds)})"""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(folder)).run(
-            executor="inline"
-        )
-        assert report.balances
-        files = sorted(Path(folder).glob("*.parquet"))
-        kept = [name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist()]
-        pairs = Groups.load(folder).table().to_pylist()
-        return kept, {row["id"]: (row["kept_id"], row["similarity"], row["offset"]) for row in pairs}
+    kept, pairs = kept_and_pairs(rows, step, per_partition, **options)
+    return kept, {row["id"]: (row["kept_id"], row["similarity"], row["offset"]) for row in pairs}
 
 
 def melody(seconds, seed, rate=RATE):
@@ -187,7 +178,7 @@ def test_copies_and_parts_of_a_video_are_found_with_their_offset(videos):
 
 
 def test_files_with_the_same_frames_have_the_same_digest(videos):
-    rows = [videos[0], videos[1], videos[3], {"id": "none", "video": None}]
+    rows = [videos[0], videos[1], videos[3], {**videos[0], "id": "copy"}, {"id": "none", "video": None}]
     pipeline = Pipeline(Rows(rows), VideoDigest(of="frames"), ExactDedup(column="video_digest"))
     assert pipeline.collect(executor="inline")["id"].to_pylist() == ["v0", "v3", "none"]
     pipeline = Pipeline(Rows(rows), VideoDigest(), ExactDedup(column="video_digest"))
@@ -199,7 +190,7 @@ def test_hashes_are_those_of_the_frames_that_are_shown_at_fixed_times():
     numbers = np.full((5, 8), 50, np.float32)
     numbers[3, 1] = 1.0  # hardly any contrast
     none, time = np.zeros(5, np.uint8), np.array([2.0, 2.1, 2.45, 2.5, 2.8])
-    track = Track(time, none, numbers, none, none, words, begin=2.0, end=3.0, rate=5.0)
+    track = Track(time, none, numbers, none, none, words, none, none, none, begin=2.0, end=3.0, rate=5.0)
     assert sampled_hashes(track, 0.2).tolist() == [int(words[0]), int(words[1]), int(words[1]), 0, int(words[4])]
     assert len(sampled_hashes(replace(track, end=1e12), 0.2)) == 5, "a clip that claims to be longer than its video"
     with pytest.raises(VideoError, match="its last frame is shown after"):

@@ -22,6 +22,7 @@ from tamis.dedup.equal_digests import EqualDigests
 from tamis.dedup.shuffle import ShuffleWriter, bucket_count, pieces
 from tamis.errors import BudgetError, DiskFull
 from tamis.exchange import Blob, FolderExchange
+from tamis.executors import resume
 from tamis.kernels import groups
 from tamis.memory.spill import ObservedFacts
 
@@ -410,6 +411,7 @@ from pathlib import Path
 from tamis.dedup import candidates, joining
 from tamis.dedup.shuffle import NumberedFiles
 from tamis.exchange import Blob, FolderExchange
+from tamis.executors import resume
 import pyarrow as pa
 
 folder, total = Path(sys.argv[1]), int(sys.argv[2])
@@ -461,3 +463,42 @@ def test_open_files_stay_few_with_many_partitions(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (len(lines), len(pairs)) == (20, 280)
+
+
+def test_a_power_failure_costs_what_was_not_on_disk_and_no_row(tmp_path, monkeypatch):
+    """The ledger is synced and the files between the stages are not: after a restart they may be there, and empty."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(60, 30, seed=3)))
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "out"), "fuzzy", "comparisons"]
+    assert subprocess.run(command, env={**os.environ, "KILL": "1"}).returncode == -9
+    work = tmp_path / "out" / ".tamis" / "work"
+    blobs = [path for path in work.rglob("*") if path.is_file() and path != work / "system"]
+    assert len(blobs) > 5
+    for blob in blobs:
+        blob.write_bytes(b"")
+    monkeypatch.setattr(resume, "BOOT_ID", tmp_path / "boot_id")
+    resume.BOOT_ID.write_text("another")
+
+    def run(out):
+        Pipeline(JsonlReader(str(folder), blocksize="5kB"), FuzzyDedup(), JsonlWriter(str(out))).run(executor="inline")
+        return [file.read_text() for file in sorted(out.glob("*.jsonl"))]
+
+    assert run(tmp_path / "out") == run(tmp_path / "calm")
+
+
+def test_what_a_run_kept_on_purpose_survives_a_restart(tmp_path, monkeypatch):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(60, 30, seed=3)))
+
+    def run():
+        pipeline = Pipeline(JsonlReader(str(folder), blocksize="5kB"), FuzzyDedup(), JsonlWriter(str(tmp_path / "out")))
+        return pipeline.run(executor="inline", keep_work=True)
+
+    first = run()
+    monkeypatch.setattr(resume, "BOOT_ID", tmp_path / "boot_id")
+    resume.BOOT_ID.write_text("another")
+    (folder / "1.jsonl").write_text(json.dumps({"text": "another text, which is unlike all of them"}) + "\n")
+    second = run()
+    assert second.new_rows < first.new_rows < second.read

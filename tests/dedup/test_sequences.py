@@ -3,9 +3,7 @@
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis import ParquetWriter, Pipeline, Rows
+from tamis.dashboard.duplicates import likeness
 from tamis.dedup import AudioDedup, Groups, VideoDedup, aligned, shared_keys, shuffle
 from tamis.dedup.explain import explain_row, explanation_text
 from tamis.dedup.sequences import sequence_column
 from tamis.errors import DiskFull, OperatorError, ParameterError
+from tamis.looking.life import why
+from tests.dedup.deduplicate import kept_and_pairs
 
 PRESENT = np.uint64(1 << 42)
 
@@ -157,17 +158,8 @@ def best_of(left, right, counts, comparing):
 
 def fates(rows, step, per_partition=50, **options):
     """(ids of the kept rows, {dropped id: (kept id, similarity, offset in positions)})"""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Pipeline(Rows(rows, rows_per_partition=per_partition), step, ParquetWriter(f"{folder}/out")).run(
-            **{"executor": "inline", **options}
-        )
-        assert report.balances
-        files = sorted(Path(folder, "out").glob("*.parquet"))
-        kept = [name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist()]
-        pairs = Groups.load(f"{folder}/out").table().to_pylist()
-        return kept, {
-            row["id"]: (row["kept_id"], row["similarity"], round(row["offset"] / step.step_s)) for row in pairs
-        }
+    kept, pairs = kept_and_pairs(rows, step, per_partition, **options)
+    return kept, {row["id"]: (row["kept_id"], row["similarity"], round(row["offset"] / step.step_s)) for row in pairs}
 
 
 def same(found, expected):
@@ -302,6 +294,9 @@ def test_explanations_name_the_twin_the_share_and_the_offset(tmp_path):
     assert "duplicate of v0" in text
     assert "100.0% of the shorter one agrees" in text
     assert "it begins 3.20 s after the beginning of the other one" in text
+    assert "it begins 3.20 s after the beginning of the other one" in str(why(str(tmp_path), "v1")[0])
+    (dropped,) = groups.members(groups.table()["kept_address"][0].as_py(), 5)
+    assert "it begins 3.20 s after the beginning of the other one" in likeness(dropped)
     near = explanation_text(explain_row(groups, "v2")[0])
     assert "kept, but close to v0" in near
     assert "below the threshold of 0.8" in near

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def breaks_on_some(row: dict[str, Any]) -> dict[str, Any]:
     if row["id"].endswith("77"):
         raise RuntimeError("a row with 77")
     return {"length": len(row["text"])}
+
+
+def keep_after(path: Path) -> Callable[[dict[str, Any]], bool]:
+    """A filter that keeps every row, once a file exists."""
+
+    def waits(row: dict[str, Any]) -> bool:
+        await_none(lambda: not path.exists(), most_s=150)
+        return True
+
+    return waits
 
 
 def dedup(source: Path, output: Path, *middle: Any, blocksize: str = "20kB", **options: Any) -> dict[str, Any]:
@@ -146,7 +157,8 @@ def hosts_listened_on(executor: Any) -> set[str]:
 
 
 class Faults:
-    """Subscribes to a run, and does something at certain moments: "map" when rows are read, "calls" while a Gather decides."""
+    """Subscribes to a run, and does something at certain moments: "map" when rows are read, "calls" while a Gather decides,
+    "refused" when a node gets no work."""
 
     def __init__(self, **actions: Callable[[], None]) -> None:
         self.left = dict(actions)
@@ -157,6 +169,7 @@ class Faults:
         moment = ""
         if isinstance(event, Note):
             self.notes.append(event.text)
+            moment = "refused" if "gets no work" in event.text else ""
         elif isinstance(event, WorkerDied):
             self.deaths.append(event.how)
         elif isinstance(event, PartitionCommitted):
@@ -186,6 +199,15 @@ def servers_of(parents: Iterator[int] | list[int]) -> list[psutil.Process]:
                 continue
     servers = {process.pid for process in found}
     return [process for process in found if process.ppid() not in servers]  # workers have the same command line
+
+
+def at_work(servers: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that have workers: the driver knows their nodes, which is uncertain for an agent that has only just started."""
+    found = []
+    for server in servers:
+        with suppress(psutil.NoSuchProcess):
+            found += [server] if server.children() else []
+    return found
 
 
 def kill(pid: int) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tamis.executors.compiling import Compiling, KernelsCompiled
+from tamis.executors.compiling import Compiling, CompilingTime, KernelsCompiled
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = """
@@ -96,3 +96,30 @@ def test_work_continues_where_no_lock_file_can_be_created(lock, make):
     announced = []
     begin(announced).release()
     assert announced == [True]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_kernels_that_take_a_moment_are_not_announced_and_those_that_take_longer_are_once():
+    clock, announced = Clock(), []
+    compiling = CompilingTime(lambda: announced.append(clock.now), clock)
+    for worker, (begun, ended) in enumerate([(0.0, 0.5), (60.0, 60.6)]):
+        clock.now = begun
+        compiling.begin(worker)
+        clock.now = ended
+        compiling.look()
+        compiling.end(worker)
+        clock.now = ended + 30.0
+        compiling.look()
+    assert announced == [], "1.1 s of 90"
+    clock.now = 100.0
+    compiling.begin(7)
+    for moment in (100.2, 101.0, 101.2, 130.0):
+        clock.now = moment
+        compiling.look()
+    assert announced == [101.0], "0.5 + 0.6 + 1.0 s"

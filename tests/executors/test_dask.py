@@ -9,10 +9,10 @@ import sys
 import pytest
 from distributed import Client
 
-from tamis import DaskExecutor
+from tamis import DaskExecutor, Pipeline, Rows
 from tamis.errors import ParameterError
 from tests.executors import clusters
-from tests.executors.clusters import Faults, await_none, dedup, kill, servers_of
+from tests.executors.clusters import Faults, at_work, await_none, dedup, kill, servers_of
 from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 
 
@@ -79,8 +79,9 @@ def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
     """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
 
     def worker():
-        kill(next(child.pid for server in agents(dask_cluster) for child in server.children()))
-        kill(agents(dask_cluster)[-1].pid)
+        servers = at_work(agents(dask_cluster))
+        kill(servers[0].children()[0].pid)
+        kill(servers[-1].pid)
 
     reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
     faults = Faults(map=worker)
@@ -110,13 +111,13 @@ def test_workers_servers_and_dask_workers_that_are_killed_cost_no_row(
     executor, dask_cluster, source, reference, tmp_path
 ):
     def worker():
-        kill(next(child.pid for server in agents(dask_cluster) for child in server.children()))
+        kill(at_work(agents(dask_cluster))[0].children()[0].pid)
 
     def server():
-        kill(agents(dask_cluster)[0].pid)
+        kill(at_work(agents(dask_cluster))[0].pid)
 
     def dask_worker():
-        kill(agents(dask_cluster)[-1].ppid())  # its nanny starts another
+        kill(at_work(agents(dask_cluster))[-1].ppid())  # its nanny starts another
 
     faults = Faults(map=worker, calls=server, write=dask_worker)
     found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults, blocksize="4kB")
@@ -132,7 +133,7 @@ def test_a_node_that_joins_while_a_gather_decides_gets_work(executor, dask_clust
 
     def join():
         known = {agent.pid for agent in agents(dask_cluster)}
-        kill(min(known))
+        kill(min(agent.pid for agent in at_work(agents(dask_cluster))))
         await_none(lambda: not {agent.pid for agent in agents(dask_cluster)} - known)
 
     faults = Faults(calls=join)
@@ -161,9 +162,11 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(executor, dask_clust
     try:
         with Client(dask_cluster) as client:
             client.wait_for_workers(3)
-        faults = Faults()
+        refused = tmp_path / "refused"
+        faults = Faults(refused=refused.touch)
         step = clusters.ColourForTests()
-        found = dedup(source, tmp_path / "out", step, executor=executor, memory="1GB", on_event=faults)
+        steps = (step, clusters.keep_after(refused))
+        found = dedup(source, tmp_path / "out", *steps, executor=executor, memory="1GB", on_event=faults)
     finally:
         bare.terminate()
         bare.wait()
@@ -180,7 +183,28 @@ def test_without_a_cluster_one_is_started_on_this_machine(source, reference, tmp
     assert json.loads(done.stdout)["read"] == 1200 + json.loads(done.stdout)["failed"]
 
 
-def test_an_address_without_a_scheduler(source, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("tcp://127.0.0.1:1", "Connection refused"),
+        ("127.0.0.1", "missing port number"),
+        ("tls://127.0.0.1:1", "it needs certificates"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_reached_is_an_error_at_once(address, why, tmp_path):
+    code = f"from tamis import *; Pipeline(Rows([{{'n': 1}}])).run(executor=DaskExecutor({address!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    assert f"cannot connect to Dask at {address}: " in done.stderr
+    assert why in done.stderr
+    assert "Exception ignored" not in done.stderr  # a client of Dask that has failed delays the exit
+
+
+def test_a_scheduler_without_workers(monkeypatch):
+    from distributed import LocalCluster
+
     monkeypatch.setattr("tamis.executors.dask.CONNECT_S", 1)
-    with pytest.raises(ParameterError, match="cannot connect to Dask"):
-        dedup(source, tmp_path / "out", executor=DaskExecutor("tcp://127.0.0.1:1"))
+    with (
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
+        pytest.raises(ParameterError, match="the Dask cluster has no node with a core"),
+    ):
+        Pipeline(Rows([{"n": 1}])).run(executor=DaskExecutor(cluster.scheduler_address))

@@ -165,5 +165,5 @@ def test_the_number_of_rows_of_parquet_files_is_not_estimated(tmp_path):
         pq.write_table(pa.table({"text": ["word " * (1 + n * n) for n in range(rows)]}), tmp_path / f"{name}.parquet")
     found = Pipeline(ParquetReader(tmp_path)).explain()
     assert found.estimate.rows == 43
-    assert "rows         43 of" in str(found)
+    assert "rows          43 of" in str(found)
     assert Pipeline(ParquetReader(tmp_path, limit=7)).explain().estimate.rows == 7

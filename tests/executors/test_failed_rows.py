@@ -52,6 +52,20 @@ def test_binaries_in_failed_rows_are_given_by_size_and_hash(tmp_path):
     }
 
 
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_an_error_that_quotes_half_a_surrogate_pair_fails_its_row_alone(tmp_path, executor):
+    def refuses(row):
+        if row["n"] == 1:
+            raise ValueError("cannot read \ud83d")
+        return True
+
+    report = Pipeline(Rows([{"n": n} for n in range(3)]), refuses, ParquetWriter(tmp_path)).run(
+        executor=executor, workers=1, on_error="isolate", max_failed="100%"
+    )
+    assert (report.kept, report.failed) == (2, 1)
+    assert failed_rows(tmp_path)[0]["error"].startswith("ValueError: cannot read \\ud83d")
+
+
 def test_a_failure_that_is_counted_later_is_the_same(tmp_path):
     found = [
         Failure("a:1", "reader", "bad", b"line"),

@@ -9,7 +9,7 @@ from tamis.cli import main
 from tamis.errors import ParameterError, TooManyFailed
 from tamis.events import PartitionCommitted, PartitionProgress
 from tamis.executors.failures import FailureLimit, FailureWatch, parse_max_failed
-from tamis.report import Account, ErrorCount, ErrorCounts, Report
+from tamis.report import Account, ErrorCount, ErrorCounts, Report, error_kind, error_text
 
 ISOLATE = {"executor": "inline", "on_error": "isolate"}
 
@@ -79,6 +79,25 @@ def test_different_messages_of_one_kind_are_counted_together():
         ("ValueError", 1000, "in:0"),
         ("KeyError", 1, "in:1000"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("not UTF-8: invalid start byte at byte 2", "not UTF-8"),
+        (
+            r"a NUL byte at byte 12 of the line; JSON writes it as \u0000",
+            r"a NUL byte at byte N of the line; JSON writes it as \u0000",
+        ),
+    ],
+)
+def test_positions_are_left_out_of_the_kind_of_an_error_but_not_names_with_digits(error, kind):
+    assert error_kind(error) == kind
+
+
+def test_errors_of_one_kind_are_shown_by_their_first_message():
+    error = {"step": "f", "error": "KeyError: 'a'", "kind": "KeyError", "various": True, "example": "in:7"}
+    assert error_text(error) == "`f`: KeyError: 'a', and similar errors; first at in:7"
 
 
 def test_counts_do_not_depend_on_how_they_are_divided():
@@ -233,7 +252,7 @@ def test_a_recipe_sets_the_limit_and_the_command_line_overrides_it(half_broken, 
     assert main([*half_broken, "--fresh", "--max-failed", "59"]) == 3
     (tmp_path / "r.yaml").write_text("steps: [{word_count: {min_words: 1}}]\nmax_failed: lots")
     assert main(half_broken) == 2
-    assert "r.yaml, line 2: `max_failed` must be a share or a number, got 'lots'" in capsys.readouterr().err
+    assert "r.yaml, line 2, column 13: `max_failed` must be a share or a number, got 'lots'" in capsys.readouterr().err
 
 
 def test_dedup_takes_the_same_limit(half_broken):
@@ -245,7 +264,7 @@ def test_check_finds_a_misspelt_key_of_alerts(half_broken, tmp_path, capsys):
     (tmp_path / "r.yaml").write_text("alerts: {budget_procent: [70, 90]}\nsteps: [{word_count: {min_words: 1}}]")
     assert main(["check", "r.yaml", "--input", "in.jsonl", "--output", "out"]) == 2
     told = capsys.readouterr().err
-    assert "r.yaml, line 1: `alerts` has no setting `budget_procent`" in told
+    assert "r.yaml, line 1, column 9: `alerts` has no setting `budget_procent`" in told
     assert "did you mean `budget_percent`?" in told
 
 

@@ -9,15 +9,17 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from tamis import JsonlWriter
 from tamis.cli import app
 from tamis.errors import WorkerError
 from tamis.events import Events
 from tamis.executors.executor import Stop
-from tamis.executors.forkserver import ForkServer
+from tamis.executors.forkserver import ForkServer, modules_of
 from tamis.executors.local import LocalExecutor
 from tamis.executors.worker_process import MARK
 from tamis.memory.budget import make_budget
 from tamis.memory.governor import Governor
+from tamis.video import VideoBlack, VideoPreview
 from tests.test_pipeline import numbered, write_jsonl
 
 ENDED = r"the process that starts the workers has ended unexpectedly \(killed by signal 9 \(SIGKILL\)\)"
@@ -139,7 +141,7 @@ print(len(os.listdir("/proc/self/task")))
 def test_a_server_that_is_a_copy_of_the_driver_has_its_own_session_and_no_input(tmp_path):
     code = """
 import os, sys
-from tamis.executors.forkserver import ForkServer
+from tamis.executors.forkserver import ForkServer, modules_of
 
 with ForkServer(fork=True) as server:
     pid, connection = server.start(sys.argv[1])
@@ -159,7 +161,7 @@ def test_the_error_of_a_killed_copy(tmp_path):
     code = """
 import os, signal
 from tamis.errors import WorkerError
-from tamis.executors.forkserver import ForkServer
+from tamis.executors.forkserver import ForkServer, modules_of
 
 server = ForkServer(fork=True)
 os.kill(server.pid, signal.SIGKILL)
@@ -171,3 +173,9 @@ server._process.kill()  # does nothing to a process that has been waited for
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.fullmatch(ENDED + "\n", done.stdout)
+
+
+def test_packages_of_steps_are_imported_before_workers_are_limited():
+    found = modules_of([VideoPreview, VideoBlack, JsonlWriter])
+    assert {"tamis.video.previews", "av", "PIL.WebPImagePlugin"} <= found
+    assert "tamis.kernels.json" not in found  # what a sink needs depends on the steps before it

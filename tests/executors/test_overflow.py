@@ -19,9 +19,9 @@ LEAKED = []
 
 
 def leaks(row):
-    """Keeps five megabytes of every twentieth row for good."""
+    """Keeps ten megabytes of every twentieth row for good."""
     if row["n"] % 20 == 0:
-        LEAKED.append(np.ones(5_000_000 // 8))
+        LEAKED.append(np.ones(10_000_000 // 8))
     return {"double": 2 * row["n"]}
 
 

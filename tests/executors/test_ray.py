@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 
 from tamis import RayExecutor
 from tamis.errors import ParameterError, WorkerError
+from tamis.executors.ray import _reason
 from tests.executors import clusters
-from tests.executors.clusters import Faults, await_none, dedup, kill, servers_of
+from tests.executors.clusters import Faults, at_work, await_none, dedup, kill, servers_of
 from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 
 SMALL = {"object_store_memory": 80_000_000}
@@ -62,10 +64,10 @@ def agents(cluster):
 
 
 def parents(cluster):
-    """The agents of all nodes. A raylet becomes the parent of a server whose agent has just ended."""
+    """The agents of all nodes that are at work. A raylet becomes the parent of a server whose agent has just ended."""
     raylets = [raylet(node) for node in cluster.list_all_nodes()]
     found = []
-    for server in agents(cluster):
+    for server in at_work(agents(cluster)):
         with suppress(psutil.NoSuchProcess):
             found += [server.ppid()] if server.ppid() not in raylets else []
     return found
@@ -90,8 +92,9 @@ def test_stages_that_run_at_the_same_time(connected, source, tmp_path):
     """Also if workers and an agent are killed: packets on its node are lost, and their partitions begin again."""
 
     def worker():
-        kill(next(child.pid for server in agents(connected) for child in server.children()))
-        kill(agents(connected)[-1].pid)
+        servers = at_work(agents(connected))
+        kill(servers[0].children()[0].pid)
+        kill(servers[-1].pid)
 
     reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
     faults = Faults(map=worker)
@@ -119,10 +122,10 @@ def test_everything_in_an_object_store(connected, bucket):  # noqa: F811
 
 def test_workers_servers_and_agents_that_are_killed_cost_no_row(connected, source, reference, tmp_path):
     def worker():
-        kill(next(child.pid for server in agents(connected) for child in server.children()))
+        kill(at_work(agents(connected))[0].children()[0].pid)
 
     def server():
-        kill(agents(connected)[0].pid)
+        kill(at_work(agents(connected))[0].pid)
 
     def agent():
         kill(parents(connected)[-1])
@@ -138,16 +141,31 @@ def test_workers_servers_and_agents_that_are_killed_cost_no_row(connected, sourc
 
 def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tmp_path):
     extra = connected.add_node(num_cpus=1, **SMALL)
+    lost = tmp_path / "lost"
     joined = []
 
     def lose():
+        """Remove the node once it is at work: until then the rows of all nodes wait, however long it takes to join."""
+        await_none(lambda: not at_work(servers_of([raylet(extra)])), most_s=120)
         connected.remove_node(extra, allow_graceful=False)
+        lost.touch()
 
     def join():
         joined.append(connected.add_node(num_cpus=1, **SMALL))
 
-    faults = Faults(map=lose, calls=join)
-    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
+    faults = Faults(calls=join)
+    with ThreadPoolExecutor() as pool:
+        losing = pool.submit(lose)
+        found = dedup(
+            source,
+            tmp_path / "out",
+            clusters.keep_after(lost),
+            executor=RayExecutor(),
+            memory="1GB",
+            on_event=faults,
+            blocksize="4kB",
+        )
+        losing.result()
     connected.remove_node(joined[0], allow_graceful=False)
     assert found == reference
     assert sum("was lost" in note for note in faults.notes) == 1
@@ -157,11 +175,11 @@ def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tm
 def test_a_node_that_is_silent_is_given_up_and_does_no_harm_when_it_comes_back(
     connected, source, reference, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tamis.executors.nodes.SILENT_S", 2.0)
+    monkeypatch.setattr("tamis.executors.nodes.SILENT_S", 5.0)
     stopped = []
 
     def suspend():
-        server = agents(connected)[0]
+        server = at_work(agents(connected))[0]
         stopped.extend([psutil.Process(server.ppid()), server, *server.children()])
         for process in stopped:
             process.suspend()
@@ -172,7 +190,7 @@ def test_a_node_that_is_silent_is_given_up_and_does_no_harm_when_it_comes_back(
         process.resume()
     await_none(lambda: agents(connected))
     assert found == reference == clusters.outcome_in(tmp_path / "out") | {"account": found["account"]}
-    assert sum("was silent for 2 seconds" in note for note in faults.notes) == 1
+    assert any("was silent for 5 seconds" in note for note in faults.notes)  # or more, on a busy machine
 
 
 def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(connected, source, reference, tmp_path):
@@ -198,9 +216,11 @@ def test_a_node_that_does_not_see_the_output_is_named(connected, source, tmp_pat
 
 def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, tmp_path):
     node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "colorsys"), **SMALL)
-    faults = Faults()
+    refused = tmp_path / "refused"
+    faults = Faults(refused=refused.touch)
     step = clusters.ColourForTests()
-    found = dedup(source, tmp_path / "out", step, executor=RayExecutor(), memory="1GB", on_event=faults)
+    steps = (step, clusters.keep_after(refused))
+    found = dedup(source, tmp_path / "out", *steps, executor=RayExecutor(), memory="1GB", on_event=faults)
     connected.remove_node(node, allow_graceful=False)
     assert found == dedup(source, tmp_path / "inline", step, executor="inline", blocksize="10MB")
     (note,) = [note for note in faults.notes if "gets no work" in note]
@@ -209,8 +229,10 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, t
 
 def test_a_node_without_tamis_gets_no_work(connected, source, reference, tmp_path):
     node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "tamis"), **SMALL)
-    faults = Faults()
-    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", blocksize="2kB", on_event=faults)
+    refused = tmp_path / "refused"
+    faults = Faults(refused=refused.touch)
+    step = clusters.keep_after(refused)
+    found = dedup(source, tmp_path / "out", step, executor=RayExecutor(), memory="1GB", on_event=faults)
     connected.remove_node(node, allow_graceful=False)
     assert found == reference
     (note,) = [note for note in faults.notes if "gets no work" in note]
@@ -243,3 +265,12 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_at_once(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert "cannot connect to Ray at 127.0.0.1:1" in done.stderr
     assert "start it with `ray start --head`" in done.stderr
+
+
+def test_an_agent_that_ray_ended_for_lack_of_memory_says_so():
+    from ray.exceptions import OutOfMemoryError
+
+    error = OutOfMemoryError(
+        "1 worker(s) were killed due to the node running low on memory.\nRefer to the documentation"
+    )
+    assert _reason(error) == "1 worker(s) were killed due to the node running low on memory."

@@ -194,6 +194,22 @@ def test_a_row_that_can_be_read_now_does_not_shift_the_scores_of_others(tmp_path
     assert len(found[0]) == 1 + sum(len(text) >= 3 for text in texts[1:])
 
 
+def test_scores_belong_to_a_file_and_not_only_to_a_position_in_one(tmp_path):
+    """The first of many files with one row each fails at first, so the numbers of all others move."""
+    texts = ["x" * 12_000_000, *("y" * (1 + number % 7) for number in range(20))]
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / f"in/{number:02d}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+
+    def run(output, minimum, memory):
+        steps = JsonlReader(tmp_path / "in"), LettersForTests(min_letters=minimum), JsonlWriter(tmp_path / output)
+        report = Pipeline(*steps).run(scores=True, memory=memory, executor="inline", on_error="isolate")
+        return [len(row["text"]) for row in read_jsonl(tmp_path / output)], report.failed
+
+    assert run("out", 5, "520MB")[1] == 1
+    assert run("out", 3, "4GB") == run("fresh", 3, "4GB")
+
+
 @operator(reads="text", writes="size", version=1)
 class SizeLabelForTests(Filter):
     """Labels texts "short" or "long", and keeps those with one of the labels."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -389,6 +390,23 @@ def test_memory_is_divided_among_stages():
     assert found.last_edge_bytes > 0
     with pytest.raises(BudgetError, match="not enough for 3 stages"):
         stream_budget(make_budget(memory="2GB", workers=2), [PoolNeed(0), PoolNeed(2_000_000_000), PoolNeed(0)])
+
+
+def test_a_stage_is_handed_as_much_at_a_time_as_it_asks_for():
+    """Packets were never larger than a batch of the stage before, so a network on a GPU got eight recordings at a time."""
+    budget = replace(make_budget(memory="4GB", workers=2), total_bytes=100_000_000_000)
+    needs = [PoolNeed(0, batches_after=8), PoolNeed(0, heavy=True, batches=8), PoolNeed(0)]
+    found = stream_budget(budget, needs)
+    batch = found.batch_bytes
+    assert [pool.packet_bytes for pool in found.pools[:2]] == [8 * batch, batch]
+    assert found.edge_bytes >= sum(pool.most for pool in found.pools) * 8 * batch
+    held = sum(pool.most * pool.worker_bytes for pool in found.pools)
+    assert held + found.edge_bytes + found.last_edge_bytes + budget.driver_bytes <= budget.total_bytes
+
+    little = found.within(6 * batch)
+    assert [pool.packet_bytes for pool in little.pools[:2]] == [batch // 2, batch]
+    assert little.edge_bytes == 6 * batch
+    assert found.within(10**12) == found
 
 
 def test_a_model_that_fits_once_gets_a_worker_of_its_own(source, tmp_path):

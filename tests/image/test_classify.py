@@ -109,5 +109,5 @@ def test_a_model_with_too_few_names_is_an_error(tmp_path):
     write_image_classifier(tmp_path, LABELS)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"0": "plain", "1": "drawing"}}))
-    with pytest.raises(ModelError, match="do not fit ViTForImageClassification"):
+    with pytest.raises(ModelError, match=r"do not fit its config\.json: classifier"):
         ImageClassifier(tmp_path).open(Context()).score(batch("coffee.png"))

@@ -8,11 +8,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tamis import ImageReader, ParquetReader, ParquetWriter, Pipeline, Rows, WebDatasetWriter
+from tamis import ImageReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, WebDatasetWriter
 from tamis.cli import app
 from tamis.dedup import ImageDedup
+from tamis.errors import ColumnError
 from tamis.image import ImageSize
 from tamis.image.contact_sheet import Limits, write_contact_sheet
+from tamis.text import WordCount
 
 
 def photo(seed, size=(300, 220)):
@@ -98,8 +100,37 @@ def test_images_in_tables_and_the_limits(tmp_path):
     step = ImageDedup(column="picture")
     Pipeline(ParquetReader(str(tmp_path / "in")), step, ParquetWriter(str(tmp_path / "out"))).run(executor="inline")
     assert write_contact_sheet(str(tmp_path / "out"), tmp_path / "a.html", "picture", Limits(kept=5)) == 5
-    write_contact_sheet(str(tmp_path / "out"), tmp_path / "b.html")
-    assert "there is no column `image`" in (tmp_path / "b.html").read_text()
+    with pytest.raises(ColumnError, match="there is no column `image`") as raised:
+        write_contact_sheet(str(tmp_path / "out"), tmp_path / "b.html")
+    assert raised.value.hint == "columns of media: picture; name one with --column"
+    assert not (tmp_path / "b.html").exists()
+
+
+def test_an_output_without_pictures_is_an_error_that_names_its_columns(tmp_path):
+    texts = Rows([{"id": "a", "text": "some words"}])
+    for name, writer in (("parquet", ParquetWriter), ("jsonl", JsonlWriter)):
+        Pipeline(texts, writer(str(tmp_path / name))).run(executor="inline")
+        command = ["report", str(tmp_path / name), "--contact-sheet", str(tmp_path / "sheet.html")]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 2
+        assert "there is no column `image`" in result.stderr
+        assert "none of its columns has images, sounds or videos: id, text" in result.stderr
+        assert not (tmp_path / "sheet.html").exists()
+
+
+def test_an_output_of_images_without_rows_has_a_page(tmp_path):
+    images = Rows([{"image": {"bytes": b"a picture", "path": None}, "text": "short"}])
+    Pipeline(images, WordCount(min_words=5), ParquetWriter(str(tmp_path / "out"))).run(executor="inline")
+    assert write_contact_sheet(str(tmp_path / "out"), tmp_path / "sheet.html") == 0
+    assert "run it with --rejects" in (tmp_path / "sheet.html").read_text()
+
+
+def test_dropped_images_are_shown_if_the_output_has_none(folder):
+    writer = ParquetWriter(str(folder / "out"), fields=["path"])
+    source = ImageReader(str(folder / "in"))
+    Pipeline(source, ImageSize(min_width=200), writer).run(executor="inline", rejects=True)
+    assert write_contact_sheet(str(folder / "out"), folder / "sheet.html") == 2
+    assert "there is no column `image`" in (folder / "sheet.html").read_text()
 
 
 def test_the_command_writes_the_sheet(folder):

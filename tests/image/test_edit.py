@@ -178,6 +178,17 @@ def test_exif_data_become_columns():
     assert set(found[2].values()) == set(found[3].values()) == {None}
 
 
+def test_exif_data_that_do_not_fit_in_memory_are_not_taken_for_missing(monkeypatch):
+    def no_memory(self):
+        raise MemoryError
+
+    exif = Image.Exif()
+    exif[0x0110] = "camera"
+    monkeypatch.setattr(Image.Image, "getexif", no_memory)
+    with pytest.raises(MemoryError):
+        ImageExif().apply(batch_of(saved(photo(30, 20), "JPEG", exif=exif)))
+
+
 # ---------------------------------------------------------------------------------------------------- digests and frames
 
 

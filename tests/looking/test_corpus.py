@@ -1,11 +1,15 @@
 """What `tamis stats` says about a corpus beside its texts, and the page that it writes."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tamis.cli import main
+from tamis.errors import Interrupted, SourceError
+from tamis.events import PartitionStarted
 from tamis.looking.corpus import OTHERS, Counts, domains_of
 from tamis.workflows import describe
 
@@ -105,3 +109,20 @@ def test_hosts_of_odd_urls():
         "",
     ]
     assert domains_of(pa.array(urls)).to_pylist() == ["host.example", None, None, "a.example", None, None, None]
+
+
+def test_ctrl_c_does_not_promise_to_resume(corpus):
+    def interrupt(event):
+        if isinstance(event, PartitionStarted):
+            for _ in range(2):  # the second one abandons the partition
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="stopped before all rows were read") as raised:
+        describe(str(corpus), language=False, on_event=interrupt, workers=1)
+    assert raised.value.hint == "the next run starts over"
+
+
+def test_a_column_that_is_not_there_is_named(corpus):
+    with pytest.raises(SourceError, match="no column `txt`") as raised:
+        describe(str(corpus), column="txt")
+    assert "did you mean `text`?" in raised.value.hint

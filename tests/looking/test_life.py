@@ -10,7 +10,7 @@ from tamis.dedup import ExactDedup
 from tamis.errors import ParameterError, SourceError
 from tamis.looking.compare import compare
 from tamis.looking.life import why
-from tamis.text import WordCount
+from tamis.text import GopherQuality, WordCount
 
 EVIL = "<script>alert(1)</script>\x1b[31m"
 
@@ -77,10 +77,39 @@ def test_scores_of_a_kept_document_are_found_by_its_id_alone(tmp_path):
         assert life.address.startswith(str(tmp_path / "in.jsonl:"))
 
 
+@pytest.mark.parametrize("invert", [False, True])
+def test_stored_scores_tell_the_fate_of_rows_that_were_not_recorded(tmp_path, invert):
+    lines = [json.dumps({"text": "word " * number}) + "\n" for number in range(1, 9)]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    count = WordCount(min_words=4, max_words=6, invert=invert)
+    steps = [GopherQuality(score_only=True), count, ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), *steps).run(scores=True, executor="inline")
+    addresses = [f"{tmp_path}/in.jsonl:{sum(map(len, lines[:number]))}" for number in range(8)]
+    lives = [why(str(tmp_path / "out"), address)[0] for address in addresses]
+    reasons = [life.stops[2].detail for life in lives]
+    met = "words from 4 to 6"
+    below, above = "words < 4", "words > 6"
+    assert reasons == ([""] * 3 + [met] * 3 + [""] * 2 if invert else [below] * 3 + [""] * 3 + [above] * 2)
+    assert [life.fate for life in lives] == ["dropped" if reason else "kept" for reason in reasons]
+    assert lives[1].stops[2].scores == {"words": 2}
+
+
+def test_a_step_without_scores_leaves_the_fate_of_rows_open(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "one two three"}\n{"text": "one two"}\n{"text": "one"}\n')
+
+    def long(text: str) -> bool:
+        return len(text) > 8
+
+    source, sink = JsonlReader(str(tmp_path / "in.jsonl")), ParquetWriter(str(tmp_path / "out"))
+    Pipeline(source, long, WordCount(min_words=2), sink).run(scores=True, executor="inline")
+    lives = [why(str(tmp_path / "out"), f"{tmp_path}/in.jsonl:{at}")[0] for at in (0, 26, 46)]
+    assert [life.fate for life in lives] == ["unknown"] * 3
+
+
 def test_what_is_not_recorded_is_not_invented(folder):
     (life,) = why(str(folder / "bare"), "doc-5")
     assert (life.fate, life.stops) == ("unknown", [])
-    assert "word_count dropped" in " ".join(life.notes)
+    assert "word_count (9 rows)" in life.notes[0]
     assert "--scores" in life.notes[-1]
     (life,) = why(str(folder / "strict"), "no such id")
     assert "it is not a row of the input" in life.notes[0]
@@ -134,10 +163,14 @@ def test_the_commands_print_text_and_json(folder, capsys):
     strict, mild = str(folder / "strict"), str(folder / "mild")
     assert main(["why", strict, "copy"]) == 0
     assert "duplicate of doc-11" in capsys.readouterr().out
+    assert main(["why", strict, "nobody"]) == 1
+    assert "unknown" in capsys.readouterr().out
     assert main(["why", strict, "copy", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["fate"] == "dropped"
     assert main(["compare", strict, mild]) == 0
-    assert "word_count.min_words: 8 -> 4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "word_count.min_words: 8 -> 4" in printed
+    assert "doc-4 (words 4) " in printed, "the score that crossed a threshold, and no others"
     assert main(["compare", strict, mild, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["only_in_second"] == 5
 

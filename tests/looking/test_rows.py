@@ -63,8 +63,9 @@ def test_nothing_in_data_acts_on_the_terminal(output, capsys):
         shown = printed(capsys, *every, *options)
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown.out + shown.err)
         assert "owned" in shown.out
-    for command in (["grep", "owned", output], ["why", output, "evil"], ["why", output, "\x1b[2J"]):
-        shown = printed(capsys, *command)
+    unknown = ["why", output, "\x1b[2J"]
+    for command in (["grep", "owned", output], ["why", output, "evil"], unknown):
+        shown = printed(capsys, *command, code=int(command is unknown))
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown.out + shown.err)
 
 
@@ -80,7 +81,25 @@ def test_a_bad_pattern_or_column_is_a_clear_error(output, capsys):
     assert "cannot be compiled" in printed(capsys, "grep", "(", output, code=2).err
     assert "there is no column `nope`" in printed(capsys, "head", output, "--column", "nope", code=2).err
     assert "there is no column `nope`" in printed(capsys, "grep", "x", output, "--in", "nope", code=2).err
+    both = printed(capsys, "grep", "evil", output, "--in", "id", "--in", "nope", code=2)
+    assert "there is no column `nope`" in both.err
+    assert "evil" in printed(capsys, "grep", "evil", output, "--in", "id", "--in", "_reason").out, (
+        "only rejects have it"
+    )
     assert "does not exist" in printed(capsys, "head", output / "nope.jsonl", code=2).err
+
+
+def test_a_column_that_exists_nowhere_is_an_error_with_the_columns_and_no_rows_are_none(output, capsys, tmp_path):
+    assert "columns: id, text" in printed(capsys, "grep", "x", output, "--in", "nope", "--fate", "kept", code=2).err
+    (tmp_path / "empty.jsonl").write_text("")
+    assert printed(capsys, "grep", "x", tmp_path / "empty.jsonl", "--in", "text", code=1).err == ""
+
+
+@pytest.mark.parametrize("command", [("head",), ("sample",), ("grep", "doc")])
+def test_a_plain_file_has_no_dropped_rows(output, capsys, command):
+    shown = printed(capsys, *command, output.parent / "in.jsonl", "--fate", "dropped", code=2)
+    assert "is not the output folder of a run, so it has no dropped rows" in shown.err
+    assert shown.out == ""
 
 
 def test_a_pattern_takes_time_that_grows_with_the_text_alone():

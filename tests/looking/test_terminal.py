@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -44,3 +46,16 @@ def test_a_run_shows_one_view_and_leaves_results_on_stdout(tmp_path):
     assert "\x1b[?25h" in shown  # the cursor is visible again
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown)  # no colours
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_narrow_terminal_shows_numbers_in_full(tmp_path, columns):
+    rows = [{"id": number, "text": "word " * (number % 9)} for number in range(60)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["run", "length", "--input", "in.jsonl", "--output", "out", "--set", "word_count.min_words=3"]
+    code, _, shown = on_a_terminal([*arguments, "--workers", "1"], tmp_path, NO_COLOR="1", COLUMNS=str(columns))
+    assert code == 0
+    lines = [line.rstrip() for line in ESCAPE.sub("", shown).replace("\r", "\n").splitlines() if line.strip()]
+    last = [line for line in lines if line.startswith("jsonl_r")][-1]
+    assert re.search(r" 60 +39 .*[0-9] [kM]?B/s$", last)
+    assert len(last) <= columns

@@ -141,7 +141,6 @@ def test_a_leak_says_where_how_fast_since_when_and_how_long_it_can_last():
     assert leak.bytes_per_s == pytest.approx(200_000)
     assert leak.confidence > 0.9999
     assert leak.shards_until(leak.now_bytes + 20_000_000) == pytest.approx(10)
-    assert leak.seconds_until(leak.now_bytes + 20_000_000) == pytest.approx(100)
     assert leak.shards_until(0) == 0
     assert detector.add(4, 100, 400_000_000) is None, "it is said once"
     assert detector.leaks[4].worker == 4
@@ -244,12 +243,11 @@ def test_a_leak_behind_a_warm_up_is_found():
     assert max(found) <= 80
 
 
-def test_without_times_no_time_is_foretold():
+def test_without_times_there_is_no_rate_per_second():
     detector = LeakDetector()
     leaks = [detector.add(0, shard, 200_000_000 + 4_000_000 * shard) for shard in range(40)]
     (leak,) = [leak for leak in leaks if leak]
     assert leak.bytes_per_s is None
-    assert leak.seconds_until(10**9) is None
 
 
 def test_workers_are_judged_apart_and_a_new_one_starts_afresh():

@@ -12,15 +12,6 @@ from tamis.memory.gpu import GpuMemory, GpuShare
 from tamis.memory.tree import ProcessMemory, Snapshot, SystemMemory
 
 
-@pytest.fixture
-def child():
-    code = "import sys; data = bytearray(40_000_000); print('here', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        yield process
-        process.stdin.close()
-
-
 def test_the_tree_of_a_process_is_shown(child):
     pages = []
     show_memory(os.getpid(), print_result=pages.append)

@@ -99,7 +99,7 @@ def write_classifier(
         max_position_embeddings=66,
         id2label=names,
         label2id={label: number for number, label in names.items()},
-        **{**shape, **SIZES[architecture], **settings},
+        **{**shape, **SIZES.get(architecture, {}), **settings},
     )
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_config(config)
@@ -117,7 +117,7 @@ def write_encoder(folder: Path, architecture: str = "bert", **settings: Any) -> 
     size = write_tokenizer(folder)
     config = CONFIG_MAPPING[architecture](
         vocab_size=size, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=64,
-        max_position_embeddings=66, **{**SIZES[architecture], **settings},
+        max_position_embeddings=66, **{**SIZES.get(architecture, {}), **settings},
     )  # fmt: skip
     torch.manual_seed(2)
     AutoModel.from_config(config).eval().save_pretrained(folder)
@@ -148,6 +148,16 @@ def write_language_model(folder: Path, architecture: str = "llama", **settings: 
     most = getattr(config, "max_position_embeddings", 256)
     limits = json.loads((folder / "tokenizer_config.json").read_text()) | {"model_max_length": most}
     (folder / "tokenizer_config.json").write_text(json.dumps(limits))
+    return folder
+
+
+def write_masked_language_model(folder: Path) -> Path:
+    """A BERT of transformers that predicts masked words, with random weights."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    size = write_tokenizer(folder)
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64}
+    BertForMaskedLM(BertConfig(vocab_size=size, **shape)).eval().save_pretrained(folder)
     return folder
 
 

@@ -91,6 +91,50 @@ def write_dino(folder: Path) -> transformers.Dinov2Model:
     return _save(transformers.Dinov2Model(config), folder, DINO_INPUT)
 
 
+CLIP_FRAMES = {
+    "size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True, "resample": 2,
+    "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+}  # fmt: skip
+VIDEO_MODELS = ("videomae", "timesformer", "vivit", "xclip", "vjepa2")
+
+
+def write_video_model(folder: Path, kind: str) -> Any:
+    """A small network on clips of four frames, by its model type."""
+    processor = CLIP_FRAMES | {"image_processor_type": "VideoMAEImageProcessor"}
+    if kind == "videomae":
+        config = transformers.VideoMAEConfig(**SIZE, **PICTURE, num_frames=4, tubelet_size=2)
+        return _save(transformers.VideoMAEModel(config), folder, processor)
+    if kind == "timesformer":
+        config = transformers.TimesformerConfig(**SIZE, **PICTURE, num_frames=4)
+        return _save(transformers.TimesformerModel(config), folder, processor)
+    if kind == "vivit":
+        config = transformers.VivitConfig(**SIZE, image_size=32, num_frames=4, tubelet_size=[2, 8, 8])
+        return _save(
+            transformers.VivitModel(config, add_pooling_layer=False), folder,
+            CLIP_FRAMES | {"image_processor_type": "VivitImageProcessor", "rescale_factor": 1 / 127.5, "offset": True,
+                           "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        )  # fmt: skip
+    if kind == "xclip":
+        text = {**SIZE, "vocab_size": 50, "max_position_embeddings": 16}
+        vision = {**SIZE, **PICTURE, "num_frames": 4, "mit_hidden_size": 32, "mit_intermediate_size": 48,
+                  "mit_num_hidden_layers": 1, "mit_num_attention_heads": 2, "drop_path_rate": 0.0}  # fmt: skip
+        config = transformers.XCLIPConfig(
+            text_config=text, vision_config=vision, projection_dim=32, prompt_layers=1, prompt_num_attention_heads=2
+        )
+        return _save(transformers.XCLIPModel(config), folder, processor)
+    config = transformers.VJEPA2Config(
+        patch_size=8, crop_size=32, frames_per_clip=4, tubelet_size=2, hidden_size=36, num_attention_heads=2,
+        num_hidden_layers=2, mlp_ratio=2, pred_hidden_size=12, pred_num_attention_heads=2, pred_num_hidden_layers=1,
+        pred_num_mask_tokens=2,
+    )  # fmt: skip
+    model = _save(transformers.VJEPA2Model(config), folder, {})
+    (folder / "preprocessor_config.json").unlink()
+    write_json(
+        folder / "video_preprocessor_config.json", CLIP_FRAMES | {"video_processor_type": "VJEPA2VideoProcessor"}
+    )
+    return model
+
+
 def write_image_classifier(folder: Path, labels: list[str], **settings: Any) -> transformers.ViTForImageClassification:
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     config = transformers.ViTConfig(**SIZE, **PICTURE, **names, **settings)
@@ -167,6 +211,7 @@ def write_small_vision(cache: Path) -> None:
     write_clip(put_in_cache(cache, "small/clip"))
     write_vit(put_in_cache(cache, "small/vit"))
     write_image_classifier(put_in_cache(cache, "small/labels"), ["plain", "watermark", "drawing"])
+    write_video_model(put_in_cache(cache, "small/videomae"), "videomae")
     write_aesthetics(cache / "files" / "aesthetics.safetensors")
     write_small_graphs(cache / "files")
     write_transnet(cache / "files" / "transnetv2")

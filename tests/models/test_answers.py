@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import resource
 import signal
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,26 @@ def test_processes_do_not_lose_each_others_sums(store, tmp_path):
     for process in processes:
         process.join()
     assert store.spent("run") == Amount(400, 800)
+
+
+def _open_with_others(folder: str, together: Barrier, failures: Queue) -> None:
+    for attempt in range(25):
+        together.wait()
+        try:
+            AnswerStore(Path(folder) / str(attempt)).close()
+        except EndpointError as error:
+            failures.put(str(error))
+
+
+def test_processes_may_create_the_file_at_the_same_time(tmp_path):
+    together, failures = CONTEXT.Barrier(6), CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=_open_with_others, args=(str(tmp_path), together, failures)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6
+    assert failures.empty()
 
 
 def test_a_damaged_answer_is_asked_again_and_a_damaged_file_is_an_error(store, tmp_path):

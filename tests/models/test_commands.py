@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tamis.errors import ParameterError
+from tamis.errors import ColumnError, ParameterError
 from tamis.looking.commands import stats
 from tamis.models.commands import train_classifier, train_language_model
 
@@ -50,6 +50,41 @@ def test_train_classifier_on_embeddings(run, folders):
     assert "120 texts (60 negative, 60 positive)" in said
     assert "macro F1" in said
     assert f"EmbeddingClassifier(model='{folders / 'm.head'}', filter_by=['positive'])" in said
+
+
+@pytest.mark.parametrize(
+    ("negative", "message"),
+    [
+        ("good.jsonl", "there are no texts to train on; 120 texts with several labels were left out"),
+        ("empty.jsonl", "all 60 texts to train on have the label 'positive'"),
+    ],
+)
+def test_texts_of_one_label_are_an_error_before_they_are_embedded(run, folders, negative, message):
+    (folders / "empty.jsonl").touch()
+    sides = ["--positive", folders / "good.jsonl", "--negative", folders / negative, "-o", folders / "m.head"]
+    with pytest.raises(ParameterError, match=message):
+        run("train-classifier", *sides, "--column", "body", "--embeddings", "no-such-model")
+    labelled = ["--labelled", folders / "empty.jsonl", "-o", folders / "m.head"]
+    with pytest.raises(ParameterError, match="there are no texts to train on"):
+        run("train-classifier", *labelled, "--embeddings", "no-such-model")
+
+
+@pytest.mark.parametrize("options", [[], ["--embeddings", "wordllama"]])
+def test_without_held_out_texts_there_are_no_metrics(run, folders, options):
+    sides = ["--positive", folders / "good.jsonl", "--negative", folders / "bad.jsonl", "-o", folders / "m"]
+    said = run("train-classifier", *sides, "--column", "body", "--bits", 10, "--holdout", 0, *options)
+    assert "no metrics, since no text was held out" in said
+    assert "accuracy" not in said
+
+
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_lists_in_place_of_texts_or_labels_are_an_error(run, tmp_path, column):
+    row = {"text": "a", "label": "b"} | {column: ["a"]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ColumnError, match=f"column `{column}` holds list"):
+        run(
+            "train-classifier", "--labelled", tmp_path / "in.jsonl", "--embeddings", "minilm", "-o", tmp_path / "m.head"
+        )
 
 
 def test_several_labels_need_embeddings(run, folders):

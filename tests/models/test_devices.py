@@ -1,5 +1,8 @@
 """Which device a step runs on."""
 
+import subprocess
+import sys
+import textwrap
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +104,7 @@ class Libraries:
             set_per_process_memory_fraction=lambda share, device: self.fractions.__setitem__(device, share),
             caching_allocator_alloc=lambda size, device, stream: 4096 + size,
             caching_allocator_delete=lambda pointer: None,
+            current_device=lambda: 0,
             OutOfMemoryError=MemoryError,
         )
         self.torch = SimpleNamespace(__version__="2", version=SimpleNamespace(cuda="13"), cuda=cuda)
@@ -114,7 +118,21 @@ class Libraries:
                 PythonFunctionAllocator=lambda malloc, free: SimpleNamespace(malloc=malloc),
             ),
         )
-        self.rmm = SimpleNamespace(__version__="26")
+        self.resources = [None]
+        self.rmm = SimpleNamespace(
+            __version__="26",
+            mr=SimpleNamespace(
+                CudaMemoryResource=SimpleNamespace,
+                PoolMemoryResource=type(
+                    "Pool", (), {"__init__": lambda self, upstream, **sizes: vars(self).update(sizes)}
+                ),
+                CallbackMemoryResource=type(
+                    "Callback", (), {"__init__": lambda self, take, free: vars(self).update(take=take)}
+                ),
+                get_current_device_resource=lambda: self.resources[-1],
+                set_current_device_resource=self.resources.append,
+            ),
+        )
 
     def _free(self):
         self.freed += 1
@@ -157,10 +175,21 @@ def test_both_libraries_use_one_pool(libraries):
     assert found.limits == []
 
 
-def test_a_pool_of_rmm_is_used_if_there_is_one(libraries):
-    found = libraries("torch", "cupy", "rmm")
-    devices.keep_to_share(250)
-    assert found.allocators == ["allocator of RMM"]
+def test_rmm_takes_its_memory_from_pytorch(libraries):
+    found = libraries("torch", "rmm")
+    for _ in range(2):
+        devices.keep_to_share(250)
+    _, resource = found.resources
+    assert resource.take(10, SimpleNamespace(__cuda_stream__=lambda: (0, 7))) == 4106
+
+
+def test_without_pytorch_rmm_has_a_pool_of_the_share_and_cupy_uses_it(libraries):
+    found = libraries("cupy", "rmm")
+    for _ in range(2):
+        devices.keep_to_share(1000)
+    _, pool = found.resources
+    assert vars(pool) == {"initial_pool_size": 0, "maximum_pool_size": 768}
+    assert found.allocators == ["allocator of RMM"] * 2
 
 
 def test_no_library_is_imported_for_it(libraries):
@@ -177,3 +206,66 @@ def test_a_process_sees_the_devices_that_it_was_assigned(monkeypatch):
     assert devices.os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert devices.assign(None).device == "cpu"
     assert devices.os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def in_a_new_process(code):
+    """Allocators cannot be exchanged once they are in use, so each test has a process of its own."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_pytorch_cupy_and_rmm_share_one_limited_pool_on_a_gpu():
+    pytest.importorskip("rmm")
+    in_a_new_process(
+        """
+        import cupy, rmm, torch
+        from tamis.models import devices
+
+        devices.keep_to_share(2_000_000_000)
+        buffer = rmm.DeviceBuffer(size=700_000_000)
+        array = cupy.ones(50_000_000)
+        tensor = torch.ones(50_000_000, dtype=torch.float64, device="cuda")
+        held = 700_000_000 + array.nbytes + tensor.nbytes
+        assert held <= torch.cuda.memory_allocated() <= torch.cuda.memory_reserved() <= 2_000_000_000
+        for allocate in (
+            lambda: rmm.DeviceBuffer(size=1_000_000_000),
+            lambda: cupy.ones(125_000_000),
+            lambda: torch.ones(125_000_000, dtype=torch.float64, device="cuda"),
+        ):
+            try:
+                allocate()
+            except (MemoryError, torch.cuda.OutOfMemoryError):
+                continue
+            raise AssertionError("more than the share")
+        assert float(array.sum()) == float(tensor.sum()) == 50_000_000
+        del buffer
+        rmm.DeviceBuffer(size=1_000_000_000)  # in what was released
+        """
+    )
+
+
+@pytest.mark.gpu
+def test_without_pytorch_cupy_and_rmm_share_one_limited_pool_on_a_gpu():
+    pytest.importorskip("rmm")
+    in_a_new_process(
+        """
+        import sys
+        import cupy, rmm
+        from tamis.models import devices
+
+        devices.keep_to_share(1_000_000_000)
+        buffer = rmm.DeviceBuffer(size=500_000_000)
+        array = cupy.ones(25_000_000)
+        for allocate in (lambda: rmm.DeviceBuffer(size=500_000_000), lambda: cupy.ones(62_500_000)):
+            try:
+                allocate()
+            except MemoryError:
+                continue
+            raise AssertionError("more than the share")
+        assert float(array.sum()) == 25_000_000
+        del buffer
+        rmm.DeviceBuffer(size=600_000_000)
+        assert "torch" not in sys.modules
+        """
+    )

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_sco
 
 import tamis
 from tamis import Pipeline, Rows
-from tamis.errors import ParameterError, SourceError, TamisError
+from tamis.errors import ParameterError, SourceError, TamisError, TooManyFailed
 from tamis.models import heads
 from tamis.models.commands import train_head_on_files
 from tamis.models.files import ModelError
@@ -185,7 +185,7 @@ class TestOnFiles:
         for wrong in ({"positive": sides}, {}, {"positive": sides, "negative": sides, "labelled": sides}):
             with pytest.raises(ParameterError, match="positive and negative texts, or labelled ones"):
                 train_head_on_files(MODEL, "x", **wrong)
-        with pytest.raises(SourceError, match="names column `kind`"):
+        with pytest.raises(SourceError, match="no column `kind`"):
             train_head_on_files(MODEL, "x", labelled=sides, label_column="kind")
 
     def test_real_texts_in_a_packaged_model(self, tmp_path):
@@ -245,6 +245,24 @@ class TestAsAStep:
         rows = pa.table({"embedding": pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))})
         with pytest.raises(TamisError, match="not vectors of"):
             Pipeline(Rows(rows), EmbeddingClassifier(trained.output, embedding="embedding")).collect(executor="inline")
+
+    @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64())])
+    def test_a_vector_of_another_size_fails_its_row_and_a_null_has_no_label(self, trained, kind):
+        size = Head.load(trained.output).embeddings.dimensions
+        rows = pa.table({"v": pa.array([[1.0] * size, None, [1.0, 2.0], [0.5] * size], kind)})
+        step = EmbeddingClassifier(trained.output, embedding="v")
+        with pytest.raises(TooManyFailed, match=rf"`v` has 2 values, not {size} as the vectors of "):
+            Pipeline(Rows(rows), step).collect(executor="inline", on_error="isolate")
+        found = Pipeline(Rows(rows), step).collect(executor="inline", on_error="isolate", max_failed=1)
+        assert [label is None for label in found["label"].to_pylist()] == [False, True, False]
+        fixed = rows.take([0, 1, 3]).cast(pa.schema([("v", pa.list_(kind.value_type, size))]))
+        same = Pipeline(Rows(fixed), step).collect(executor="inline")
+        assert same["score"].to_pylist() == pytest.approx(found["score"].to_pylist())
+
+    def test_a_column_without_vectors_has_no_labels(self, trained):
+        rows = pa.table({"v": pa.nulls(2)})
+        found = Pipeline(Rows(rows), EmbeddingClassifier(trained.output, embedding="v")).collect(executor="inline")
+        assert found["label"].to_pylist() == found["score"].to_pylist() == [None, None]
 
     def test_the_embedding_model_must_be_the_one_it_was_trained_on(self, trained, tmp_path):
         made = Head.load(trained.output)

@@ -25,7 +25,10 @@ def read(value: object, **columns: object) -> dict[str, object]:
         (1.5, "integer", "`x` must be an integer, got float"),
         (True, "integer", "`x` must be an integer, got bool"),
         (2**63, "integer", "`x` must be an integer, got int"),
+        (10**400, "integer", "`x` must be an integer, got int"),
+        (10**400, "number", "`x` must be a number, got int"),
         ("4", "number", "`x` must be a number, got str"),
+        ("\ud83d", "string", "`x` is not valid Unicode"),
         (None, "string", "`x` must be a string, got null"),
         ("c", {"enum": ["a", "b"]}, "`x` must be one of a, b, got c"),
         ("abc", {"type": "string", "maxLength": 2}, "`x` must be <= 2 characters, got 3"),
@@ -78,7 +81,8 @@ def test_a_property_that_may_be_null_may_be_missing():
     "column",
     [7, "float", {}, {"type": ["string", "integer"]}, {"type": "null"}, {"$ref": "#"}, {"type": "string", "format": "date"},
      {"type": "array"}, {"type": "object"}, {"type": "string", "pattern": "("}, {"type": "integer", "minimum": "0"},
-     {"enum": []}, {"type": "object", "properties": {}, "required": ["a"]}],
+     {"enum": []}, {"enum": [1, 2]}, {"type": "integer", "enum": [1, None]},
+     {"type": "object", "properties": {}, "required": ["a"]}],
 )  # fmt: skip
 def test_what_is_not_checked_is_not_accepted(column):
     with pytest.raises(ParameterError):

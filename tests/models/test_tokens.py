@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tamis.context import Context
 from tamis.models import tokens
+from tamis.models.encoders import encoder
 from tamis.models.files import ModelError, find
+from tamis.models.text_model import TextModel
 from tamis.models.tokens import load_tokenizer, longest_input
 from tests.models.make_models import write_encoder
 
@@ -120,9 +123,14 @@ def test_the_longest_input_is_the_smallest_limit_of_the_folder(tmp_path):
     assert longest_input(find(folder)) == 64
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
     assert longest_input(find(folder)) == 66
-    roberta = write_encoder(tmp_path / "roberta", "roberta", pad_token_id=1)
-    (roberta / "tokenizer_config.json").unlink()
-    assert longest_input(find(roberta)) == 64
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "roberta-prelayernorm", "data2vec-text", "mpnet"])
+def test_the_longest_input_of_a_network_that_counts_positions_from_the_padding_token(architecture, tmp_path):
+    folder = write_encoder(tmp_path / "model", architecture, pad_token_id=1)
+    (folder / "tokenizer_config.json").unlink()
+    assert longest_input(find(folder)) == 64
+    assert len(TextModel.open(find(folder), Context(), build=encoder).predict(pa.array(["cat " * 100]))) == 1
 
 
 def test_a_damaged_tokenizer_is_explained(tmp_path):

@@ -5,8 +5,19 @@ import json
 import pyarrow as pa
 import pytest
 
-from tamis import FolderWriter, ImageReader, JsonlReader, MediaReference, Pipeline, Rows, verify
+from tamis import (
+    ClipWriter,
+    FolderWriter,
+    ImageReader,
+    JsonlReader,
+    MediaReference,
+    Pipeline,
+    Rows,
+    WebDatasetWriter,
+    verify,
+)
 from tamis.errors import SinkError
+from tamis.sinks.clips import join_parts
 
 MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -160,3 +171,56 @@ class TestResume:
         assert sorted(path.name for path in output.iterdir() if path.name != ".tamis") == [
             f"part-00000{number}.jsonl" for number in range(3)
         ]
+
+
+# ------------------------------------------------------------------------------------------ names that come with the data
+
+
+def media(*values):
+    return pa.array([None if value is None else {"bytes": value, "path": None} for value in values], MEDIA)
+
+
+@pytest.mark.parametrize("column", ["../../../outside", "..", "clips", "metas/v0", ""])
+def test_clips_of_a_column_with_any_name_stay_in_the_folder_of_their_part(tmp_path, column):
+    outside = str(tmp_path / "outside")
+    table = pa.table({"video": media(b"a clip"), column: media(b"one"), outside: media(b"two")})
+    Pipeline(Rows(table), ClipWriter(tmp_path / "deep" / "er" / "out")).run(executor="inline")
+    found = contents(tmp_path)
+    assert all(name.startswith("deep/er/out/part-000000/") for name in found)
+    assert sorted(value for value in found.values() if b"{" not in value) == [b"a clip", b"one", b"two"]
+    [clip] = [name for name in found if "/part-000000/clips/" in name]
+    assert found[clip] == b"a clip"
+
+
+@pytest.mark.parametrize("writer", [FolderWriter, WebDatasetWriter])
+def test_columns_whose_files_would_have_one_name_are_an_error(tmp_path, writer):
+    names = ("a/b", "a_b") if writer is FolderWriter else ("Left", "left")
+    table = pa.table({name: media(b"x") for name in names})
+    with pytest.raises(SinkError, match="would have the same names"):
+        Pipeline(Rows(table), writer(tmp_path / "out")).run(executor="inline")
+
+
+def clips(output, contents, **columns):
+    table = pa.table({"video": media(*contents), **columns})
+    Pipeline(Rows(table, rows_per_partition=1), ClipWriter(output)).run(executor="inline")
+
+
+def test_no_clip_takes_the_place_of_another_when_parts_are_joined(tmp_path):
+    clips(tmp_path / "out", [b"one", b"two"])  # neither path nor times: both have the same id
+    with pytest.raises(SinkError, match="have the same name and are different files"):
+        join_parts(tmp_path / "out", tmp_path / "joined")
+    assert not (tmp_path / "joined").exists()
+
+
+def test_joining_into_the_clips_of_another_run_is_an_error(tmp_path):
+    paths = {"path": ["a.mp4", "b.mp4"]}
+    clips(tmp_path / "one", [b"one", b"two"], **paths)
+    clips(tmp_path / "other", [b"one", b"2wo"], **paths)
+    clips(tmp_path / "fewer", [b"one"], path=["a.mp4"])
+    assert [join_parts(tmp_path / "one", tmp_path / "joined") for _ in range(2)] == [2, 2]
+    (tmp_path / "joined" / "clips" / ".x.mp4.draft").write_bytes(b"of a process that was killed")
+    assert join_parts(tmp_path / "one", tmp_path / "joined") == 2
+    assert len(list((tmp_path / "joined" / "clips").iterdir())) == 2
+    for name in ("other", "fewer"):
+        with pytest.raises(SinkError, match="is there already"):
+            join_parts(tmp_path / name, tmp_path / "joined")

@@ -16,7 +16,7 @@ import pytest
 
 from tamis.errors import ColumnError, ParameterError, SinkError
 from tamis.registry import build_operator
-from tamis.sinks import writers
+from tamis.sinks import delimited, writers
 from tamis.sinks.tables import ArrowWriter, CsvWriter, JsonlWriter, ParquetWriter, decode_schema, encode_schema
 
 SINKS = [JsonlWriter, ParquetWriter, CsvWriter, ArrowWriter]
@@ -307,12 +307,36 @@ def test_csv_tells_nulls_from_empty_text_and_writes_nested_values_as_json(tmp_pa
     )
 
 
-def test_csv_refuses_a_column_that_comes_after_the_header(tmp_path):
-    writer = CsvWriter(tmp_path).open_shard(tmp_path, "part", TABLE.schema)
-    writer.write(TABLE)
-    with pytest.raises(SinkError, match="column `late` first appears after the CSV header"):
-        writer.write(pa.table({"late": [1]}))
-    writer.abort()
+@pytest.mark.parametrize("compression", [None, "gz", "zst", "bz2"])
+@pytest.mark.parametrize("chunk", [1, 7, writers.CHUNK_BYTES])
+def test_a_csv_file_is_the_same_whether_or_not_its_columns_are_known_in_advance(
+    compression, chunk, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(delimited, "CHUNK_BYTES", chunk)
+    early = pa.table({"text": ["", None, 'a, "b"\nc', '"', "\n,\n"], "n": [1, None, 3, 4, 5], 'lo,"ng': [None] * 5})
+    late = pa.table({"n": [6], "late": ["x"], "text": ["y"], "later": [{"k": '"'}]})
+    known = pa.schema([*early.schema, *late.schema.remove(0).remove(1)])
+    sink = CsvWriter(tmp_path, compression=compression)
+    (one,) = write(sink, tmp_path, early, late, stem="one")
+    (two,) = write(sink, tmp_path, early, late, stem="two", schema=known)
+    assert (tmp_path / one.name).read_bytes() == (tmp_path / two.name).read_bytes()
+    assert (one.rows, one.size, one.schema) == (two.rows, two.size, two.schema)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_csv_file_of_one_column_gets_others(tmp_path):
+    shards = write(CsvWriter(tmp_path), tmp_path, pa.table({"a": ["x", None, ""]}), pa.table({"b": [1.5]}))
+    assert (tmp_path / shards[0].name).read_text() == '"a","b"\n"x",\n,\n"",\n,1.5\n'
+
+
+def test_a_csv_shard_is_rewritten_with_the_columns_of_all(tmp_path):
+    sink = CsvWriter(tmp_path)
+    (one,) = write(sink, tmp_path, pa.table({"b": ["x\ny"], "a": [1]}), stem="one")
+    (two,) = write(sink, tmp_path, pa.table({"c": [True], "a": [2]}), stem="two")
+    schema = sink.widest([one.schema, two.schema])
+    shard = sink.rewrite(tmp_path / two.name, schema, tmp_path / "new.csv")
+    assert (tmp_path / "new.csv").read_text() == '"b","a","c"\n,2,true\n'
+    assert (shard.rows, shard.size, shard.schema) == (1, len('"b","a","c"\n,2,true\n'), schema)
 
 
 # ------------------------------------------------------------------------------------------------------ parameters

@@ -5,18 +5,24 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
+import json
 import struct
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tamis import LocalExecutor, Pipeline, Rows, TokenWriter
-from tamis.errors import ParameterError
+from tamis import JsonlReader, LocalExecutor, Pipeline, Rows, TokenWriter
+from tamis.errors import ColumnError, ParameterError
+from tamis.recipes.rethreshold import rethreshold
 from tamis.sinks.packing import Packer
+from tamis.sinks.token_files import FORMATS
+from tamis.sinks.tokens import IDS
+from tamis.text import WordCount
 
 WORDS = [f"w{number}" for number in range(50)]
 END = "<end>"
@@ -141,6 +147,39 @@ def test_columns_of_tokens_need_no_tokenizer(tmp_path):
     assert np.fromfile(tmp_path / "out" / "part-000000.bin", "<i4").tolist() == [1, 2, 70_000]
 
 
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        *itertools.product(FORMATS, [{}, {"tokens_per_shard": 2}]),
+        *itertools.product(["megatron", "arrow"], [{"sequence_length": 4}]),
+    ],
+    ids=str,
+)
+def test_documents_without_tokens_make_no_file_that_a_trainer_cannot_open(tmp_path, form, settings):
+    texts = ["", "", "w1 w2", "", "", "", "w3 w4 w5", ""]  # four partitions; nothing is in the first and the third
+    columns = [[int(word[1:]) for word in text.split()] for text in texts]
+    sink = TokenWriter(tmp_path / "out", format=form, **settings)
+    report = Pipeline(Rows([{IDS: ids} for ids in columns], rows_per_partition=2), sink).run(executor="inline")
+    assert (report.kept, report.failed) == (8, 0)
+    if form == "arrow":
+        rows = [row[IDS] for row in read_arrow(tmp_path / "out")]
+        assert rows == ([ids for ids in columns if ids] if "sequence_length" in settings else columns)
+        return
+    suffix = sink.file_suffix
+    shards = sorted((tmp_path / "out").glob(f"part-*{suffix}"))
+    kind = "<i4" if form == "megatron" else "<u4"
+    assert [np.memmap(path, kind, "r").tolist() for path in shards] == [[1, 2], [3, 4, 5]]
+    assert {path.name.partition(".")[0] for path in (tmp_path / "out").glob("part-*")} == {
+        path.name.removesuffix(suffix) for path in shards
+    }
+
+
+def test_texts_without_a_tokenizer_are_an_error_before_the_run(tmp_path):
+    with pytest.raises(ColumnError, match="reads column `input_ids`") as caught:
+        Pipeline(Rows([{"text": "w1"}]), TokenWriter(tmp_path / "out")).run(executor="inline")
+    assert "--tokenizer" in str(caught.value.hint)
+
+
 def test_files_do_not_depend_on_workers(tokenizer, tmp_path):
     found = []
     for number, executor in enumerate(("inline", LocalExecutor(workers=2))):
@@ -186,3 +225,38 @@ def test_packing_keeps_every_token_and_follows_the_definition(sizes, length, win
                 left.remove(min(fits))
             left.append((min(fits) if fits else length) - piece)
         assert sorted(length - len(sequence.ids) for sequence in found) == sorted(left)
+
+
+def read_arrow(out):
+    for path in sorted(out.glob("*.arrow")):
+        yield from pa.ipc.open_file(path).read_all().to_pylist()
+
+
+def test_lists_of_tokens_in_arrow_files(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.sinks.token_files.ARROW_TOKENS", 30)
+    expected, out = written(tokenizer, tmp_path, format="arrow")
+    assert [row["input_ids"] for row in read_arrow(out)] == expected
+
+
+def test_packed_lists_have_the_sizes_of_their_documents(tokenizer, tmp_path):
+    expected, out = written(tokenizer, tmp_path, format="arrow", sequence_length=16)
+    rows = list(read_arrow(out))
+    assert all(sum(row["sizes"]) == len(row["input_ids"]) <= 16 for row in rows)
+    pieces = []
+    for row in rows:
+        ends = list(itertools.accumulate(row["sizes"]))
+        pieces += [tuple(row["input_ids"][end - size : end]) for size, end in zip(row["sizes"], ends, strict=True)]
+    cut = [tuple(ids[start : start + 16]) for ids in expected for start in range(0, len(ids), 16)]
+    assert sorted(pieces) == sorted(cut)
+
+
+def test_other_thresholds_tokenize_each_row_once(tokenizer, tmp_path):
+    """A run records the steps into which it divides a sink; a run of the recorded steps does not divide it again."""
+    rows = [{"text": " ".join(WORDS[1:count])} for count in range(2, 30)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, sink = JsonlReader(str(tmp_path / "in.jsonl")), TokenWriter(str(tmp_path / "out"), tokenizer=str(tokenizer))
+    Pipeline(source, WordCount(min_words=5), sink).run(executor="inline", scores=True, progress=False)
+    rethreshold(tmp_path / "out", ["word_count.min_words=20"], to=tmp_path / "other", executor="inline", progress=False)
+    manifest = json.loads((tmp_path / "other/.tamis/manifest.json").read_text())
+    steps = [next(iter(step)) for step in manifest["recipe"]["steps"]]
+    assert steps == ["jsonl_reader", "word_count", "token_ids", "token_writer"]

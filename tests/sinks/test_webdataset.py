@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tamis import Batch, ImageReader, Pipeline, Rows, WebDatasetReader, WebDatasetWriter, verify
 from tamis.errors import ParameterError
 from tamis.media import read_bytes
-from tamis.sinks.samples import extension_of
+from tamis.sinks.samples import Content, extension_of
 from tamis.sinks.webdataset import _header, safe_key
 from tamis.sources.webdataset import split_name
 
@@ -69,7 +69,7 @@ def test_headers_contain_nothing_but_names_and_sizes(tmp_path):
 
 
 @pytest.mark.parametrize("name", [b"a", b"x" * 100, "日本/ä.jpg".encode(), b"y" * 101, "ü".encode() * 300])
-@pytest.mark.parametrize("size", [0, 1, 8**11 - 1])
+@pytest.mark.parametrize("size", [0, 1, 8**11 - 1, 8**11, 10**12])
 def test_headers_are_those_of_tarfile(name, size):
     info = tarfile.TarInfo(name.decode())
     info.size = size
@@ -247,8 +247,8 @@ def test_only_the_columns_that_are_written_are_read(tmp_path):
     ],
 )
 def test_the_extension_follows_from_the_content_if_the_name_has_none(data, extension):
-    assert extension_of("", pa.py_buffer(data)) == extension
-    assert extension_of("a.jpg", pa.py_buffer(data)) == "jpg"
+    assert extension_of("", Content(pa.py_buffer(data))) == extension
+    assert extension_of("a.jpg", Content(pa.py_buffer(data))) == "jpg"
 
 
 def test_archives_in_an_object_store(tmp_path, s3_server):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,8 @@ import pytest
 from tamis.errors import SourceError
 from tamis.sources import columnar
 from tamis.sources.columnar import ArrowReader, ParquetReader
+from tamis.sources.schemas import plain, plain_type
+from tamis.sources.validation import check_structure
 
 
 def table(count: int, first: int = 0) -> pa.Table:
@@ -253,9 +257,12 @@ def not_utf8(values: list[bytes]) -> pa.Array:
         not_utf8([b"a", b"\xff", b"c"]),
         pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), not_utf8([b"a", b"\xff", b"c"])),
         pa.StructArray.from_arrays([not_utf8([b"a", b"\xff", b"c"])], ["inner"]),
+        pa.ListViewArray.from_arrays(
+            pa.array([0, 1, 2], pa.int32()), pa.array([1, 1, 1], pa.int32()), not_utf8([b"a", b"\xff", b"c"])
+        ),
         pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), not_utf8([b"a", b"\xff"])),
     ],
-    ids=["text", "list", "struct", "dictionary"],
+    ids=["text", "list", "struct", "view", "dictionary"],
 )
 @pytest.mark.parametrize("suffix", ["arrow", "parquet"])
 def test_text_that_is_not_utf8_costs_its_row(column, suffix, tmp_path, read_all):
@@ -272,3 +279,115 @@ def test_text_that_is_not_utf8_costs_its_row(column, suffix, tmp_path, read_all)
     assert [(failure.address, failure.error) for failure in found.failures] == [
         (f"{path}:1", "column `text` is not UTF-8")
     ]
+
+
+MESSAGE = pa.struct([("content", pa.string()), ("calls", pa.null())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(MESSAGE), [[{"content": "a", "calls": None}, {"content": "b", "calls": None}], None, []]),
+        (pa.large_list(pa.null()), [[None, None], [], [None]]),
+        (pa.list_(pa.list_(pa.null())), [[[None, None, None], [None]], [], None]),
+        (pa.list_(pa.null(), 2), [[None, None], [None, None]]),
+        (pa.map_(pa.string(), pa.null()), [[("a", None), ("b", None)], []]),
+        (pa.struct([("messages", pa.list_(MESSAGE))]), [{"messages": [{"content": "a", "calls": None}] * 3}]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_lists_of_values_that_are_always_null_are_not_damaged(kind, values, suffix, tmp_path, read_all):
+    rows, path = pa.table({"x": pa.array(values, kind), "n": range(len(values))}), tmp_path / f"a.{suffix}"
+    if suffix == "arrow":
+        with pa.ipc.new_file(path, rows.schema) as writer:
+            writer.write_table(rows)
+    else:
+        pq.write_table(rows, path)
+    found = read_all(ArrowReader(path) if suffix == "arrow" else ParquetReader(path))
+    assert found.failures == []
+    assert found.rows == rows.to_pylist()
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 90], [0, 4, 2], [-1, 2, 3]])
+@pytest.mark.parametrize("inner", [pa.null(), MESSAGE, pa.list_(pa.null())])
+def test_offsets_over_values_that_are_always_null_are_checked(offsets, inner):
+    stored = np.array([0, 1, 2], np.int32)
+    lists = pa.Array.from_buffers(pa.list_(inner), 2, [None, pa.py_buffer(stored)], children=[pa.nulls(3, inner)])
+    both = pa.struct([("lists", lists.type), ("nothing", pa.null())])
+    nested = pa.Array.from_buffers(both, 2, [None], children=[lists, pa.nulls(2)])
+    stored[:] = offsets  # pyarrow would refuse them
+    for column in (lists, nested):
+        with pytest.raises(pa.ArrowInvalid):
+            check_structure(pa.record_batch([column], ["x"]))
+
+
+def test_text_that_is_not_utf8_beside_values_that_are_always_null_costs_its_row(tmp_path, read_all):
+    messages = pa.StructArray.from_arrays([not_utf8([b"a", b"\xff", b"c"]), pa.nulls(3)], ["content", "calls"])
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), messages)
+    pq.write_table(pa.table({"x": column, "n": [0, 1, 2]}), tmp_path / "a.parquet")
+    found = read_all(ParquetReader(tmp_path / "a.parquet"))
+    assert [row["n"] for row in found.rows] == [0, 2]
+    assert [failure.error for failure in found.failures] == ["column `x` is not UTF-8"]
+
+
+def _views(offsets: list[int], sizes: list[int], mask: list[bool] | None = None) -> pa.ListViewArray:
+    """Views of the letters a to f."""
+    return pa.ListViewArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array(sizes, pa.int32()),
+        pa.array(list("abcdef")),
+        mask=mask and pa.array(mask),
+    )
+
+
+def _written(column: pa.Array, path: Path) -> Path:
+    rows = pa.table({"x": column, "n": range(len(column))})
+    with pa.ipc.new_file(path, rows.schema) as writer:
+        writer.write_table(rows)
+    return path
+
+
+@pytest.mark.parametrize("view", [pa.list_view, pa.large_list_view])
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda view: view(pa.int64()), [[1, 2], [3], None, [], [4, None]]),
+        (lambda view: view(view(pa.string())), [[["a", "b"], None], [[]], None, [["c"]]]),
+        (lambda view: pa.list_(view(pa.string_view())), [[["a", "b"], None], [[]], None, [["c"]]]),
+        (lambda view: pa.list_(view(pa.null())), [[[None, None], []], None]),
+        (lambda view: pa.list_(view(pa.int8()), 2), [[[1], None], None, [[], [2, 3]]]),
+        (lambda view: pa.struct([("a", view(pa.int8()))]), [{"a": [1]}, None, {"a": None}, {"a": []}]),
+        (lambda view: pa.map_(pa.string(), view(pa.int8())), [[("k", [1])], None, [("a", None), ("b", [])], []]),
+    ],
+)
+def test_views_of_lists_become_lists(view, make, values, tmp_path, read_all):
+    column = pa.array(values, make(view))
+    for start, count in ((0, len(values)), (1, len(values) - 1), (1, 1), (2, 0)):
+        found = plain(pa.table({"x": column.slice(start, count)}))
+        found.validate(full=True)
+        assert found["x"].to_pylist() == values[start : start + count]
+        assert found["x"].type == plain_type(column.type)
+    found = read_all(ArrowReader(_written(column, tmp_path / "a.arrow")), batch_bytes=50)
+    assert [row["x"] for row in found.rows] == column.to_pylist()
+
+
+def test_views_of_lists_may_overlap_and_be_out_of_order(tmp_path, read_all):
+    column = _views([4, 0, 2, 0, 0], [2, 3, 2, 0, 6], [False, False, True, False, False])
+    found = read_all(ArrowReader(_written(column, tmp_path / "a.arrow")))
+    assert [row["x"] for row in found.rows] == [list("ef"), list("abc"), None, [], list("abcdef")]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(5, 2), (-1, 1), (0, -1), (2_000_000_000, 2_000_000_000)])
+def test_views_beyond_their_values_cost_their_record_batch(offset, size, tmp_path, read_all):
+    column = _views([0, offset], [1, size])
+    found = read_all(ArrowReader(_written(column, tmp_path / "a.arrow")))
+    assert [failure.rows for failure in found.failures] == [2]
+
+
+def test_lists_of_no_values_are_not_called_damaged(tmp_path, read_all):
+    rows = pa.table({"n": [1, 2], "x": pa.array([[[]], None], pa.list_(pa.list_(pa.int8(), 0)))})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"column `x` of .*\[0\]>, which Arrow cannot read[\s\S]*fields="):
+        read_all(ParquetReader(tmp_path))
+    assert read_all(ParquetReader(tmp_path, fields=["n"])).rows == [{"n": 1}, {"n": 2}]

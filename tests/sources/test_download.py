@@ -1,5 +1,6 @@
 """Downloads: every URL ends as bytes or as a reason, whatever the server does."""
 
+import gzip
 import ipaddress
 import re
 import socket
@@ -98,6 +99,21 @@ def test_a_name_that_leads_to_a_private_address_is_refused(server):
     assert server.requests == []
 
 
+def test_a_host_is_judged_as_the_library_writes_it(server):
+    """Digits and dots of other scripts become those of 127.0.0.1, which is then connected to without being resolved."""
+    port = server.url.rpartition(":")[2]
+    for host in ("\uff11\uff12\uff17.0.0.1", "127\u30020\u30020\u30021", "\u2460\u2461\u2466.0.0.1", "127.0.0.1."):
+        found = download([f"http://{host}:{port}/ok/secret"], allow_private=False, respect_robots=False, retries=0)
+        assert found in (["private address"], ["not a URL"]), host
+    assert server.requests == []
+
+
+def test_a_private_address_is_the_reason_before_robots_txt_is(server):
+    port = server.url.rpartition(":")[2]
+    assert download([f"http://localhost:{port}/ok/secret"], allow_private=False) == ["private address"]
+    assert server.requests == []
+
+
 def test_a_redirect_to_a_private_address_is_refused(server, monkeypatch):
     """A public host, played by the server, redirects to the machine itself."""
     port = server.url.rpartition(":")[2]
@@ -172,6 +188,9 @@ class TestRobots:
             ("User-agent: other\nDisallow: /", "tamis/1.0", b"cat"),
             ("User-agent: *\nDisallow: /\n\nUser-agent: MyBot\nAllow: /", "mybot/2 (+https://x.org)", b"cat"),
             ("User-agent: *\nDisallow: /\nAllow: /ok/*t$", "tamis/1.0", b"cat"),
+            ("\ufeffUser-agent: *\nDisallow: /", "tamis/1.0", "robots.txt"),
+            ("User-agent: *\nAllow: /\n\nUser-agent: Tamis/1.0\nDisallow: /", "tamis/2.0", "robots.txt"),
+            (gzip.compress(b"User-agent: *\nDisallow: /", mtime=0), "tamis/1.0", "robots.txt cannot be read"),
             (404, "tamis/1.0", b"cat"),
             (503, "tamis/1.0", "robots.txt cannot be read"),
         ],

@@ -108,7 +108,14 @@ def test_a_folder_of_another_format_names_the_reader_that_fits(tmp_path):
     assert caught.value.hint == "read it with parquet_reader"
 
 
-def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_path):
+def test_a_folder_of_archives_names_the_reader_of_documents_in_them(tmp_path):
+    make(tmp_path, "a.tar", "b.zip")
+    with pytest.raises(SourceError, match=r"has no files with the suffix \.pdf") as caught:
+        list_files(tmp_path, "document")
+    assert caught.value.hint == "read it with archive_reader"
+
+
+def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_path, monkeypatch):
     make(tmp_path, "crawl.jsonl")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no files") as caught:
@@ -117,6 +124,13 @@ def test_an_empty_folder_a_missing_path_and_no_match_are_errors_with_hints(tmp_p
     with pytest.raises(SourceError, match="does not exist") as caught:
         list_files(tmp_path / "crawl.json", "jsonl")
     assert caught.value.hint == "did you mean `crawl.jsonl`?"
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        list_files(tmp_path / "web.jsonl", "jsonl")
+    assert caught.value.hint == f"nothing in {tmp_path} has a similar name", "only the ending is similar"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        list_files("web.jsonl", "jsonl")
+    assert caught.value.hint == f"nothing in the current folder ({tmp_path}) has a similar name"
     with pytest.raises(SourceError, match="no file matches"):
         list_files(f"{tmp_path}/*.zst", "jsonl")
     with pytest.raises(SourceError, match="no path"):
@@ -137,6 +151,18 @@ def test_formats_and_codecs_are_known_by_name():
     assert [codec_of(f"x.jsonl{s}") for s in ("", ".gz", ".zst", ".bz2", ".xz", ".lz4")] == [
         None, "gzip", "zstd", "bz2", "xz", "lz4",
     ]  # fmt: skip
+
+
+def test_text_files_beside_other_data_are_not_data(tmp_path):
+    make(
+        tmp_path, "hub/README.md", "hub/LICENSE.txt", "hub/data/a.jsonl", "photos/a.jpg", "photos/a.txt", "photos/b.png"
+    )
+    assert detect_format(tmp_path / "hub") == "jsonl"
+    assert detect_format(tmp_path / "photos") == "image"
+    make(tmp_path, "books/README.md", "books/a.txt", "books/b.txt", "books/cover.jpg", "mixed/a.txt", "mixed/a.jsonl")
+    assert detect_format(tmp_path / "books") == "text"
+    with pytest.raises(SourceError, match="several formats: jsonl, text"):
+        detect_format(tmp_path / "mixed")
 
 
 def test_detect_format_names_one_format_or_explains(tmp_path):
@@ -174,3 +200,19 @@ def test_other_file_systems_are_listed_like_folders():
     assert [file.path for file in list_files("memory://files-test/**/*.jsonl", "jsonl")] == listed
     with pytest.raises(SourceError, match="does not exist"):
         list_files("memory://files-test/nowhere", "jsonl")
+
+
+def test_a_name_that_is_not_utf8_is_an_error_with_the_name(tmp_path):
+    make(tmp_path, "a.jsonl", os.fsdecode(b"b\xff.jsonl"))
+    with pytest.raises(SourceError, match=r"b\\xff.jsonl' is not UTF-8"):
+        list_files(tmp_path, "jsonl")
+    assert names(tmp_path, list_files(f"{tmp_path}/[a-z].jsonl", "jsonl")) == ["a.jsonl"]
+
+
+def test_a_link_to_a_folder_above_is_an_error_and_other_links_are_followed(tmp_path):
+    make(tmp_path, "in/a.jsonl", "in/deep/b.jsonl", "other/c.jsonl")
+    (tmp_path / "in" / "more").symlink_to(tmp_path / "other")
+    assert names(tmp_path, list_files(tmp_path / "in", "jsonl")) == ["in/a.jsonl", "in/deep/b.jsonl", "in/more/c.jsonl"]
+    (tmp_path / "in" / "deep" / "loop").symlink_to(tmp_path / "in")
+    with pytest.raises(SourceError, match="again and again"):
+        list_files(tmp_path / "in", "jsonl")

@@ -143,6 +143,14 @@ def test_wanted_columns_keep_what_the_sample_did_not_know():
     assert table.to_pylist() == [{"a": "new", "s": {"k": 1, "new": True}}]
 
 
+def test_declared_types_of_columns_that_are_not_wanted_keep_their_rows():
+    schema = {"s": pa.struct([("k", pa.int64())]), "y": pa.string()}
+    lines = '{"s": {"k": 1}, "y": 2}\n{"s": {"k": 2}, "y": [3]}'
+    table, _, errors = parse(lines, schema, wanted=["s"], declared={"y": "json"})
+    assert table.to_pylist() == [{"s": {"k": 1}}, {"s": {"k": 2}}]
+    assert errors == {}
+
+
 def test_columns_of_the_schema_come_first_and_new_ones_are_kept():
     table, _, _ = parse('{"new": [1], "b": 1}', {"a": pa.string(), "b": pa.int64(), "c": pa.null()})
     assert table.to_pylist() == [{"a": None, "b": 1, "c": None, "new": [1]}]

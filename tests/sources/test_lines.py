@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tamis.sources.compression import decoded_chunks
-from tamis.sources.lines import BOM, Frame, Lines, Text, Unread, head, join_texts, limited, plain_chunks, whole_lines
+from tamis.sources.lines import BOM, Frame, Lines, Text, Unread, head, join_texts, plain_chunks, some_of, whole_lines
 
 CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2", "xz": "xz", "lz4": "lz4"}
 
@@ -116,7 +116,7 @@ def test_texts_of_small_files_are_joined_and_keep_their_addresses():
 
 def test_a_limit_counts_lines_that_are_not_blank():
     text = Text(b"a\n\n \nb\nc\n", 0, 9, (Frame(0, 0, "p"),))
-    assert [line for _, line in read(limited([text, text], 4))] == [b"a", b"b", b"c", b"a"]
+    assert [line for _, line in read(some_of([text, text], 0, 4))] == [b"a", b"b", b"c", b"a"]
     assert read([head(Lines.of(text), 2)]) == [("p:0", b"a"), ("p:5", b"b")]
 
 

@@ -23,6 +23,7 @@ from tamis.errors import SourceError
 from tamis.features import features_of
 from tamis.media import read_bytes
 from tamis.recipes.paths import reader_step, writer_step
+from tamis.workflows import AudioDeduplicationWorkflow
 
 
 def sizes(batch: Batch):
@@ -92,6 +93,30 @@ def test_sounds_and_videos(tmp_path, read_all):
         read_all(JsonlReader(tmp_path))
 
 
+def test_videos_are_read_for_their_sound_where_there_are_no_sound_files(tmp_path, read_all):
+    (tmp_path / "c.mp4").write_bytes(b"x")
+    (tmp_path / "e.jpg").write_bytes(b"x")
+    found = read_all(AudioReader(tmp_path))
+    assert [row["audio"]["path"][-5:] for row in found.rows] == ["c.mp4"]
+    assert features_of(found.layout.schema) == {"audio": {"_type": "Audio"}}
+    (tmp_path / "c.mp4").unlink()
+    with pytest.raises(SourceError, match=r"has no files with the suffix \.wav"):
+        read_all(AudioReader(tmp_path))
+
+
+def test_the_input_of_a_recipe_about_sound_may_be_videos(tmp_path):
+    (tmp_path / "c.mp4").write_bytes(b"x")
+    paths = [str(tmp_path)]
+    reads = ("audio_reader", {"file_paths": str(tmp_path)})
+    assert reader_step(paths, None, [("audio_duration", {}), ("word_count", {"column": ["wrong"]})]) == reads
+    assert reader_step(paths, ("audio_reader", {"limit": 3})) == ("audio_reader", {**reads[1], "limit": 3})
+    assert reader_step(paths, None, [("audio_duration", {"column": "video"})])[0] == "video_reader"
+    assert reader_step(paths, None, [("audio_duration", {}), ("shots", {})])[0] == "video_reader"
+    assert reader_step(paths, None)[0] == "video_reader"
+    workflow = AudioDeduplicationWorkflow(input_path=tmp_path, output_path=tmp_path / "out")
+    assert workflow.pipeline().steps[0].name == "audio_reader"
+
+
 def test_a_folder_of_images_is_recognized(photos, tmp_path):
     step = reader_step([str(photos)], None)
     assert step == ("image_reader", {"file_paths": str(photos)})
@@ -153,3 +178,10 @@ def test_media_is_read_into_rows_that_keep_their_names(photos, tmp_path):
     assert found["image"].to_pylist() == [held, {"bytes": bytes(300), "path": "3.jpg"}, None, values[3]]
     assert found["other"].to_pylist() == values
     assert found.column_names == ["image", "other", "n"]
+
+
+def test_the_bytes_of_files_are_counted_as_read(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.mp4").write_bytes(bytes(1_000_000))
+    report = Pipeline(VideoReader(str(tmp_path)), lambda row: row["path"].endswith("1.mp4")).run(executor="inline")
+    assert 5_000_000 <= report.num_bytes < 5_010_000

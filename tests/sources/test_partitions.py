@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tamis.errors import SourceError
 from tamis.operators import Piece
 from tamis.sources.files import File
-from tamis.sources.partitions import explain, first_rows, group, pack, sampled, split_bytes
+from tamis.sources.partitions import explain, group, pack, sampled, some_rows, split_bytes
 from tamis.sources.schemas import conform, unify
 
 
@@ -48,7 +48,7 @@ def test_a_limit_falls_within_a_piece_and_later_ones_are_not_counted():
         counted.append(piece.path)
         return 10
 
-    pieces = first_rows([Piece(name, 0, 1) for name in "abcd"], 15, count)
+    pieces = some_rows([Piece(name, 0, 1) for name in "abcd"], 0, 15, count)
     assert [(piece.path, piece.limit) for piece in pieces] == [("a", None), ("b", 5)]
     assert counted == ["a", "b"]
 

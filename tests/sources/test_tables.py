@@ -145,7 +145,7 @@ def test_names_that_are_not_there_or_clash_are_explained(tmp_path, compress):
     with pytest.raises(SourceError, match="`conten`") as caught:
         JsonlReader(tmp_path, columns={"body": "conten"}).layout(10)
     assert "did you mean `content`?" in (caught.value.hint or "")
-    with pytest.raises(SourceError, match="`fields` of JsonlReader names column `nope`"):
+    with pytest.raises(SourceError, match="no column `nope`, which `fields` of JsonlReader names"):
         JsonlReader(tmp_path, fields=["nope"]).layout(10)
     with pytest.raises(SourceError, match="too") as caught:
         JsonlReader(tmp_path, columns={"text": "content"}).layout(10)

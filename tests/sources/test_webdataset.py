@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tamis import Batch, ParquetReader, Pipeline, WebDatasetReader
+from tamis import ArchiveReader, Batch, ParquetReader, Pipeline, WebDatasetReader
 from tamis.errors import DamagedFile, ParameterError, SourceError
 from tamis.features import features_of
 from tamis.media import read_bytes
@@ -336,6 +336,17 @@ def test_the_layout_of_img2dataset_is_read_as_it_is(tmp_path):
         detect_format(tmp_path)
 
 
+def test_files_beside_an_archive_are_not_left_out_without_a_word(tmp_path):
+    from tamis.sources.files import detect_format
+
+    write_tar(tmp_path / "a.tar", sample("1", jpg=b"one"))
+    for name in ("2.png", "3.png"):
+        (tmp_path / name).write_bytes(b"two")
+    with pytest.raises(SourceError, match="several formats: image, tar") as error:
+        detect_format(tmp_path)
+    assert error.value.hint == "select the files of one format with a glob, for example *.jpg"
+
+
 def test_paths_may_have_ranges(tmp_path, read_all):
     for number in (8, 9, 10):
         write_tar(tmp_path / f"{number:03d}.tar", sample(f"{number}", jpg="x"))
@@ -366,3 +377,10 @@ def test_archives_in_an_object_store_are_read_in_one_pass(shard, s3_server):
     rows = rows_of(source)
     assert [row["image"] for row in rows] == [b"\xff\xd8" + bytes([number]) * 900 for number in range(12)]
     assert [row["caption"] for row in rows] == [f"cat {number}" for number in range(12)]
+
+
+def test_the_bytes_that_rows_refer_to_are_counted_as_read(shard):
+    for source, size in ((WebDatasetReader(shard), 902), (ArchiveReader(str(shard), names=["*.jpg"]), 902)):
+        report = Pipeline(source, lambda row: True).run(executor="inline")
+        assert report.read == 12
+        assert 12 * size < report.num_bytes < 12 * size + 4000

@@ -67,7 +67,21 @@ def counts(report: Report) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["429:2", "500:2", "502:1", "503:3", "reset:2", "half:2", "garbage:1", "twice:1", "empty:1", "silent"]
+    "kind",
+    [
+        "429:2",
+        "500:2",
+        "502:1",
+        "503:3",
+        "reset:2",
+        "half:2",
+        "garbage:1",
+        "twice:1",
+        "null:1",
+        "empty:1",
+        "silent",
+        "overcounted",
+    ],
 )
 def test_problems_that_pass_cost_nothing_but_time(server, cache, tmp_path, kind):
     texts = ["plain", f"[[{kind}]] text"]
@@ -97,6 +111,9 @@ def test_a_reply_that_takes_too_long_is_requested_again(server, cache, kind):
         ("reset", "no usable answer in 3 attempts, the last one: ClientOSError", 3),
         ("half", "no usable answer in 3 attempts, the last one: ClientPayloadError", 3),
         ("garbage", "the reply is not JSON", 3),
+        ("nested", "the reply is not JSON (maximum recursion depth exceeded", 3),
+        ("null", "the reply is not a JSON object: null", 3),
+        ("surrogate", "the answer is not valid Unicode", 3),
         ("length", "the answer was cut off after 2 tokens (max_tokens is 1024): answer ", 1),
         ("filter", "the answer was withheld by a content filter", 1),
     ],

@@ -132,6 +132,19 @@ def test_words_in_a_url_are_counted_once_each() -> None:
     assert np.asarray(found["suspect_url_words"]).tolist() == [2, 1, 0, 0]
 
 
+def test_substrings_are_found_within_and_across_the_words_of_a_url() -> None:
+    step = UrlBlocklist(substrings=["Free spins", "freespins", "poker"])
+    urls = ["http://ok.com/100-free-spins", "http://freespinspoker.com/", "http://ok.com/free-text", None]
+    found = step.open(Context()).score(Batch.from_rows([{"url": url} for url in urls]))
+    assert np.asarray(found["blocked_url_substrings"]).tolist() == [1, 2, 0, 0]
+    assert Pipeline(Rows([{"url": url} for url in urls]), step).run().dropped == {"blocked_url_substrings > 0": 2}
+
+
+def test_a_substring_without_letters_and_digits_is_refused() -> None:
+    with pytest.raises(ParameterError, match="without letters a-z and digits"):
+        UrlBlocklist(substrings=["--"]).check()
+
+
 def test_the_number_of_skipped_lines_is_noted_by_check_and_report(tmp_path: Path) -> None:
     path = tmp_path / "list.gz"
     lines = ["||bad.org^", "a.org##.ad", "b.org##.ad", "||c.org^$script", "! comment"]

@@ -20,6 +20,7 @@ from tamis.text.clean import (
     MarkdownRemoval,
     Newlines,
     QuotationRemoval,
+    RegexReplacement,
     Slice,
     UnicodeRepair,
     UrlRemoval,
@@ -39,6 +40,7 @@ STEPS = [
     Slice(left=2, right=-2),
     Slice(left="a", right="b"),
     LineRemoval(["Menu"]),
+    RegexReplacement("[ab]+", "a"),
     BoilerplateRemoval(),
     BoilerplateRemoval(place="anywhere"),
 ]
@@ -254,6 +256,7 @@ class TestUrlRemoval:
             ("\u8bf7\u8bbf\u95eehttps://a.org/b\u3002\u8c22\u8c22", "\u8bf7\u8bbf\u95ee\u3002\u8c22\u8c22"),
             ("https://a.org/Stra\u00dfe end", " end"),
             ('<a href="https://a.org">x</a>', '<a href="">x</a>'),
+            ("run `curl https://a.org/b` now", "run `curl ` now"),
             ("http:// alone", "http:// alone"),
             ("ftp://a.org", "ftp://a.org"),
         ],
@@ -388,6 +391,21 @@ class TestLineRemoval:
         assert build_operator("line_removal", {"lines": ["a"]}) == LineRemoval(["a"])
 
 
+class TestRegexReplacement:
+    @settings(deadline=None)
+    @given(st.text("aAb1 \n", max_size=12))
+    def test_against_python(self, text):
+        for pattern, replacement in ((r"(a)(b?)", r"<\2\1>"), (r"\b1\b", ""), (r"(?m)^ +", r"\\"), (r"(?s)a.b", "")):
+            assert one(RegexReplacement(pattern, replacement), text) == re.sub(pattern, replacement, text)
+            insensitive = RegexReplacement(pattern, replacement, ignore_case=True)
+            assert one(insensitive, text) == re.sub(pattern, replacement, text, flags=re.IGNORECASE)
+
+    @pytest.mark.parametrize(("pattern", "replacement"), [("(a", ""), ("a", r"\1"), ("(?=a)", ""), ("a", "\\")])
+    def test_what_re2_cannot_replace_is_refused(self, pattern, replacement):
+        with pytest.raises(ParameterError, match="cannot replace"):
+            RegexReplacement(pattern, replacement).check()
+
+
 def paragraphs_without_boilerplate(text, place):
     """What `BoilerplateRemoval` promises, paragraph by paragraph."""
     if "lorem ipsum" in text.lower():
@@ -429,6 +447,10 @@ class TestBoilerplateRemoval:
         ]
         expected = ["a", "a", None, texts[3], texts[4], "", ""]
         assert clean(BoilerplateRemoval(), *texts) == expected
+
+    def test_a_placeholder_in_a_paragraph_with_a_phrase_empties_the_text(self):
+        for place in ("edges", "anywhere"):
+            assert one(BoilerplateRemoval(place=place), "A story.\n\nLorem ipsum. We use cookies.") == ""
 
     def test_an_empty_phrase_is_refused(self):
         with pytest.raises(ParameterError, match="empty phrase"):

@@ -77,6 +77,99 @@ def test_pooling_and_dense_layers_are_those_of_the_folder(folder, tmp_path, mode
     np.testing.assert_allclose(found, model.encode(TEXTS), atol=1e-5)
 
 
+def write_sentence_model(encoder, out, *later, pooling="mean", settings=None, **parameters):
+    """A model of sentence-transformers in a folder; `settings` are added to those of its Transformer module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer import modules
+
+        parts = [modules.Transformer(str(encoder)), modules.Pooling(32, pooling_mode=pooling), *later]
+        SentenceTransformer(modules=parts, device="cpu", **parameters).save(str(out))
+    if settings:
+        change_json(out / "sentence_bert_config.json", **settings)
+    return out
+
+
+def change_json(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def assert_equal_to_sentence_transformers(path, texts=TEXTS):
+    expected = sentence_transformer(path).encode(texts)
+    np.testing.assert_allclose(vectors_of(Embed(path, normalize=False), texts), expected, atol=1e-5)
+
+
+def test_texts_are_lowercased_where_the_folder_says_so(folder, tmp_path):
+    model = write_sentence_model(folder, tmp_path / "model", settings={"do_lower_case": True})
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    for normalizer in ({"type": "NFC"}, None, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}):
+        tokenizer["normalizer"] = normalizer
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+        assert_equal_to_sentence_transformers(model, ["The CAT sat", "the cat sat", "MAT", ""])
+        upper, lower = vectors_of(Embed(model), ["The CAT sat", "the cat sat"])
+        np.testing.assert_array_equal(upper, lower)
+    (model / "sentence_bert_config.json").rename(model / "sentence_roberta_config.json")
+    assert_equal_to_sentence_transformers(model, ["The CAT sat", "MAT"])
+
+
+def test_the_default_prompt_of_the_folder_precedes_each_text(folder, tmp_path):
+    prompts = {"query": "the old mill: ", "other": "river"}
+    model = write_sentence_model(folder, tmp_path / "model", prompts=prompts, default_prompt_name="query")
+    assert_equal_to_sentence_transformers(model)
+    plain = vectors_of(Embed(folder), [prompts["query"] + text for text in TEXTS])
+    np.testing.assert_allclose(vectors_of(Embed(model), TEXTS), plain, atol=1e-5)
+    np.testing.assert_allclose(vectors_of(Embed(model, max_chars=3), TEXTS[:1]), vectors_of(Embed(model), ["The"]))
+    rows = Rows([{"text": text} for text in [*TEXTS, None]])
+    found = Pipeline(rows, Tokenize(model, output="ids"), Embed(model, tokens="ids")).collect(executor="inline")
+    assert found["embedding"][len(TEXTS)].as_py() is None
+    np.testing.assert_allclose(found["embedding"].to_pylist()[:-1], plain, atol=1e-5)
+    change_json(model / "config_sentence_transformers.json", default_prompt_name=None)
+    assert_equal_to_sentence_transformers(model)
+    change_json(model / "config_sentence_transformers.json", default_prompt_name="missing")
+    with pytest.raises(ModelError, match="'missing', for which `prompts` has no text"):
+        vectors_of(Embed(model), ["a"])
+
+
+def test_normalization_before_a_dense_layer_and_fewer_dimensions_are_those_of_the_folder(folder, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers.sentence_transformer import modules
+
+    pooling = ("max", "cls", "mean")
+    later = [modules.Normalize(), modules.Dense(96, 8)]
+    model = write_sentence_model(folder, tmp_path / "model", *later, pooling=pooling, truncate_dim=5)
+    assert_equal_to_sentence_transformers(model)
+    older = {f"pooling_mode_{name}": True for name in ("mean_tokens", "max_tokens", "cls_token")}
+    (model / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **older}))
+    assert_equal_to_sentence_transformers(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "error"),
+    [
+        ("1_Pooling/config.json", {"include_prompt": False}, "excludes the prompt from pooling"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling 'median' in .* is not supported"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "chooses no pooling"),
+        ("2_Dense/config.json", {"use_residual": True}, "adds its input to its output"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "is 'token_embeddings'"),
+        ("2_Dense/config.json", {"activation_function": "own.GELU"}, "activation own.GELU"),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "`truncate_dim` in .* is 0"),
+    ],
+)
+def test_settings_of_a_folder_that_are_not_supported_are_named(folder, tmp_path, file, values, error):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers.sentence_transformer import modules
+
+    model = write_sentence_model(
+        folder, tmp_path / "model", modules.Dense(32, 8), prompts={"query": "the "}, default_prompt_name="query"
+    )
+    change_json(model / file, **values)
+    with pytest.raises(ModelError, match=error):
+        vectors_of(Embed(model), ["a"])
+
+
 def test_vectors_do_not_depend_on_batches(folder):
     together = vectors_of(Embed(folder), TEXTS)
     for step in (Embed(folder, batch_size=1), Embed(folder, batch_size=3)):

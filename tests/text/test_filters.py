@@ -21,7 +21,7 @@ from tamis.text.code import (
     PythonCommentToCode,
     XmlHeader,
 )
-from tamis.text.lists import BadWords, BoilerPlate, Histogram, Regex, Substring
+from tamis.text.lists import BadWords, BoilerPlate, FlaggedWords, Histogram, Regex, StopWords, Substring
 from tamis.text.quality import (
     BulletPoints,
     CommonEnglishWords,
@@ -40,12 +40,14 @@ from tamis.text.quality import (
     WordsWithoutAlphabets,
 )
 from tamis.text.repetition import (
+    CharacterRepetition,
     RepeatedLines,
     RepeatedLinesByChars,
     RepeatedParagraphs,
     RepeatedParagraphsByChars,
     RepeatingDuplicateNGrams,
     RepeatingTopNGrams,
+    WordRepetition,
 )
 
 
@@ -107,6 +109,21 @@ def reasons(step: Filter, *texts: str, column: str = "text") -> list[list[str]]:
         # "a b" again at words 2 and 4, "b a" again at word 3: words 2 to 5 with the three spaces between
         (RepeatingDuplicateNGrams(n=2), "a b a b a b", 7 / 11),
         (RepeatingDuplicateNGrams(n=10), "a b", 1.0),
+        # of the four distinct 2-grams "a b", "b c", "c a" and "b b", only "a b" repeats
+        (WordRepetition(n=2), "A b, c: a b -- 7 b", 2 / 5),
+        (WordRepetition(n=2), "one two", 0.0),
+        (WordRepetition(n=2), "你好你好", 2 / 3),
+        (WordRepetition(n=2, words="whitespace"), "你好你好 你好你好", 0.0),
+        # seven 2-grams, five distinct: the two most frequent of them, "ab" and "bc", occur twice each
+        (CharacterRepetition(n=2), "abcXabcY", 4 / 7),
+        (CharacterRepetition(n=2), "éa éa", 2 / 4),
+        (CharacterRepetition(), "too short", 0.0),
+        (CharacterRepetition(), "a" * 11, 1.0),
+        (StopWords(), 'The cat ("and") THE dog, 3 + 4!', 3 / 5),
+        (StopWords(listed=["été"]), "L'ÉTÉ? Été!", 1 / 2),
+        (StopWords(listed=["का"]), "का घर।", 1 / 2),
+        (FlaggedWords(listed=["ass"]), "Class ass. ASS! ass_x", 2 / 4),
+        (FlaggedWords(listed=["bad words"]), "bad words", 0.0),
         (BoilerPlate(), "We use cookies.\n\nNews.\n\nTERMS OF USE", 2 / 3),
         (BoilerPlate(), "All about LOREM IPSUM.", 1.0),
         (BoilerPlate(phrases=["subscribe"]), "Subscribe!\n\nWe use cookies.", 0.5),
@@ -144,6 +161,7 @@ NOTHING = [
         WordCount(), MeanWordLength(), LongestWord(), SymbolsToWords(), WordsWithoutAlphabets(), CommonEnglishWords(),
         NonAlphaNumeric(), Numbers(), WhiteSpace(), Parentheses(), Urls(), PornographicUrls(), BulletPoints(),
         Punctuation(), Ellipsis(), BoilerPlate(), BadWords(), Alpha(), PythonCommentToCode(), HtmlBoilerplate(),
+        StopWords(), FlaggedWords(), WordRepetition(), CharacterRepetition(),
         GeneralCommentToCode("c"), XmlHeader(), Substring("x"),
     )
 ]  # fmt: skip
@@ -188,6 +206,23 @@ def test_ngrams_are_two_to_ten_words_long(make: type[Filter]) -> None:
         make(n=11)  # type: ignore[call-arg]
 
 
+def test_character_ngrams_are_one_to_a_hundred_characters_long() -> None:
+    with pytest.raises(ParameterError, match="from 1 to 100"):
+        CharacterRepetition(n=0)
+
+
+def test_shares_of_words_name_their_bounds() -> None:
+    assert reasons(WordRepetition(n=2, max_repeated_ngrams=0.1), "a b a b") == [["repeated_2_grams > 0.1"]]
+    assert reasons(CharacterRepetition(), "a" * 20) == [["repeated_character_10_grams > 0.5"]]
+    assert reasons(StopWords(), "the quick brown fox") == [["stop_word_share < 0.3"]]
+    assert reasons(FlaggedWords(listed=["x"]), "x y") == [["flagged_word_share > 0.045"]]
+
+
+def test_words_in_capitals_or_in_brackets_are_the_same_words() -> None:
+    spaced = "one two (three) four, one two three four"
+    assert score(WordRepetition(n=4), spaced) == score(WordRepetition(n=4), spaced.upper()) == pytest.approx(2 / 5)
+
+
 def test_an_unknown_language_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ParameterError, match="did you mean `java`"):
         GeneralCommentToCode("jave")
@@ -203,6 +238,12 @@ def test_operators_that_ask_for_the_same_facts_share_them() -> None:
     for step in (WordCount(), MeanWordLength(), LongestWord(), Numbers(), Ellipsis(), CommonEnglishWords()):
         step.open(Context()).score(batch)
     assert len(batch.memo) == 2
+
+
+def test_stop_words_come_from_a_file_and_from_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("# a list\nder\n")
+    assert score(StopWords(path=str(path), listed=["und"]), "Der Hund und") == pytest.approx(2 / 3)
 
 
 def test_bad_words_come_from_a_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tamis.models.causal import TextGenerator, _Noise
 from tamis.models.devices import choose
 from tamis.models.files import ModelError, find
 from tamis.text import Generate, NeuralPerplexity
-from tests.models.make_models import write_language_model
+from tests.models.make_models import write_language_model, write_masked_language_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -203,6 +203,13 @@ def test_a_model_that_is_not_there_or_not_causal_is_an_error(folders, tmp_path):
     (half / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match="damaged"):
         Pipeline(Rows([{"text": "a"}]), NeuralPerplexity(half, max_perplexity=9)).run(executor="inline")
+
+
+def test_a_masked_language_model_is_refused(tmp_path):
+    folder = write_masked_language_model(tmp_path)
+    for step in (NeuralPerplexity(folder, score_only=True), Generate(folder, prompt="{text}")):
+        with pytest.raises(ModelError, match="type bert, which sees the words that it should predict"):
+            step.open(Context())
 
 
 def test_losses_are_the_same_in_small_parts(folders, monkeypatch):

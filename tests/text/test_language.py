@@ -101,9 +101,25 @@ def test_any_model_of_the_format_will_do(tmp_path):
     assert score(["hola"], model=path)[0]["language"] in ("spa_Latn", "rus_Cyrl")
 
 
-def test_a_language_the_model_does_not_know_is_a_mistake():
-    with pytest.raises(ParameterError, match="does not know a language 'eng'") as raised:
-        Language(keep=["eng"]).open(Context())
+def test_a_code_without_a_script_matches_all_scripts(tmp_path):
+    labels = ["__label__spa_Latn", "__label__spa_Cyrl", "__label__rus_Cyrl"]
+    path = Recipe(["hola", "da"], labels, seed=4).write(tmp_path / "own.bin")
+    rows = Rows([{"text": text} for text in ("hola", "da", "hola da", "x", "da da", None)])
+    found = Pipeline(rows, Language(model=path, min_confidence=0, score_only=True)).collect()["language"].to_pylist()
+    for keep in (["spa"], ["spa_Cyrl"], ["rus", "spa_Latn"]):
+        report = Pipeline(rows, Language(model=path, keep=keep, min_confidence=0)).run(executor="inline")
+        kept = [label for label in found if label and (label in keep or label[:3] in keep)]
+        assert report.kept == len(kept)
+        outside = {f"language not in {', '.join(keep)}": 5 - len(kept)} if len(kept) < 5 else {}
+        assert report.dropped == {"language is missing": 1} | outside
+    with pytest.raises(ParameterError, match="does not know a language 'deu'"):
+        Language(model=path, keep=["deu"]).open(Context())
+
+
+@pytest.mark.parametrize("code", ["eng", "EN", "En"])
+def test_a_language_the_model_does_not_know_is_a_mistake(code):
+    with pytest.raises(ParameterError, match=f"does not know a language '{code}'") as raised:
+        Language(keep=[code]).open(Context())
     assert "did you mean `en`?" in str(raised.value)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tamis import Pipeline, Rows
+from tamis import JsonlWriter, Pipeline, Rows
 from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.models.files import ModelError, find
@@ -45,6 +45,22 @@ def test_logits_equal_those_of_transformers(architecture):
     model = TextModel.open(find(architecture), Context())
     found = model.predict(pa.array(TEXTS))
     np.testing.assert_allclose(found, expected_logits(architecture, TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [0, 1, None, -1])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_decoder_classifies_by_the_last_token_of_each_text(architecture, padding, tmp_path):
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = write_classifier(tmp_path / "model", architecture, pad_token_id=padding)
+    texts = ["the cat sat on the mat", "cat", "good river", "one two three"]
+    found = TextModel.open(find(folder), Context()).predict(pa.array(texts))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        alone = [model(**tokenizer(text, return_tensors="pt")).logits[0].numpy() for text in texts]
+    np.testing.assert_allclose(found, np.array(alone), atol=1e-5)
 
 
 def test_a_pipeline_adds_the_most_probable_label_and_its_probability(architecture):
@@ -118,8 +134,36 @@ def test_more_outputs_than_names_are_refused(tmp_path):
     config["id2label"] = {"0": "a", "1": "b"}
     config["label2id"] = {"a": 0, "b": 1}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"do not fit|lack"):
+    with pytest.raises(ModelError, match="must name the 3 outputs of the network; it has 2 names"):
         Classifier(folder).open(Context())
+
+
+def test_names_of_labels_with_gaps_are_refused_before_the_run(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {"0": "a", "1": "b", "7": "c"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="not numbered from 0 without gaps"):
+        Classifier(folder).check()
+
+
+def test_a_number_of_labels_that_is_none_is_refused_before_the_run(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: value for name, value in config.items() if "label" not in name} | {"num_labels": "three"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"`num_labels` in .* is 'three', not a number"):
+        classified(folder, ["cat"])
+
+
+def test_a_model_that_turns_out_not_to_fit_ends_the_run_and_fails_no_row(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["cat"] = 90_000
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    rows = Rows([{"text": text} for text in TEXTS])
+    with pytest.raises(ModelError, match=r"a token has number \d+, but the network only knows"):
+        Pipeline(rows, Classifier(folder), JsonlWriter(tmp_path / "out")).run(executor="inline", on_error="isolate")
 
 
 def test_scores_are_kept_for_other_filters_and_labels_stay_with_score_only(tmp_path):

@@ -206,6 +206,9 @@ def test_every_recipe_is_looked_at_here(script):
         "video_split",
         "video_dedup",
     }  # their own folders
-    rest |= {"fineweb_from_warc", "wikipedia"}  # tests/web
+    rest |= {"fineweb_from_warc", "wikipedia", "arxiv"}  # tests/web
+    rest |= {"stack"}  # tests/sources/test_git.py
+    rest |= {"pretrain"}  # tests/recipes
+    rest |= {"demo"}  # tests/test_docs.py, in docs/start.md
     asks = {name for name, recipe in shipped().items() if any(step.name.startswith("ask") for step in recipe.steps)}
     assert {*script.RECIPES, *rest, *asks} == set(shipped())  # test_ask.py looks at those that ask a language model

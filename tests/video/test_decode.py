@@ -62,9 +62,28 @@ def test_the_track_of_a_clip_is_that_part_of_the_track_of_the_video(folder):
     part = whole.part(3.3, 5.7)
     alone = decode_track(item(folder / "a.mp4", "#t=3.3,5.7"))
     assert len(part) == 24
-    for name in ("time", "key", "numbers", "patches", "bars", "hashes"):
+    for name in ("time", "key", "numbers", "patches", "bars", "hashes", "vectors", "coded"):
         assert np.array_equal(getattr(part, name), getattr(alone, name)), name
     assert (part.begin, part.end, part.rate) == (alone.begin, alone.end, alone.rate)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "options"),
+    [
+        ("libx264", "mpegts", {}),
+        ("mpeg2video", "mpeg", {"bf": "2"}),
+        ("libx264", "flv", {}),
+        ("libx264", "mp4", {"x264-params": "open-gop=1:bframes=3:scenecut=0"}),
+    ],
+)
+def test_a_clip_has_its_first_frames_whether_or_not_its_container_has_an_index(tmp_path, codec, container, options):
+    path = tmp_path / f"a.{container}"
+    path.write_bytes(video([(scene(3), 150)], codec=codec, container=container, rate=25, options=options))
+    whole = decode_track(item(path))
+    for begin in (0.28, 0.56, 1.96, 2.24, 4.76):
+        part, alone = whole.part(begin, begin + 0.6), decode_track(item(path, f"#t={begin},{begin + 0.6:g}"))
+        np.testing.assert_allclose(alone.time, part.time, atol=1e-5)
+        np.testing.assert_array_equal(alone.hashes, part.hashes)
 
 
 def test_a_watcher_sees_every_frame_in_the_pass_that_makes_the_track(folder):
@@ -190,3 +209,15 @@ def test_fixed_clips_refer_to_parts_of_the_video(folder):
         "t=0,4", "t=4,8", "t=8,9", None,
     ]  # fmt: skip
     assert parents.tolist() == [0, 0, 0, 1]
+
+
+def test_frames_with_vectors_are_released_while_a_video_is_decoded():
+    """A frame and its vectors refer to each other in PyAV; ninety frames of 1280 x 720 would be 120 MB."""
+    import resource
+
+    data = video([(scene(1, (1280, 720)), 90)], options={"preset": "ultrafast", "tune": "zerolatency"}, gop=90)
+    row = MediaItem("a.mp4", "a", MediaAccess(), memoryview(data))
+    decode_track(MediaItem("a.mp4#t=0,1", "a", MediaAccess(), memoryview(data)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert decode_track(row).coded.sum() > 80
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 80_000

@@ -1,8 +1,13 @@
 """Filters find planted parts: black, frozen, letterboxed, flashing, still and shaking videos."""
 
+import io
+from typing import Any
+
+import av
 import numpy as np
 import pytest
 
+from tamis.audio.files import read_blocks
 from tamis.batch import Batch
 from tamis.executors.opening import opened
 from tamis.executors.steps import apply_step
@@ -14,6 +19,7 @@ from tamis.video import (
     FrameFilter,
     Shots,
     TimedClips,
+    VectorMotion,
     VideoBars,
     VideoBitRate,
     VideoBlack,
@@ -96,6 +102,51 @@ def test_motion_and_its_calmest_part():
     assert found["patch_motion"][0] > 0.5 > found["patch_motion"][1] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("codec", "container", "source"),
+    [("libx264", "mp4", "codec"), ("mpeg4", "avi", "codec"), ("mpeg2video", "mpegts", "codec"),
+     ("libx265", "mp4", "frames"), ("libvpx-vp9", "webm", "frames"), ("libsvtav1", "mp4", "frames"),
+     ("mjpeg", "avi", "frames")],
+)  # fmt: skip
+def test_vectors_of_the_codec_have_the_length_of_the_planted_motion(codec, container, source):
+    """Four pixels per frame of 320 + 240; half of the picture stands still in the second video."""
+    size = (320, 240)
+    # The vectors of B-frames reach over several frames, and are longer.
+    options = {"libx265": {"x265-params": "log-level=none:pools=none"}, "libx264": {"bf": "0"}}.get(codec, {})
+    common = {"codec": codec, "container": container, "options": options, "rate": 25}
+    common["pixel_format"] = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    moving, still = scene(1, size, speed=4), plain(90, size)
+
+    def half(frame: int) -> np.ndarray:
+        return np.vstack([moving(frame)[:120], moving(0)[120:]])
+
+    found = scores(VectorMotion(), *(video([(draw, 16)], **common) for draw in (moving, half, still)), None)
+    assert found["vector_source"] == [source, source, source, None]
+    whole, part, none, missing = found["vector_motion"]
+    assert whole == pytest.approx(4 / 560, rel=0.35)
+    assert 0.3 * whole < part < 0.8 * whole
+    assert none < 1e-5
+    assert np.isnan(missing)
+    assert found["vector_patch_motion"][0] > 0.001 > found["vector_patch_motion"][1]
+    step = VectorMotion()
+    with opened(step) as runner:
+        done = apply_step(step, rows(*(video([(draw, 16)], **common) for draw in (moving, still))), runner=runner)
+    assert [reason for reason, _ in done.verdicts] == ["vector_motion < 0.00098"]
+
+
+def test_a_video_of_key_frames_only_has_no_vectors():
+    found = scores(VectorMotion(), video([(scene(1, (320, 240), speed=4), 16)], gop=1))
+    assert found["vector_source"] == ["frames"]
+    assert found["vector_motion"][0] == pytest.approx(4 / 560, rel=0.35)
+
+
+def test_motion_by_pixels_and_by_vectors_costs_one_decode():
+    batch, before = rows(MOVING), Decodes.frames
+    VideoMotion().score(batch)
+    VectorMotion().score(batch)
+    assert Decodes.frames - before == 30
+
+
 def test_a_trembling_camera_shakes_and_a_steady_one_does_not():
     base = scene(1, (320, 240), speed=0)(0)
     shifts = np.random.default_rng(0).integers(-12, 13, (40, 2))
@@ -157,6 +208,14 @@ def test_a_clip_is_cut_to_the_frame_with_its_sound(codec):
         assert made == cut_bytes(held(data), Segment(1.5, 3.1), "encode", codec), "the same bytes again"
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("codec", ["h264", "h265", "vp9", "av1"])
+def test_a_clip_of_few_frames_can_be_encoded(codec, number):
+    for _ in range(6):
+        made = cut_bytes(held(MOVING), Segment(0.5, 0.5 + number / 10), "encode", codec)
+        assert decode_track(held(made)).time.tolist() == pytest.approx([each / 10 for each in range(number)])
+
+
 def test_a_clip_between_key_frames_is_copied_without_loss():
     data = video([(scene(1), 12), (scene(2), 12), (scene(3), 12)], gop=12, options={"bf": "0"}, sound="aac")
     whole = decode_track(held(data))
@@ -166,6 +225,59 @@ def test_a_clip_between_key_frames_is_copied_without_loss():
     assert np.array_equal(track["brightness"], whole["brightness"][12:24])
     inexact = decode_track(held(cut_bytes(held(data), Segment(1.5, 2.4), "copy")))
     assert len(inexact) == 12, "copying begins at the key frame"
+
+
+OPEN = {"x264-params": "open-gop=1:bframes=3:scenecut=0:b-adapt=0"}
+
+
+def test_a_clip_whose_last_frames_need_the_next_key_frame_is_encoded():
+    data = video([(scene(1), 60)], gop=12, options=OPEN)
+    whole = decode_track(held(data))
+    begin, end = whole.time[whole.key][1:3]
+    made = decode_track(held(cut_bytes(held(data), Segment(begin, end))))
+    assert len(made) == len(whole.part(begin, end)) == 12
+
+
+def test_a_copy_has_the_frames_that_its_last_frames_need():
+    data = video([(scene(1), 60)], gop=12, options=OPEN)
+    whole = decode_track(held(data))
+    for number in range(15, 30):
+        end = whole.time[number]
+        made = decode_track(held(cut_bytes(held(data), Segment(1.2, end), "copy")))
+        wanted = number - 12
+        assert wanted <= len(made) <= wanted + 4
+        np.testing.assert_array_equal(made.hashes[:wanted], whole.hashes[12:number])
+        np.testing.assert_array_equal(made["brightness"][:wanted], whole["brightness"][12:number])
+
+
+def _beep(container: str, sound: str) -> bytes:
+    """Four seconds of picture, with a tone from second 2.1 on."""
+    target = io.BytesIO()
+    with av.open(target, "w", format=container) as output:
+        pictures: Any = output.add_stream("mpeg4", rate=10)
+        pictures.width, pictures.height, pictures.pix_fmt = 64, 48, "yuv420p"
+        stream: Any = output.add_stream(sound, rate=48_000, layout="mono")
+        for number in range(40):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 5 * number, np.uint8), format="rgb24")
+            frame.pts = number
+            output.mux(pictures.encode(frame))
+        output.mux(pictures.encode(None))
+        time = np.arange(4 * 48_000) / 48_000
+        wave = np.where(time < 2.1, 0, 16_000 * np.sin(2 * np.pi * 440 * time)).astype(np.int16)
+        piece = av.AudioFrame.from_ndarray(wave[None], format="s16", layout="mono")
+        piece.rate, piece.pts = 48_000, 0
+        output.mux(stream.encode(piece))  # one packet of plain samples in some containers
+        output.mux(stream.encode(None))
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(("container", "sound"), [("avi", "pcm_s16le"), ("mov", "pcm_s16le"), ("mpeg", "mp2")])
+@pytest.mark.parametrize("begin", [0.5, 1.53, 2.0])
+def test_sound_that_is_encoded_again_stays_with_its_picture(container, sound, begin):
+    made = cut_bytes(held(_beep(container, sound)), Segment(begin, 3.5))
+    wave = np.concatenate([*read_blocks(io.BytesIO(made))], axis=1)[0]
+    assert np.argmax(np.abs(wave) > 0.1) / 48_000 == pytest.approx(2.1 - begin, abs=0.003)
+    assert len(wave) / 48_000 == pytest.approx(3.5 - begin, abs=0.03)
 
 
 def test_a_cut_keeps_the_rotation():

@@ -9,9 +9,24 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from tamis import ClipWriter, ParquetReader, ParquetWriter, Pipeline, WebDatasetReader, WebDatasetWriter
+from tamis import (
+    ClipWriter,
+    FolderWriter,
+    JsonlReader,
+    MediaReference,
+    ParquetReader,
+    ParquetWriter,
+    Pipeline,
+    WebDatasetReader,
+    WebDatasetWriter,
+)
+from tamis.cli import app
+from tamis.errors import TamisError
+from tamis.image.contact_sheet import write_contact_sheet
 from tamis.recipes.load import load_recipe
+from tamis.sinks.clips import join_parts
 from tamis.sources.mediafiles import VideoReader
 from tamis.video import (
     FixedClips,
@@ -76,6 +91,58 @@ def test_the_layout_of_clips(folder, tmp_path):
         [sys.executable, "-m", "tamis", "verify", str(tmp_path / "out")], capture_output=True, text=True, check=False
     )
     assert verify.returncode == 0, verify.stdout + verify.stderr
+
+
+def test_parts_are_joined_into_one_layout(folder, tmp_path):
+    source = VideoReader(str(folder / "*"), files_per_partition=1)
+    Pipeline(
+        source, VideoDecodable(), Shots(), VideoBlack(), lambda row: {"embedding": [1.0, 2.0]},
+        ClipWriter(str(tmp_path / "out")),
+    ).run(executor="inline")  # fmt: skip
+    assert len(list((tmp_path / "out").glob("part-*"))) == 3
+    for _ in range(2):  # again: nothing changes
+        command = [sys.executable, "-m", "tamis", "clips", str(tmp_path / "out"), str(tmp_path / "nemo")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "4 clips" in done.stderr
+    metas = [json.loads(each.read_text()) for each in (tmp_path / "nemo" / "metas" / "v0").iterdir()]
+    assert len(metas) == 4
+    assert all((tmp_path / "nemo" / each["clip_location"]).is_file() for each in metas)
+    vectors = pq.read_table(tmp_path / "nemo" / "embeddings")
+    assert set(vectors["id"].to_pylist()) == {each["span_uuid"] for each in metas}
+    one = next((tmp_path / "nemo" / "clips").iterdir())
+    assert one.stat().st_nlink == 2, "linked, not copied"
+    with pytest.raises(TamisError, match="no clips"):
+        join_parts(folder, tmp_path / "other")
+
+
+def test_the_contact_sheet_shows_frames_with_times_scores_and_reasons(folder, tmp_path):
+    split(folder, ParquetWriter(str(tmp_path / "out"))).run(executor="inline", rejects=True)
+    count = write_contact_sheet(str(tmp_path / "out"), tmp_path / "sheet.html", column="video")
+    text = (tmp_path / "sheet.html").read_text()
+    assert count == 6, "four clips that were kept, and a dropped one, by its reason and near its threshold"
+    assert "a.mp4, 2.5 s to 5.5 s" in text
+    assert "3.00 s, 256 x 144, 10 frames/s, h264" in text
+    assert "black_share 1" in text
+    assert "video_problem not in fine" in text
+    command = ["report", str(tmp_path / "out"), "--contact-sheet", str(tmp_path / "sheet.html"), "--column", "video"]
+    assert "shows 6 videos" in CliRunner().invoke(app, command).stderr
+
+
+def test_the_contact_sheet_shows_clips_that_were_written_as_files(folder, tmp_path):
+    report = split(folder, FolderWriter(str(tmp_path / "out"))).run(executor="inline")
+    assert write_contact_sheet(str(tmp_path / "out"), tmp_path / "sheet.html", column="video") == report.kept == 4
+    assert "00000000.mp4" in (tmp_path / "sheet.html").read_text()
+
+
+def test_clips_of_a_file_that_is_not_named_like_a_video_are_videos(folder, tmp_path):
+    (tmp_path / "5f3a09").write_bytes((folder / "a.mp4").read_bytes())
+    (tmp_path / "list.jsonl").write_text('{"path": "5f3a09"}\n')
+    steps = (MediaReference(to="video"), FixedClips(length_s=4), FixedClips(length_s=2))
+    Pipeline(JsonlReader(tmp_path / "list.jsonl"), *steps, FolderWriter(str(tmp_path / "out"))).run(executor="inline")
+    made = sorted((tmp_path / "out/part-000000").glob("0*"))
+    assert [path.suffix for path in made] == [".mp4"] * 4
+    assert [len(decode_track(held(path.read_bytes()))) for path in made] == [20] * 4
 
 
 def test_clips_stay_references_in_tables_and_become_files_in_archives(folder, tmp_path):

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -38,17 +39,35 @@ def test_cuts_are_found_in_the_pass_that_makes_the_track():
     assert Decodes.files == before + 3, "one pass for the video; the two clips of a row that holds bytes are cut"
 
 
-def test_windows_give_each_frame_one_probability(tmp_path, monkeypatch):
-    """75 frames are two windows: the second one is filled up with the last frame."""
+@pytest.mark.parametrize("count", [1, 64, 75, 325])
+def test_windows_give_each_frame_one_probability(tmp_path, monkeypatch, count):
+    """75 frames are two windows, and 325 are seven: the last one is filled up with the last frame."""
     write_transnet(tmp_path / "transnetv2")
     monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
     network = TransNet(find("transnetv2", (), IMAGE_DEFAULTS))
-    frames = np.random.default_rng(0).integers(0, 256, (75, HEIGHT, WIDTH, 3), np.uint8)
-    windows = Windows(network)
-    for frame in frames:
-        windows.add(frame)
-    padded = np.concatenate([frames[:1].repeat(25, axis=0), frames, frames[-1:].repeat(50, axis=0)])
-    expected = np.concatenate([network.predict(padded[:100])[25:75], network.predict(padded[50:150])[25:75]])[:75]
-    found = windows.probabilities()
-    assert np.array_equal(found, expected)
+    frames = np.random.default_rng(0).integers(0, 256, (count, HEIGHT, WIDTH, 3), np.uint8)
+    padded = np.concatenate([frames[:1].repeat(25, axis=0), frames, frames[-1:].repeat(75, axis=0)])
+    begins = range(0, -(-count // 50) * 50, 50)
+    expected = np.concatenate([network.predict(padded[None, begin : begin + 100])[0] for begin in begins])
+    for batch in (1, 3):
+        windows = Windows(network, batch)
+        for frame in frames:
+            windows.add(frame)
+        np.testing.assert_allclose(windows.probabilities(), expected[:count], atol=1e-6)
     assert Windows(network).probabilities().shape == (0,)
+
+
+def test_the_convolutions_of_a_cpu_give_the_results_of_the_definition(tmp_path, monkeypatch):
+    write_transnet(tmp_path / "transnetv2", filters=16)
+    monkeypatch.setenv("TAMIS_MODELS", str(tmp_path))
+    found = find("transnetv2", (), IMAGE_DEFAULTS)
+    frames = np.random.default_rng(0).integers(0, 256, (1, 100, HEIGHT, WIDTH, 3), np.uint8)
+    quick = TransNet(found)
+    assert quick._convolutions
+    monkeypatch.setattr("tamis.models.transnet.usable", lambda torch, filters: False)
+    network = TransNet(found)
+    assert not network._convolutions
+    given = torch.from_numpy(frames).flatten(0, 1)
+    for ours, expected in zip(quick._features(frames, given), network._features(frames, given), strict=True):
+        assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
+    np.testing.assert_allclose(quick.predict(frames), network.predict(frames), atol=1e-6)

@@ -1,10 +1,16 @@
 """From HTML to text: scored against texts that people chose, the same for any batches, and pages that misbehave."""
 
+import json
+import random
 import re
+import subprocess
+import sys
 from collections import Counter
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 
 from scripts.fetch_pages import fetch
 from tamis import Batch, ParquetWriter, Pipeline, Rows, WarcReader
@@ -41,6 +47,79 @@ def test_extractors_find_the_text_of_news_pages(news, extractor, least):
     scores = [f1(extract(html), text) for html, text in news]
     assert len(scores) == 23
     assert sum(scores) / len(scores) > least
+
+
+PLAIN = """
+import json, sys
+import trafilatura
+from trafilatura.deduplication import LRU_TEST
+request = json.load(sys.stdin)
+texts = []
+for page in request["pages"]:
+    LRU_TEST.clear()
+    texts.append((trafilatura.extract(page, include_comments=False, **request["options"]) or "").strip())
+json.dump(texts, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="session")
+def pages(news):
+    cached = sorted((fetch("pages") / "cache").glob("*.html"))
+    return [html for html, _ in news] + [path.read_text(encoding="utf-8", errors="replace") for path in cached]
+
+
+@pytest.mark.parametrize("favor", ["precision", "balanced", "recall"])
+def test_texts_are_those_of_trafilatura_itself(pages, favor):
+    options = {"favor_precision": favor == "precision", "favor_recall": favor == "recall", "deduplicate": True}
+    request = json.dumps({"pages": pages, "options": options})
+    done = subprocess.run([sys.executable, "-c", PLAIN], input=request, capture_output=True, text=True, check=True)
+    extract = extract_of(Settings("trafilatura", "text", favor, True))
+    assert [extract(html).strip() for html in pages] == json.loads(done.stdout)
+
+
+def known(found):
+    """What an outline has of a page."""
+    return found.title, found.language, found.meta, found.links, found.times, found.depth
+
+
+def test_the_outline_of_a_page_is_what_parsing_all_of_it_finds(pages):
+    cut = [html[:size] for html in pages[:12] for size in range(0, len(html), 9973)]
+    odd = [
+        "<div>" * 600 + "<p>x" * 9,
+        "<b>" * 700,
+        "<div></p></div></div><hr><html lang=de><li><li>",
+        "<title>x",
+        "<title> &nbsp; </title><title>a\xa0b</title><title>c</title>",
+        "<script>",
+        "<!--",
+        "<p" + " a='1'" * 200 + "><p" + " a='1'" * 201 + "><b>",
+        f"<i a='{'x' * 20_000}'><i a='{'x' * 20_001}'>b<i><time datetime='{'é' * 15_000}'>",
+        "<pé><i><script></scripté><i></script><i>",
+    ]
+    for html in [*pages, *cut, *odd]:
+        assert known(fast_html.outline(html)) == known(fast_html.parse(html))
+    assert fast_html.outline(pages[0], links=False).links == []
+
+
+PIECES = """
+< > / ! ? -- <!-- --> ' " = a div p li td h1 span br hr html title script style meta time b table SCRIPT Div é _ 1 &amp; </
+<div> </div> </p> </script> <title> </title> <li> <h2> </td <td> <html/lang=fr> blockquote figcaption text abcdefghijklmnopqrstu
+"""
+SPACED = ["\0", " ", " lang=de", " name=author content='x'", " datetime=2024", " href=/x"]
+
+
+def test_the_outline_of_any_characters_is_what_parsing_finds():
+    chosen = random.Random(7)
+    for _ in range(3_000):
+        soup = "".join(chosen.choice(PIECES.split() + SPACED) for _ in range(30))
+        assert known(fast_html.outline(soup)) == known(fast_html.parse(soup)), soup
+
+
+def test_a_tag_with_very_many_attributes_is_no_tag():
+    """Where a quote is missing, each tag would otherwise be read to the end of the page, which takes the square of its size."""
+    page = "<time datetime='2024-01-02'{}></time>"
+    assert fast_html.parse(page.format(" a='1'" * 199)).times == ["2024-01-02"]
+    assert fast_html.parse(page.format(" a='1'" * 200)).times == []
 
 
 def run(pages, **parameters):
@@ -167,3 +246,27 @@ def test_the_recipe_reads_crawls_and_writes_text(tmp_path, news):
     names = pq.read_schema(next(output.glob("*.parquet"))).names
     assert "text" in names
     assert "html" not in names
+
+
+def test_the_recipe_goes_from_crawls_to_packed_tokens(tmp_path, news):
+    records = [
+        warc_record("response", reply(html.encode()), number=number) for number, (html, _) in enumerate(news[:6] * 2)
+    ]
+    (tmp_path / "a.warc.gz").write_bytes(packed(records))
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    made.add_special_tokens(["</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    recipe = load_recipe("fineweb_from_warc").with_paths(input=tmp_path / "a.warc.gz")
+    recipe = recipe.with_tokens(tmp_path / "tokenizer.json").with_paths(output=tmp_path / "out")
+    recipe = recipe.with_overrides(["token_writer.sequence_length=512", "token_writer.format=arrow"])
+    report = recipe.build().run(executor="inline")
+    assert report.read == 12 == report.kept + sum(report.dropped.values())
+    assert report.kept
+    rows = pa.ipc.open_file(next((tmp_path / "out").glob("*.arrow"))).read_all().to_pylist()
+    (counts,) = [step["counts"] for step in report.operators if step["counts"]]
+    assert sum(len(row["input_ids"]) for row in rows) == counts["tokens"] > 1000
+    ends = sum(row["input_ids"].count(made.token_to_id("</s>")) for row in rows)
+    assert ends == report.kept

@@ -2,15 +2,21 @@
 
 import bz2
 import gzip
+import sys
+import tracemalloc
 import zlib
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from scripts.fetch_pages import fetch
 from tamis import ParquetWriter, Pipeline
+from tamis.batch import Failure
 from tamis.errors import DamagedFile, ParameterError
+from tamis.operators import Piece
 from tamis.sources.warc import RECORD_TYPES, WarcReader
 from tests.web.crawls import packed, page, reply, warc_record
 
@@ -115,7 +121,19 @@ BODY = "<p>grün</p>"
     [
         (reply(b"5\r\n<p>gr\r\n7;x=1\r\n\xc3\xbcn</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked"), BODY),
         (reply(BODY.encode(), Transfer_Encoding="chunked"), BODY),  # decoded already
+        (reply(b"2026\n" + BODY.encode(), Transfer_Encoding="chunked"), f"2026\n{BODY}"),
+        (reply(b"5\r\n" + BODY.encode(), Transfer_Encoding="chunked"), f"5\r\n{BODY}"),
+        (reply(b"0\r\n\r\n" + BODY.encode(), Transfer_Encoding="chunked"), f"0\r\n\r\n{BODY}"),
+        (reply(b"2026\r\nyears", Transfer_Encoding="chunked"), "2026\r\nyears"),
+        (reply(b"3\r\n<p>\r\nface\r\n<hr>", Transfer_Encoding="chunked"), "<p><hr>"),  # cut off
+        (reply(b"face\r\n<hr>", Transfer_Encoding="chunked"), "<hr>"),
+        (reply(b"face\r\n" + zlib.compress(b"<hr>"), Transfer_Encoding="chunked", Content_Encoding="deflate"), "<hr>"),
+        (reply(b"4\r\n<hr>\r", Transfer_Encoding="chunked"), "<hr>"),
+        (reply(b"4\r\n<hr>\r\n1", Transfer_Encoding="chunked"), "<hr>"),
+        (reply(b"4\r\n<hr>\r\n0\r\nA: b\r\n\r\n", Transfer_Encoding="chunked"), "<hr>"),
+        (reply(b"0\r\n\r\n", Transfer_Encoding="chunked"), ""),
         (reply(gzip.compress(BODY.encode()), Content_Encoding="gzip"), BODY),
+        (reply(gzip.compress(b"<p>gr") + gzip.compress("ün</p>".encode()), Content_Encoding="gzip"), BODY),
         (reply(zlib.compress(BODY.encode()), Content_Encoding="deflate"), BODY),
         (reply(zlib.compress(BODY.encode())[2:-4], Content_Encoding="deflate"), BODY),
         (reply(bytes(pa.compress(BODY.encode(), "brotli")), Content_Encoding="br"), BODY),
@@ -128,13 +146,16 @@ BODY = "<p>grün</p>"
             reply("<p>Привет, это русский текст</p>".encode("cp1251"), "text/html; charset=klingon"),
             "<p>Привет, это русский текст</p>",
         ),
+        (reply(b'<meta charset="utf-16">' + BODY.encode("cp1252")), f'<meta charset="utf-16">{BODY}'),
         (reply(BODY.encode(), "text/html; charset=iso-8859-1"), BODY),  # it is UTF-8, whatever it says
         (reply(b"PK\x03\x04\x14\0\0\0 a zip file that calls itself HTML"), None),
         (reply(b"\x89PNG", "image/png"), None),
     ],
     ids=[
-        "chunked", "chunked, decoded", "gzip", "zlib", "deflate", "brotli", "zstd", "brotli, decoded", "latin-1", "utf-16",
-        "charset in the page", "unknown charset", "wrong charset", "zip", "png",
+        "chunked", "chunked, decoded", "a number", "a size by chance", "a zero", "a year", "cut off", "cut in the first chunk",
+        "cut off and deflated", "cut off in a line end", "cut off in a size", "a trailer", "no content",
+        "gzip", "gzip members", "zlib", "deflate", "brotli", "zstd", "brotli, decoded",
+        "latin-1", "utf-16", "charset in the page", "unknown charset", "impossible charset", "wrong charset", "zip", "png",
     ],
 )  # fmt: skip
 def test_bodies_are_decoded(tmp_path, block, html):
@@ -164,6 +185,73 @@ def test_a_wrong_length_costs_one_record(tmp_path):
     for name, pack in (("a.warc", b"".join), ("a.warc.gz", packed)):
         (tmp_path / name).write_bytes(pack([*wrong, page(6)]))
         assert failures(tmp_path / name, tmp_path / f"out-{name}") == (4, 3)
+
+
+def arc_record(number, length=None):
+    block = reply(b"<p>page</p>" * 40)
+    line = f"http://example.org/{number} 192.0.2.1 20140216050221 text/html {len(block) if length is None else length}"
+    return line.encode() + b"\n" + block + b"\n"
+
+
+@pytest.mark.parametrize("junk", [bytes(300), b"\0", b"some text without a line end", b"\xff" * 300_000])
+def test_records_on_both_sides_of_damage_are_read(tmp_path, junk):
+    pages = [page(number) for number in range(5)]
+    for name, pack in (("a.warc", bytes), ("a.warc.gz", gzip.compress)):  # one member
+        (tmp_path / name).write_bytes(pack(b"".join([*pages[:2], junk, *pages[2:4], junk, pages[4], junk])))
+        assert failures(tmp_path / name, tmp_path / f"out-{name}") == (5, 3)
+
+
+@pytest.mark.parametrize("first_line", [b"WARC/1.0\r\n", b"WARC/0.18\r\n", b"WARC/1.1\r\r\n"])
+def test_damage_of_the_lines_between_records_costs_the_record_before_them(tmp_path, first_line):
+    after = page(2).replace(b"WARC/1.0\r\n", first_line)
+    (tmp_path / "a.warc").write_bytes(page(0) + page(1)[:-4] + bytes(4) + after + page(3))
+    assert failures(tmp_path / "a.warc", tmp_path / "out") == (3, 1)
+
+
+def test_damage_of_an_arc_file_costs_one_record(tmp_path):
+    damaged = [arc_record(0), arc_record(1)[:-1] + bytes(100), arc_record(2), arc_record(3, length=100)]
+    (tmp_path / "a.arc").write_bytes(b"".join([*damaged, arc_record(4)]))
+    assert failures(tmp_path / "a.arc", tmp_path / "out") == (3, 2)
+
+
+def test_damage_after_a_body_that_cannot_be_decoded_is_a_failure_of_its_own(tmp_path):
+    bad = warc_record("response", reply(b"\x1f\x8b no gzip", Content_Encoding="gzip"))
+    for name, pack in (("a.warc", bytes), ("a.warc.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(page(0) + bad + bytes(100) + page(2)))
+        assert failures(tmp_path / name, tmp_path / f"out-{name}") == (2, 2)
+    (tmp_path / "b.warc.gz").write_bytes(gzip.compress(page(0) + bad + page(2) * 100)[:-500])
+    kept, failed = failures(tmp_path / "b.warc.gz", tmp_path / "out-b")
+    assert (kept > 2, failed) == (True, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the bytes that a process reads")
+@pytest.mark.parametrize(("suffix", "pack"), [(".warc", b"".join), (".warc.gz", packed)])
+def test_records_of_an_impossible_length_are_not_read_to_the_end_of_the_file(tmp_path, suffix, pack):
+    body = np.random.default_rng(0).bytes(150_000)
+    wrong = [warc_record("response", reply(body), length=length) for length in (10**15, 10_000_000)]
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(pack([page(0), *wrong * 100, page(1)]))  # 30 MB
+    before = bytes_read()
+    found = list(WarcReader(path).rows(Piece(str(path), 0, path.stat().st_size), None, None))
+    assert [each.values["url"][-1] for each in found if not isinstance(each, Failure)] == ["0", "1"]
+    assert len(found) == 202
+    assert bytes_read() - before < 10 * path.stat().st_size
+
+
+def bytes_read():
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def test_a_layout_reads_only_the_headers_of_pages(tmp_path):
+    (tmp_path / "a.warc.gz").write_bytes(packed([warc_record("response", reply(b"x" * 50_000_000)), page(1)]))
+    source = WarcReader(tmp_path / "a.warc.gz")
+    tracemalloc.start()
+    try:
+        assert "html" in source.layout(10**9).schema.names
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_body_that_expands_beyond_the_memory_fails(tmp_path):

@@ -75,6 +75,28 @@ def test_a_dump_that_is_cut_off_costs_its_last_page(tmp_path):
         assert 30 < report.kept < 50
 
 
+def test_damage_costs_the_rest_of_its_stream(tmp_path):
+    """A bit that is wrong makes noise of a whole block of bz2, in which no page begins."""
+    blocks = [
+        "".join(page(10 * block + each, f"{block * 7919 + each} " * 99) for each in range(10)) for block in range(5)
+    ]
+    streams = [bytearray(bz2.compress(text.encode())) for text in (HEAD, *blocks, "</mediawiki>")]
+    streams[2][len(streams[2]) // 2] ^= 1
+    streams[4] = streams[4][: len(streams[4]) // 2]  # cut off, and the next one follows
+    path = tmp_path / "a.xml.bz2"
+    path.write_bytes(b"".join(streams))
+    report = Pipeline(MediawikiReader(path), ParquetWriter(tmp_path / "out")).run(executor="inline", max_failed="100%")
+    assert (report.kept, report.failed) == (30, 2)
+
+
+def test_a_page_that_is_too_large_costs_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.sources.mediawiki._LONGEST_PAGE", 5_000)
+    path = tmp_path / "a.xml"
+    path.write_text(HEAD + page(0) + page(1, "x" * 600_000) + "\n" * 600_000 + page(2) + "</mediawiki>")
+    report = Pipeline(MediawikiReader(path), ParquetWriter(tmp_path / "out")).run(executor="inline", max_failed="100%")
+    assert (report.kept, report.failed) == (2, 1)
+
+
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "a.xml").write_text("<html></html>")
     with pytest.raises(DamagedFile, match="not a dump of MediaWiki"):
@@ -93,6 +115,7 @@ def test_another_file_is_refused(tmp_path):
         ("<!-- no -->''i'' '''b''' &nbsp;x &lt;3", "i b x <3"),
         ("[https://a.b c d] [https://a.b]", "c d"),
         ("== A ==\n=== B ===\ntext\n== C ==\n", "A\n\nB\n\ntext"),
+        ("=A=\n= = \nx\n== B =\ny\n=======C=======\n==\nz", "x\n\n= B\n\ny\n\n=C=\n\n==\nz"),
         ("* one\n** two\n# three", "one\ntwo\nthree"),
         ("__NOTOC__<math>x^{2}</math><gallery>a</gallery><br/>end", "$x^{2}$\nend"),
         ("{{never ends [[nor this", "never ends nor this"),
@@ -109,5 +132,8 @@ def test_markup_is_kept_if_requested():
 
 
 def test_deep_and_unclosed_markup_takes_linear_time():
-    for source in ("{{" * 50_000, "[[" * 50_000, "{{a" * 20_000 + "}}" * 20_000, "<ref>" * 20_000, "{|\n" * 20_000):
+    for source in (
+        *("{{" * 50_000, "[[" * 50_000, "{{a" * 20_000 + "}}" * 20_000, "<ref>" * 20_000, "{|\n" * 20_000),
+        *("=" + " " * 20_000 + "x", "[//" + "a" * 200_000),
+    ):
         assert len(wikitext_to_text(source)) <= len(source)
