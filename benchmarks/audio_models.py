@@ -2,10 +2,12 @@
 
     python benchmarks/audio_models.py wer WAVES TRANSCRIPTS [--clips 200]
     python benchmarks/audio_models.py speed WAVES PYTHON [--clips 40]
+    python benchmarks/audio_models.py transcribe WAVES PYTHON [--clips 40] [--transcripts TRANSCRIPTS]
 
 WAVES is the folder of wav files of the Debian package asterisk-core-sounds-en-wav, TRANSCRIPTS the file core-sounds-en.txt of
 asterisk-core-sounds-en (unpacked). PYTHON is that of an environment with `pip install silero-vad speechmos
-soundfile librosa`. Times are CPU seconds, with models loaded; every loop decodes the files, too.
+soundfile librosa useful-moonshine-onnx faster-whisper`. Times are CPU seconds, with models loaded; every loop decodes the
+files, too.
 """
 
 # ruff: noqa: T201
@@ -28,6 +30,7 @@ from tamis.audio import SpeechQuality, SpeechShare, Transcribe, WordErrorRate
 from tamis.audio.transcripts import error_rates
 from tamis.batch import Batch
 from tamis.context import Context
+from tamis.models.recognizers import find_recognizer
 
 PEER = """
 import json, sys, time
@@ -36,7 +39,23 @@ what, *paths = sys.argv[1:]
 def load(path):
     wave, rate = soundfile.read(path, dtype="float32")
     return librosa.resample(wave, orig_sr=rate, target_sr=16000, res_type="soxr_hq")
-if what == "vad":
+if what == "moonshine":
+    import onnxruntime, tokenizers
+    from moonshine_onnx import MoonshineOnnxModel
+    folder = paths.pop(0)
+    one = onnxruntime.SessionOptions()
+    one.intra_op_num_threads = one.inter_op_num_threads = 1
+    plain = onnxruntime.InferenceSession
+    onnxruntime.InferenceSession = lambda path: plain(path, one)
+    model = MoonshineOnnxModel(models_dir=folder, model_name="tiny", model_format="ort")
+    words = tokenizers.Tokenizer.from_file(folder + "/tokenizer.json")
+    call = lambda wave: words.decode_batch(model.generate(wave[None]))[0].strip()
+elif what == "whisper":
+    from faster_whisper import WhisperModel
+    model = WhisperModel(paths.pop(0), device="cpu", compute_type="int8", cpu_threads=1)
+    plain = dict(beam_size=1, temperature=0, without_timestamps=True, condition_on_previous_text=False, language="en")
+    call = lambda wave: " ".join(part.text.strip() for part in model.transcribe(wave, **plain)[0])
+elif what == "vad":
     import torch
     from silero_vad import get_speech_timestamps, load_silero_vad
     torch.set_num_threads(1)
@@ -58,15 +77,27 @@ def batch_of(paths: list[Path], **columns: Any) -> Batch:
     return Batch(pa.table({"audio": media, **columns}))
 
 
-def transcribed(waves: Path, transcripts: Path, most: int) -> list[tuple[Path, str]]:
-    """Clips of at least three words, with what is said in them."""
-    found = []
+def spoken(waves: Path, transcripts: Path) -> dict[Path, str]:
+    """What is said in clips of at least three words."""
+    found = {}
     for line in transcripts.read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, text = line.partition(": ")
         path = waves / f"{name}.wav"
         if not line.startswith(";") and len(text.split()) >= 3 and "[" not in text and path.is_file():
-            found.append((path, text))
+            found[path] = text
+    return found
+
+
+def transcribed(waves: Path, transcripts: Path, most: int) -> list[tuple[Path, str]]:
+    """Some of the clips with transcripts, from the whole list."""
+    found = list(spoken(waves, transcripts).items())
     return found[:: max(1, len(found) // most)][:most]
+
+
+def rates_of(found: list[str], said: list[str]) -> dict[str, float]:
+    """Word and character error rates of a list of transcripts."""
+    rows = Batch(pa.table({"transcript": pa.array(found), "text": pa.array(said)}))
+    return error_rates(WordErrorRate().open(Context()).score(rows))
 
 
 def hours_of(paths: list[Path]) -> float:
@@ -88,8 +119,7 @@ def wer(waves: Path, transcripts: Path, most: int) -> None:
         step = Transcribe(model).open(Context())
         step.apply(batch_of(paths[:1]))
         seconds, found = timed(lambda step=step: step.apply(batch_of(paths)))
-        rows = Batch(pa.table({"transcript": found["transcript"], "text": pa.array([text for _, text in chosen])}))
-        rates = error_rates(WordErrorRate().open(Context()).score(rows))
+        rates = rates_of(found["transcript"].to_pylist(), [text for _, text in chosen])
         factor = seconds / 3600 / hours_of(paths)
         print(f"| {model} | {rates['wer']:.3f} | {rates['cer']:.3f} | {factor:.3f} |", flush=True)
 
@@ -111,15 +141,49 @@ def speed(waves: Path, python: str, most: int) -> None:
         print(f"| {what} | {theirs:.2f} | {ours:.2f} | {theirs / ours:.2f} | {gap:.4f} |", flush=True)
 
 
+def transcribe(waves: Path, python: str, most: int, transcripts: Path | None) -> None:
+    """The longest clips that are transcribed in one piece, in turns with the package; the fastest of three runs counts."""
+    said = {} if transcripts is None else spoken(waves, transcripts)
+    paths = [path for path in said or waves.glob("*.wav") if path.stat().st_size < 28 * 16_000]
+    paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))[:most]
+    print(f"{len(paths)} clips, {60 * hours_of(paths):.1f} minutes\n")
+    print("| | package, CPU s | Tamis, CPU s | ratio | equal transcripts | WER of the package | WER of Tamis |")
+    print("|---|---|---|---|---|---|---|")
+    for what, model in (("moonshine", "moonshine-tiny"), ("whisper", "whisper-tiny.en")):
+        found = find_recognizer(model)
+        step = Transcribe(model).open(Context())
+        step.apply(batch_of(paths[:1]))
+        best = [float("inf"), float("inf")]
+        for _ in range(3):
+            ours, made = timed(lambda step=step: step.apply(batch_of(paths)))
+            command = [python, "-c", PEER, what, str(found.folder), *map(str, paths)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            theirs, expected = json.loads(done.stdout.splitlines()[-1])
+            best = [min(best[0], theirs), min(best[1], ours)]
+        texts = made["transcript"].to_pylist()
+        equal = sum(a == b for a, b in zip(texts, expected, strict=True))
+        rates = [
+            f"{rates_of(each, [said[path] for path in paths])['wer']:.3f}" if said else "" for each in (expected, texts)
+        ]
+        row = [what, f"{best[0]:.2f}", f"{best[1]:.2f}", f"{best[0] / best[1]:.2f}", f"{equal} of {len(paths)}", *rates]
+        print(f"| {' | '.join(row)} |", flush=True)
+        for path, a, b in zip(paths, expected, texts, strict=True):
+            if a != b:
+                print(f"\n{path.name}\n  package: {a}\n  Tamis:   {b}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wer", "speed"])
+    parser.add_argument("what", choices=["wer", "speed", "transcribe"])
     parser.add_argument("waves", type=Path)
     parser.add_argument("other")
     parser.add_argument("--clips", type=int)
+    parser.add_argument("--transcripts", type=Path)
     given = parser.parse_args()
     if given.what == "wer":
         wer(given.waves, Path(given.other), given.clips or 200)
+    elif given.what == "transcribe":
+        transcribe(given.waves, given.other, given.clips or 40, given.transcripts)
     else:
         speed(given.waves, given.other, given.clips or 40)
 

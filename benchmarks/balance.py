@@ -30,7 +30,7 @@ from pages import save
 
 from tamis import DaskExecutor, JsonlReader, JsonlWriter, Map, Pipeline, RayExecutor, Resources, operator
 from tamis.batch import Batch
-from tamis.executors import groups
+from tamis.executors import groups, staffing
 
 PAGE = Path(__file__).parent / "cluster.md"
 ROW_BYTES = 1000
@@ -98,7 +98,7 @@ class Trace:
 def run(executor: Any, source: Path, output: Path, fixed: tuple[int, ...] | None) -> tuple[float, Trace]:
     """Seconds from the first busy worker to the last, and how many were busy when."""
     trace = Trace()
-    original, balance = groups.GroupRun.hand_out, groups.balance
+    original, balance = groups.GroupRun.hand_out, staffing.balance
 
     def hand_out(self: groups.GroupRun, *, only_begun: bool) -> None:
         original(self, only_begun=only_begun)
@@ -106,7 +106,7 @@ def run(executor: Any, source: Path, output: Path, fixed: tuple[int, ...] | None
 
     groups.GroupRun.hand_out = hand_out  # type: ignore[method-assign]
     if fixed is not None:
-        groups.balance = lambda loads, cores: fixed
+        staffing.balance = lambda loads, cores: fixed
     shutil.rmtree(output, ignore_errors=True)
     try:
         Pipeline(
@@ -117,7 +117,7 @@ def run(executor: Any, source: Path, output: Path, fixed: tuple[int, ...] | None
             JsonlWriter(output),
         ).run(executor=executor, memory="8GB", progress=False)
     finally:
-        groups.GroupRun.hand_out, groups.balance = original, balance  # type: ignore[method-assign]
+        groups.GroupRun.hand_out, staffing.balance = original, balance  # type: ignore[method-assign]
     return trace.samples[-1][0], trace
 
 

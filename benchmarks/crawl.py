@@ -1,6 +1,8 @@
 """Compare reading of crawls and extraction with datatrove on the same files, by CPU seconds of one core.
 
-    python benchmarks/crawl.py --peer /tmp/peers/bin/python        # a Python with datatrove[io,processing] and mwparserfromhell
+    python benchmarks/crawl.py --peer PYTHON --peer OTHER     # with datatrove[io,processing], lxml_html_clean, mwparserfromhell
+
+datatrove 0.10 allows trafilatura below 1.12 only. To compare with the same version, install 2.3.1 there with `--no-deps`.
 
 Pages are those of `scripts/fetch_pages.py`: 110 pages of the sources of trafilatura, repeated in a WARC file with one gzip
 member per record, and the 23 news pages of newspaper4k with texts that people chose.
@@ -37,12 +39,16 @@ import json, sys, time
 from datatrove.pipeline.readers import WarcReader
 from datatrove.pipeline.extractors import Trafilatura
 import resource
+import trafilatura, trafilatura.deduplication
 def used():
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 if __name__ == "__main__":
     folder, read_only = sys.argv[1], sys.argv[2] == "read"
     reader = WarcReader(folder, glob_pattern="*.warc.gz")
-    list(zip(range(2), reader.run(rank=0, world_size=1)))
+    for document in reader.run(rank=0, world_size=1):  # word lists are read once in the life of a process
+        if not read_only:
+            trafilatura.extract(document.text, favor_precision=True, include_comments=False, deduplicate=True)
+    trafilatura.deduplication.LRU_TEST.clear()
     began = used()
     documents = reader.run(rank=0, world_size=1)
     if read_only:
@@ -50,7 +56,28 @@ if __name__ == "__main__":
     else:
         found = [document.text for document in Trafilatura(timeout=60).run(documents)]
         count, words = len(found), sum(len(text.split()) for text in found)
-    print(json.dumps({"rows": count, "words": words, "seconds": used() - began}))
+    result = {"rows": count, "words": words, "seconds": used() - began, "trafilatura": trafilatura.__version__}
+    print(json.dumps(result))
+"""
+
+LOOP = """
+import json, resource, sys
+from fastwarc.warc import ArchiveIterator, WarcRecordType
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+def extract(path):
+    rows = words = 0
+    with open(path, "rb") as file:
+        for record in ArchiveIterator(file, record_types=WarcRecordType.response):
+            body = record.reader.read()
+            page = bytes_to_str(body, detect_encoding(body))
+            rows += 1
+            words += len(extract_plain_text(page, main_content=True, alt_texts=False, list_bullets=False).split())
+    return rows, words
+extract(sys.argv[1])
+began = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+rows, words = extract(sys.argv[1])
+print(json.dumps({"rows": rows, "words": words, "seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - began}))
 """
 
 
@@ -123,6 +150,10 @@ def read_and_extract(path: Path, extractor: str | None) -> dict[str, float]:
     step = HtmlExtract(extractor=extractor, favor="precision", deduplicate=True).open(Context()) if extractor else None
     piece = Piece(str(path), 0, path.stat().st_size)
     wanted = frozenset({"id", "url", "date", "html"})
+    if step is not None:  # word lists are read once in the life of a process
+        for row in source.rows(piece, wanted, None):
+            assert isinstance(row, Row)
+            step.score(Batch.from_rows([{"html": row.values.get("html")}]))
     began = time.process_time()
     rows = words = 0
     for row in source.rows(piece, wanted, None):
@@ -142,8 +173,13 @@ def score_extractors(repeat: int) -> None:
     size = sum(len(html) for html, _ in pairs) * repeat
     slowest = 0.0
     say(f"\n{len(pairs)} news pages: words in common with the text that people chose")
-    for name in ("trafilatura", "resiliparse", "fast"):
-        extract = extract_of(Settings(name, "text", "balanced", False))
+    import trafilatura  # as it is installed: `extract_of` replaces parts of it
+
+    def installed(page: str) -> str:
+        return trafilatura.extract(page, include_comments=False) or ""
+
+    for name in ("as installed", "trafilatura", "resiliparse", "fast"):
+        extract = installed if name == "as installed" else extract_of(Settings(name, "text", "balanced", False))
         extract(pairs[0][0])
         began = time.process_time()
         for _ in range(repeat):
@@ -165,28 +201,38 @@ def _marks(found: str, expected: str) -> tuple[float, float, float]:
     return precision, recall, 2 * precision * recall / max(1e-9, precision + recall)
 
 
+def compare_crawls(work: Path, peers: list[str], copies: int) -> None:
+    """Read and extract one WARC file in turns; the fewest CPU seconds of three turns each."""
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / "pages.warc.gz"
+    pages = make_crawl(path, copies)
+    say(f"\n{pages} pages in a WARC file of {path.stat().st_size / 1e6:.1f} MB, CPU seconds")
+    script = work / "peer.py"
+    script.write_text(PEER)
+    loop = [sys.executable, "-c", LOOP, str(path)]
+    for what in ("read", "trafilatura", "resiliparse", "fast"):
+        commands = {f"datatrove {index}": [peer, str(script), str(work), what] for index, peer in enumerate(peers)}
+        others = {"resiliparse": {"fastwarc, resiliparse": loop}, "fast": {}}.get(what, commands)
+        results: dict[str, list[dict[str, float]]] = {}
+        for _ in range(3):
+            results.setdefault("tamis", []).append(read_and_extract(path, None if what == "read" else what))
+            for name, command in others.items():
+                done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+                results.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
+        best = {name: min(turns, key=lambda each: each["seconds"]) for name, turns in results.items()}
+        for name, found in best.items():
+            say(f"{what:12} {name:22} {found}  {found['seconds'] / best['tamis']['seconds']:.2f} times")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="a Python that has datatrove")
+    parser.add_argument("--peer", action="append", default=[], help="a Python that has datatrove; may be repeated")
     parser.add_argument("--work", type=Path, default=Path("/tmp/tamis-crawl"))
-    parser.add_argument("--copies", type=int, default=3)
+    parser.add_argument("--copies", type=int, default=1)
     options = parser.parse_args()
     score_extractors(5)
-    compare_wikitext(options.work, options.peer)
-    options.work.mkdir(parents=True, exist_ok=True)
-    path = options.work / "pages.warc.gz"
-    pages = make_crawl(path, options.copies)
-    say(f"\n{pages} pages in a WARC file of {path.stat().st_size / 1e6:.1f} MB, CPU seconds")
-    for what, extractor in (("read", None), ("trafilatura", "trafilatura"), ("fast", "fast")):
-        ours = read_and_extract(path, extractor)
-        say(f"tamis {what:12} {ours}")
-        if options.peer and what != "fast":
-            script = options.work / "peer.py"
-            script.write_text(PEER)
-            command = [options.peer, str(script), str(options.work), what]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            theirs = json.loads(done.stdout.splitlines()[-1])
-            say(f"datatrove {what:8} {theirs}  {theirs['seconds'] / ours['seconds']:.2f} times the CPU seconds")
+    compare_wikitext(options.work, next(iter(options.peer), None))
+    compare_crawls(options.work, options.peer, options.copies)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
     python benchmarks/image.py decoders FOLDER     libraries, per JPEG: all pixels, and those of a short side of 256
     python benchmarks/image.py filters FOLDER      images per second of one core, from bytes to scores
+    python benchmarks/image.py hashes FOLDER --peers PYTHON
+                                                   the filters and pHash, against loops with ImageHash and imagededup
 
-FOLDER has image files of any format; without one, photos are made. Times are seconds of CPU of one thread, the best of several
+FOLDER has image files of any format; without one, photos are made. PYTHON is that of an environment with
+`pip install imagehash imagededup opencv-python-headless`. Times are seconds of CPU of one thread, the best of several
 rounds, so that other load on the machine matters little.
 """
 
@@ -11,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import platform
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +35,7 @@ from tamis.image import (
     ImageContrast,
     ImageDecodable,
     ImageEntropy,
+    ImageHash,
     ImageSaturation,
     ImageSize,
 )
@@ -192,13 +199,100 @@ def filters(folder: Path | None) -> None:
         say(f"| {name} | {len(files) / taken:.1f} | {taken:.2f} | {taken / first:.1f} |")
 
 
+# --------------------------------------------------------------------------------------------------- filters and a hash
+
+PEERS = """
+import io, json, sys, time, types
+import cv2, imagehash, numpy as np
+from PIL import Image, ImageStat
+for name in ("imagededup.methods.cnn", "imagededup.utils.models"):  # networks, which need torchvision
+    sys.modules[name] = types.SimpleNamespace(CNN=None, CustomModel=None)
+from imagededup.methods import PHash
+cv2.setNumThreads(1)
+Image.MAX_IMAGE_PIXELS = None
+files = [open(path, "rb").read() for path in sys.argv[1:]]
+hasher = PHash(verbose=False)
+def decoded(file):
+    return Image.open(io.BytesIO(file)).convert("RGB")
+def measures(image):
+    gray = image.convert("L")
+    statistics, pixels = ImageStat.Stat(gray), np.asarray(image)
+    return [
+        image.size, max(image.size) / min(image.size), np.percentile(pixels, (1, 99), axis=(0, 1)), gray.entropy(),
+        statistics.mean, statistics.stddev, ImageStat.Stat(image.convert("HSV")).mean[1],
+        cv2.Laplacian(np.asarray(gray), cv2.CV_64F).var()]
+def imagehash_alone(file):
+    return str(imagehash.phash(decoded(file)))
+def imagededup_alone(file):
+    return hasher.encode_image(image_array=np.asarray(decoded(file)))
+def with_imagehash(file):
+    image = decoded(file)
+    measures(image)
+    return str(imagehash.phash(image))
+def with_imagededup(file):
+    image = decoded(file)
+    measures(image)
+    return hasher.encode_image(image_array=np.asarray(image))
+found = {}
+for name, call in (("ImageHash", (imagehash_alone, with_imagehash)), ("imagededup", (imagededup_alone, with_imagededup))):
+    found[name] = []
+    for each in call:
+        each(files[0])
+        begin = time.process_time()
+        for file in files:
+            each(file)
+        found[name].append(time.process_time() - begin)
+print(json.dumps(found))
+"""
+
+
+def hashes(folder: Path | None, peers: str) -> None:
+    """pHash alone, and after the measures of `filters`: each image is decoded once, by Tamis at a reduced size."""
+    files = files_of(folder, (".jpg", ".jpeg"))[:200]
+    steps = (*STEPS, ImageHash("phash"))
+
+    def ours(chosen: tuple) -> None:
+        for start in range(0, len(files), 31):
+            batch = batch_of(files[start : start + 31])
+            for step in chosen:
+                step.apply(batch) if isinstance(step, ImageHash) else step.score(batch)
+
+    with tempfile.TemporaryDirectory() as name:
+        paths = [str(Path(name) / f"{number}.jpg") for number in range(len(files))]
+        for path, data in zip(paths, files, strict=True):
+            Path(path).write_bytes(data)
+        rounds = []
+        for _ in range(3):  # in turns
+            done = subprocess.run([peers, "-c", PEERS, *paths], stdout=subprocess.PIPE, text=True, check=True)
+            tamis = [cpu_seconds(lambda chosen=chosen: ours(chosen), 1) for chosen in (steps[-1:], steps)]
+            rounds.append({"Tamis": tamis, **json.loads(done.stdout.splitlines()[-1])})
+    header = headers(batch_of(files), "image")
+    megapixels = (header.width * header.height).mean() / 1e6
+    say(
+        f"{len(files)} JPEG files of {megapixels:.1f} megapixels and {header.num_bytes.mean() / 1000:.0f} kB on average"
+    )
+    say("| | pHash, images/s | ratio | filters and pHash, images/s | ratio |")
+    say("|---|---:|---:|---:|---:|")
+    for tool in rounds[0]:
+        cells = []
+        for place in range(2):
+            least = min(each[tool][place] for each in rounds)
+            ratios = [each[tool][place] / each["Tamis"][place] for each in rounds]
+            cells.append(f"{len(files) / least:.1f} | {min(ratios):.1f} to {max(ratios):.1f}")
+        say(f"| {tool} | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("decoders", "filters"))
+    parser.add_argument("part", choices=("decoders", "filters", "hashes"))
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--peers", default=sys.executable)
     chosen = parser.parse_args()
     say(f"{platform.machine()}, Python {platform.python_version()}")
-    (decoders if chosen.part == "decoders" else filters)(chosen.folder)
+    if chosen.part == "hashes":
+        hashes(chosen.folder, chosen.peers)
+    else:
+        (decoders if chosen.part == "decoders" else filters)(chosen.folder)
 
 
 if __name__ == "__main__":
