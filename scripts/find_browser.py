@@ -17,21 +17,26 @@ def find_browser() -> str | None:
     return given or next((path for path in map(shutil.which, NAMES) if path is not None), None)
 
 
+def install() -> str:
+    """Install Debian's package; returns what apt-get said if that failed."""
+    subprocess.run(["apt-get", "update", "-q"], capture_output=True, check=False)
+    # Another apt-get may hold the lock for a while.
+    command = ["apt-get", "-o", "DPkg::Lock::Timeout=600", "install", "-qy", "--no-install-recommends", "chromium"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""
+
+
 def main() -> int:
-    found = find_browser()
+    found, problem = find_browser(), "that needs apt-get and root"
     if found is None and shutil.which("apt-get") and hasattr(os, "geteuid") and os.geteuid() == 0:
         sys.stdout.write("installing Chromium for the tests of pages\n")
-        for command in (
-            ["apt-get", "update", "-q"],
-            ["apt-get", "install", "-qy", "--no-install-recommends", "chromium"],
-        ):
-            subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        problem = install()
         found = find_browser()
     if found is not None:
         sys.stdout.write(f"the tests of pages use {found}\n")
         return 0
     sys.stderr.write(
-        "There is no Chromium, and it cannot be installed here (that needs apt-get and root). The tests of pages will fail.\n"
+        f"There is no Chromium, and it cannot be installed here ({problem}). The tests of pages will fail.\n"
         "Install it with `apt-get install chromium`, or name a browser of its family in TAMIS_BROWSER.\n"
     )
     return 0

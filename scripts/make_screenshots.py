@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tamis.dedup import FuzzyDedup
 from tamis.errors import TooManyFailed
 from tamis.text import C4Quality, GopherQuality, GopherRepetition, Language
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "screenshots"
 FOREIGN = {
     "fr": "Le conseil municipal a approuvé hier soir le budget de la ville, après un long débat sur les écoles. ",
@@ -66,22 +67,18 @@ def make_runs(folder: Path) -> tuple[Pipeline, threading.Event]:
         (folder / "crawl" / f"{number:02d}.jsonl").write_text(
             "".join(lines) + '{"id": "cut off", "text": \n' * (number == 3)
         )
-    source = JsonlReader(str(folder / "crawl"), files_per_partition=1)
+    source = JsonlReader("crawl", files_per_partition=1)
     steps = [Language(keep=["en"]), GopherRepetition(), GopherQuality(), C4Quality()]
-    options = {"executor": "inline", "progress": False}
-    Pipeline(source, *steps, FuzzyDedup(), ParquetWriter(str(folder / "clean-en"))).run(
-        rejects=True, scores=True, **options
-    )
+    options = {"executor": "inline", "progress": False, "memory": "1GB"}
+    Pipeline(source, *steps, FuzzyDedup(), ParquetWriter("clean-en")).run(rejects=True, scores=True, **options)
     try:
         damaged = folder / "damaged"
         damaged.mkdir()
         (damaged / "a.jsonl").write_text('{"id": 1, "text": \n' * 400)
-        Pipeline(JsonlReader(str(damaged)), *steps, ParquetWriter(str(folder / "old-dump"))).run(
-            max_failed="5%", **options
-        )
+        Pipeline(JsonlReader("damaged"), *steps, ParquetWriter("old-dump")).run(max_failed="5%", **options)
     except TooManyFailed:
         pass
-    Pipeline(JsonlReader(str(folder / "none")), *steps, ParquetWriter(str(folder / "no-rows"))).run(**options)
+    Pipeline(JsonlReader("none"), *steps, ParquetWriter("no-rows")).run(**options)
     proceed, seen = threading.Event(), []
 
     def wait(row):  # type: ignore[no-untyped-def]
@@ -90,7 +87,7 @@ def make_runs(folder: Path) -> tuple[Pipeline, threading.Event]:
             proceed.wait()
         return {"seen": True}
 
-    return Pipeline(source, *steps, wait, ParquetWriter(str(folder / "clean-strict"))), proceed
+    return Pipeline(source, *steps, wait, ParquetWriter("clean-strict")), proceed
 
 
 def shoot(
@@ -131,14 +128,17 @@ def main() -> int:
     TARGET.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         folder = Path(temporary)
+        os.chdir(folder)  # so that paths on the pages are short
         pipeline, proceed = make_runs(folder)
-        run = threading.Thread(target=lambda: pipeline.run(executor="inline", progress=False), daemon=True)
+        run = threading.Thread(
+            target=lambda: pipeline.run(executor="inline", progress=False, memory="1GB"), daemon=True
+        )
         run.start()
-        write_report_page(str(folder / "clean-en"), folder / "report.html")
+        write_report_page("clean-en", folder / "report.html")
         file = (folder / "report.html").as_uri()
-        outputs = [str(folder / name) for name in ("clean-en", "clean-strict", "old-dump", "no-rows")]
+        outputs = ("clean-en", "clean-strict", "old-dump", "no-rows")
         command = [sys.executable, "-m", "tamis", "dashboard", *outputs, "--port", "0"]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
             assert server.stderr is not None
             url = server.stderr.readline().removeprefix("dashboard: ").strip()
