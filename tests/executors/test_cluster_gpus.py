@@ -15,6 +15,7 @@ from tamis.dedup.shuffle import run_in_workers
 from tamis.errors import ParameterError
 from tamis.models import devices
 from tamis.sampling import Sample
+from tests.executors.clusters import await_none
 
 pytestmark = pytest.mark.skipif(devices.gpu_count() > 0, reason="there is a GPU")
 
@@ -97,15 +98,26 @@ class PlaceRunnerForTests:
         return {"place": pa.array([self.place] * len(batch))}
 
 
-def where(row):
-    return {"reader": os.environ["NODE_FOR_TESTS"]}
+def meet(folder):
+    """Wait until both nodes with GPUs are at work: the first to start would otherwise finish before the other joins."""
+    here = os.environ["NODE_FOR_TESTS"]
+    (Path(folder) / here).touch()
+    await_none(lambda: [name for name in "ab" if not (Path(folder) / name).exists()], most_s=150)
+    return here
+
+
+def reader_of(folder):
+    def where(row):
+        return {"reader": meet(folder)}
+
+    return where
 
 
 ROWS = Rows([{"n": number} for number in range(600)], rows_per_partition=15)
 
 
-def test_each_gpu_of_each_node_has_a_worker(nodes):
-    table = Pipeline(ROWS, where, PlaceOnGpuForTests()).collect(executor=nodes, memory="4GB")
+def test_each_gpu_of_each_node_has_a_worker(nodes, tmp_path):
+    table = Pipeline(ROWS, reader_of(tmp_path), PlaceOnGpuForTests()).collect(executor=nodes, memory="4GB")
     assert table["n"].to_pylist() == list(range(600))
     places = {tuple(place.split()) for place in table["place"].to_pylist()}
     workers = Counter(place[:3] for place in places)
@@ -117,25 +129,31 @@ def test_each_gpu_of_each_node_has_a_worker(nodes):
     assert all(place.split()[0] == reader for place, reader in pairs)
 
 
-def call_on_gpu(number):
-    return [os.environ["NODE_FOR_TESTS"], devices.assigned().device, os.environ["CUDA_VISIBLE_DEVICES"]]
+def call_on_gpu(folder, number):
+    return [meet(folder), devices.assigned().device, os.environ["CUDA_VISIBLE_DEVICES"]]
 
 
 @operator(resources=Resources(memory=1))
 class CallsOnGpuForTests(Sample):
     """Keeps every row, after calls on GPUs."""
 
+    folder: str = ""
     device: str = "auto"
 
     def resolve(self, observed, decide, work):
-        found = run_in_workers(work, "places", call_on_gpu, [(number,) for number in range(12)], on_gpu=True)
+        calls = [(self.folder, number) for number in range(12)]
+        found = run_in_workers(work, "places", call_on_gpu, calls, on_gpu=True)
         work.publish("places.txt", "\n".join(map(" ".join, found)).encode())
         super().resolve(observed, decide, work)
 
 
 def test_calls_of_a_gather_run_on_the_gpus_of_all_nodes(nodes, tmp_path):
-    Pipeline(ROWS, CallsOnGpuForTests(rows=600), JsonlWriter(tmp_path)).run(executor=nodes, memory="4GB")
-    places = set((tmp_path / ".tamis" / "places.txt").read_text().splitlines())
+    folder = tmp_path / "at work"
+    folder.mkdir()
+    output = tmp_path / "out"
+    step = CallsOnGpuForTests(rows=600, folder=str(folder))
+    Pipeline(ROWS, step, JsonlWriter(output)).run(executor=nodes, memory="4GB")
+    places = set((output / ".tamis" / "places.txt").read_text().splitlines())
     assert places <= {"a cuda:0 0", "a cuda:0 1", "b cuda:0 2"}
     assert {place[0] for place in places} == {"a", "b"}
 
