@@ -83,6 +83,32 @@ def test_with_another_scratch_folder_lost_facts_are_made_again(tmp_path, source,
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "calm")
 
 
+def test_facts_of_an_older_input_in_a_scratch_folder_that_is_used_again_do_not_decide(tmp_path, source):
+    def run_in(scratch):
+        with pytest.raises(RuntimeError, match="stopped"):
+            job(source, tmp_path / "out").run(executor="inline", scratch=tmp_path / scratch, on_event=stop_in_stage(1))
+
+    run_in("a")
+    for number in range(3):  # as many rows at the same positions, of which others are duplicates
+        rows = [{"id": f"{number}-{row}", "text": f"text {number} {row % 5}"} for row in range(20)]
+        (source / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_in("b")
+    job(source, tmp_path / "out").run(executor="inline", scratch=tmp_path / "a")
+    kept = [f"text {number} {row}" for number in range(3) for row in range(5)]
+    assert [row["text"] for row in rows_of(tmp_path / "out")] == kept
+
+
+def test_an_interrupted_run_resumes_in_a_folder_that_was_moved(tmp_path, source):
+    with pytest.raises(RuntimeError, match="stopped"):
+        job(source, tmp_path / "out").run(executor="inline", on_event=stop_in_stage(1))
+    (tmp_path / "out").rename(tmp_path / "moved")
+    stages = []
+    job(source, tmp_path / "moved").run(
+        executor="inline", on_event=lambda e: stages.append(e.stage) if isinstance(e, PartitionCommitted) else None
+    )
+    assert stages == [1, 1]
+
+
 @pytest.mark.parametrize("option", ["scratch", "exchange"])
 def test_outputs_with_the_same_relative_name_do_not_share_intermediate_files(tmp_path, source, monkeypatch, option):
     options = {"executor": "inline", option: str(tmp_path / "shared")}

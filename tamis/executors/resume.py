@@ -62,10 +62,22 @@ def prepare_output(store: Store, exchange: Exchange, ledger: Ledger, sink: Sink 
         ledger.clear()
         exchange.delete()
     remove_unowned(store, ledger)
-    if may_be_damaged(exchange):
+    if may_be_damaged(exchange) or _is_out_of_date(exchange, ledger):
         exchange.delete()
     exchange.delete_drafts()
     remove_attempts(store)
+
+
+def _is_out_of_date(exchange: Exchange, ledger: Ledger) -> bool:
+    """Whether the last run had another exchange. Blobs of earlier runs may have the names of those that its commits name."""
+    return ledger.plan is not None and ledger.plan.get("exchange") != _place_of(exchange, ledger.store)
+
+
+def _place_of(exchange: Exchange, store: Store) -> str:
+    """Where an exchange is, as the ledger has it: relative if it is in the output folder, which may be moved."""
+    if isinstance(exchange, FolderExchange) and store.local and exchange.folder.is_relative_to(store.path):
+        return str(exchange.folder.relative_to(store.path))
+    return str(exchange)
 
 
 # Files of the exchange are not synced, because that would cost more than they save. They survive the end of any process, but
@@ -387,15 +399,16 @@ class CommittedWork:
         """Why this plan is not the one of the ledger, for a shard that wants to join a run; empty if it is."""
         before = self.ledger.plan
         assert before is not None
-        if (before.get("keys"), before.get("exchange")) == (self.key, str(self.plan.exchange)):
+        place = _place_of(self.plan.exchange, self.plan.store)
+        if (before.get("keys"), before.get("exchange")) == (self.key, place):
             return []
         notes = self._differences(before)
         if before["rejects"] and self.plan.stages[-1].rejects is None:
             notes.append("rejected rows were requested, and are not")
         if before.get("scores") and not self.plan.keeps_scores:
             notes.append("scores were requested, and are not")
-        if before.get("exchange") != str(self.plan.exchange):
-            notes.append(f"the exchange was {before.get('exchange')}, is {self.plan.exchange}")
+        if before.get("exchange") != place:
+            notes.append(f"the exchange was {before.get('exchange')}, is {place}")
         return notes or [*self.plan.notes, "the steps or the input differ"]
 
     @property
@@ -413,6 +426,7 @@ class CommittedWork:
             "rejects": self.plan.stages[-1].rejects is not None,
             "scores": self.plan.keeps_scores,
             "files": self.files(),
+            "exchange": _place_of(self.plan.exchange, self.plan.store),
             "time": time.time(),
         }
 

@@ -211,7 +211,6 @@ class Joining:
             "partitions": len(plan.layout.partitions),
             "stages": len(plan.stages),
             "keys": work.key,
-            "exchange": str(plan.exchange),
             "keep_work": settings.keep_work,
             "card": settings.card,
             "license": settings.license,
