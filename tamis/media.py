@@ -92,8 +92,8 @@ def _is_text(kind: pa.DataType) -> bool:
 def with_full_paths(column: pa.Array, origin: Origin) -> pa.Array:
     """The column with relative references made absolute, so that they lead to the same files from anywhere.
 
-    Rows that have bytes do not change, and neither do references that lead out of the folder of the source file: reading
-    them is an error, passing them on is not.
+    Rows that have bytes do not change, and neither do references that no file can have. Those that lead out of the folder of
+    the source file are made absolute as well: reading them is an error unless `media_roots` allows it, passing them on is not.
     """
     if not has_media(column.type):
         return column

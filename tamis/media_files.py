@@ -62,7 +62,7 @@ class Files:
             if reference.start is not None and reference.length is not None:
                 return _range(file, reference.start, reference.length)
             if reference.member is not None:
-                return self._member(file, full, reference.member)
+                return self._member(file, full, reference)
             return _range(file, 0, None)
 
     def part(self, reference: Reference, place: str, path: str) -> IO[bytes]:
@@ -74,7 +74,7 @@ class Files:
         if reference.member is None:
             file.seek(0)
             return file
-        if full.lower().endswith(".zip"):
+        if _is_zip(reference):
             archive = self._archive(file)
             info = _zip_info(archive, reference.member)
             if info.file_size > LARGE_BYTES:
@@ -90,7 +90,7 @@ class Files:
         file = self.opened(full)
         if reference.member is None:
             return file.seek(0, os.SEEK_END)
-        if full.lower().endswith(".zip"):
+        if _is_zip(reference):
             return _zip_info(self._archive(file), reference.member).file_size
         return self.member_range(file, full, reference.member)[1]
 
@@ -103,15 +103,17 @@ class Files:
             self._check_url(file, place, path)
             return file
         if not posixpath.isabs(file.removeprefix("file://")):
-            inside = joined(file, place)
-            if inside is None:
+            found = joined(file, place)
+            if found is None:
                 raise _outside(path, place)
-            if is_remote(inside):
-                return inside
-            file = inside
+            if is_remote(found):
+                return found
+            file = found
         file = file.removeprefix("file://")
         real = self._real(file)
-        if not any(_is_in(real, root) for root in self._roots(place)):
+        # A source file that is itself a link was named by the user, so what is in it may be read; data cannot make it one.
+        own = not is_remote(place) and real == self._real(place.removeprefix("file://"))
+        if not own and not any(_is_in(real, root) for root in self._roots(place)):
             named = os.path.abspath(file)  # noqa: PTH100
             raise _leads_out(path, real) if _is_in(named, folder_of(place)) else _outside(path, place)
         return real
@@ -137,11 +139,12 @@ class Files:
             self._path = path
         return self._file
 
-    def _member(self, file: IO[bytes], path: str, member: str) -> bytes:
-        if path.lower().endswith(".zip"):
+    def _member(self, file: IO[bytes], path: str, reference: Reference) -> bytes:
+        assert reference.member is not None
+        if _is_zip(reference):
             archive = self._archive(file)
-            return _zip_member(archive, _zip_info(archive, member))
-        return _range(file, *self.member_range(file, path, member))
+            return _zip_member(archive, _zip_info(archive, reference.member))
+        return _range(file, *self.member_range(file, path, reference.member))
 
     def _archive(self, file: IO[bytes]) -> zipfile.ZipFile:
         if self._zip is None:
@@ -158,6 +161,11 @@ class Files:
         if member not in index:
             raise MediaError(f"{path} has no member {member!r}")
         return index[member]
+
+
+def _is_zip(reference: Reference) -> bool:
+    """By the name that was given: a link may lead to a file without an extension, as in the cache of a hub."""
+    return reference.file.lower().endswith(".zip")
 
 
 class Window(io.RawIOBase):

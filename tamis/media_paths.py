@@ -104,14 +104,18 @@ def media_file_of(place: str) -> str:
 
 
 def joined(file: str, place: str) -> str | None:
-    """The full path of a file relative to the folder of a source file; None if it leads out of that folder."""
+    """The full path of a file relative to the folder of a source file; None if there can be none.
+
+    A local path may lead out of the folder, and is then read only if `media_roots` allows it. In a store, where `..` has no
+    one meaning, none may.
+    """
     if not file:
         file = posixpath.basename(media_file_of(place))
     inside = posixpath.normpath(file)
-    if inside in (".", "..") or inside.startswith(("../", "/")) or "\0" in file or is_chained(file, place):
+    if inside == "." or inside.startswith("/") or "\0" in file or is_chained(file, place):
         return None
     if not is_remote(place):
-        return os.path.join(folder_of(place), inside)  # noqa: PTH118
+        return os.path.normpath(os.path.join(folder_of(place), inside))  # noqa: PTH118
     return None if ".." in unquote(file).replace("\\", "/").split("/") else f"{folder_of(place)}/{inside}"
 
 

@@ -25,7 +25,7 @@ from tamis import (
 from tamis.batch import Batch, Origin
 from tamis.dedup.exact import ExactDedup
 from tamis.errors import MediaError
-from tamis.media import MediaAccess, Reference, full_paths, is_media, read_bytes
+from tamis.media import MediaAccess, Reference, full_paths, is_media, media_items, read_bytes
 from tamis.media_paths import joined
 from tamis.operators import Map, operator
 from tamis.sampling import Sample
@@ -303,6 +303,15 @@ def test_references_in_the_folder_of_the_source_file_are_read(folder, path, data
     assert [bytes(found) for found in read_bytes(batch, "image")] == [data]
 
 
+RELATIVE = {
+    "../secret.bin": "{}/secret.bin",
+    "sub/../../secret.bin": "{}/secret.bin",
+    "link.bin": "{}/data/link.bin",
+    "../secret.bin@0+3": "{}/secret.bin@0+3",
+    "..": "{}",
+}
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -322,13 +331,46 @@ def test_references_in_the_folder_of_the_source_file_are_read(folder, path, data
         "a.bin\0.png",
     ],
 )
-def test_references_out_of_the_folder_are_refused_and_pass_unchanged(folder, path):
+def test_references_out_of_the_folder_are_refused_and_passed_on(folder, path):
     path = path.format(folder)
     batch = referring(folder, path)
     why = r"is outside the folder of its source file|leads out of its folder|is not a path to a file"
     with pytest.raises(MediaError, match=why):
         read_bytes(batch, "image")
-    assert full_paths(batch.table, batch.origin)["image"][0]["path"].as_py() in (path, f"{folder}/data/link.bin")
+    passed = full_paths(batch.table, batch.origin)["image"][0]["path"].as_py()
+    if path in RELATIVE:  # in an output, a relative path would lead elsewhere
+        assert passed == RELATIVE[path].format(folder)
+        batch = Batch(full_paths(batch.table, batch.origin), batch.origin)
+        with pytest.raises(MediaError, match=why):
+            read_bytes(batch, "image")
+    else:
+        assert passed == path
+
+
+@pytest.mark.parametrize("path", ["../secret.bin", "sub/../../secret.bin", "../secret.bin@0+3"])
+def test_a_relative_reference_to_another_folder_can_be_allowed(folder, path):
+    expected = b"secret"[: 3 if "@" in path else None]
+    assert read_bytes(referring(folder, path, roots=[str(folder)]), "image") == [expected]
+    full = full_paths(referring(folder, path).table, Origin.of(str(folder / "data/in.jsonl"), [0]))
+    moved = Batch(full, Origin.of("/elsewhere/out.jsonl", [0]), access=MediaAccess((str(folder),)))
+    assert read_bytes(moved, "image") == [expected]
+
+
+def test_a_source_file_that_is_a_link_is_read_like_any_other(folder):
+    """As in the cache of a hub, where names are links to files without extensions in another folder."""
+    (folder / "blobs").mkdir()
+    for name, blob in (("t.tar", "1"), ("z.zip", "2"), ("a.bin", "3")):
+        (folder / "data" / name).rename(folder / "blobs" / blob)
+        (folder / "data" / name).symlink_to(folder / "blobs" / blob)
+    for name, path, data in (("t.tar", "t.tar#2.png", b"two"), ("a.bin", "a.bin", b"aaaa")):
+        batch = referring(folder, path)
+        with pytest.raises(MediaError, match="leads out of its folder"):  # named by a row of another file
+            read_bytes(batch, "image")
+        own = Batch(batch.table, Origin.of(str(folder / "data" / name), [0]))
+        assert read_bytes(own, "image") == [data]
+    zipped = referring(folder, "z.zip#1.png", roots=[str(folder / "blobs")])
+    assert read_bytes(zipped, "image") == [b"zip" * 100]
+    assert media_items(zipped, "image")[0].place_on_disk() is None
 
 
 @pytest.mark.parametrize("path", ["a::b.png", "{}/data/a::b.png", "file://{}/data/a::b.png", "sub::x/c.png"])

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import s3fs
 
@@ -23,10 +24,14 @@ from tamis import (
     WebDatasetReader,
     WebDatasetWriter,
 )
+from tamis.batch import Origin
+from tamis.context import Context
 from tamis.dedup.exact import ExactDedup
+from tamis.errors import MediaError
 from tamis.events import PartitionCommitted
 from tamis.media import read_bytes
-from tamis.sources.references import SPOOL
+from tamis.sources.jsonmedia import MEDIA
+from tamis.sources.references import SPOOL, ReadMedia
 from tests.tars import special, write_tar
 
 
@@ -287,3 +292,19 @@ def test_a_large_damaged_member_of_a_zip_archive_fails_its_row(tmp_path, monkeyp
     assert (report.kept, report.failed) == (1, 1)
     assert (tmp_path / "out/part-000000/00000000.mp4").read_bytes() == data
     assert not [each for each in (tmp_path / "tmp").rglob("*") if each.parent.name == SPOOL]
+
+
+def test_copies_for_a_batch_are_removed_if_one_of_its_rows_fails(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("1.mp4", "2.mp4"):
+            archive.writestr(name, name.encode() * 1000)
+    content = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(content.replace(b"2.mp42.mp4", b"2.mp42_mp4", 1))
+    column = pa.array([{"bytes": None, "path": f"a.zip#{name}.mp4"} for name in (1, 2)], MEDIA)
+    batch = Batch(pa.table({"video": column}), Origin.of(str(tmp_path / "rows.jsonl"), range(2)))
+    runner = ReadMedia(leave_above=1000).open(Context(scratch=tmp_path / "scratch"))
+    with pytest.raises(MediaError):
+        runner.apply(batch)
+    assert list((tmp_path / "scratch" / SPOOL).iterdir()) == []
+    runner.apply(batch.select(slice(1)))
+    assert len(list((tmp_path / "scratch" / SPOOL).iterdir())) == 1

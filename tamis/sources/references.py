@@ -96,14 +96,21 @@ class ReadMedia(Map):
 class _MediaLoader:
     def __init__(self, step: ReadMedia, scratch: Path) -> None:
         self._step, self._scratch = step, scratch
+        self._temporary: list[Path] = []
 
     def apply(self, batch: Batch) -> Mapping[str, Column]:
         made, step = {}, self._step
-        for name in batch.columns:
-            column = batch[name]
-            if (step.columns is None or name in step.columns) and is_media(column.type) and _refers(column):
-                left = {} if step.leave_above is None else self._left(batch, name, step.leave_above)
-                made[name] = _with_bytes(batch, name, left)
+        self._temporary = []
+        try:
+            for name in batch.columns:
+                column = batch[name]
+                if (step.columns is None or name in step.columns) and is_media(column.type) and _refers(column):
+                    left = {} if step.leave_above is None else self._left(batch, name, step.leave_above)
+                    made[name] = _with_bytes(batch, name, left)
+        except BaseException:  # a row failed, and the step is applied again to the others
+            for path in self._temporary:
+                path.unlink()
+            raise
         return made
 
     def _left(self, batch: Batch, name: str, most: int) -> dict[int, str]:
@@ -129,12 +136,9 @@ class _MediaLoader:
         folder = self._scratch / SPOOL
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(descriptor, "w+b") as target:
-                size = write(item, target)
-        except BaseException:
-            Path(path).unlink()
-            raise
+        self._temporary.append(Path(path))
+        with os.fdopen(descriptor, "w+b") as target:
+            size = write(item, target)
         return f"{path}@0+{size}#{called}"
 
 

@@ -45,6 +45,8 @@ _COLUMNS = {"txt": "caption", "cls": "label"}
 """The columns of members whose extension is not the name of one."""
 _OWN = frozenset({KEY, "image", "audio", "video", "caption", "label", *TEXTS})
 """Columns that members have whatever a sample of the archives shows."""
+_NEVER_IN_JSON = frozenset({KEY, "image", "audio", "video"})
+"""Columns that the JSON of a row cannot have; a caption, a label and other texts it can (see `_line`)."""
 _SAMPLED_ROWS, _SAMPLED_BYTES = 64, 2**20
 _MOST_MEMBERS, _MOST_COLUMNS = 64, 32
 """The most members of a row, and the most columns of members whose extensions have no meaning here."""
@@ -319,7 +321,7 @@ class WebDatasetReader(ByteSource):
     ) -> None:
         """Add what a member holds to its row."""
         if use == "json":
-            if wanted is None or not _OWN.issuperset(wanted):
+            if wanted is None or not _NEVER_IN_JSON.issuperset(wanted):
                 row.json = archive.content(member, most)
                 row.size += 2 * member.size
             return
@@ -376,7 +378,8 @@ class WebDatasetReader(ByteSource):
         for name in dict.fromkeys(name for number in kept for name in rows[number].values):
             columns[name] = _array([rows[number].values.get(name) for number in kept])
         columns |= {name: contiguous(fields.column(name)) for name in fields.column_names if name not in columns}
-        names = [name for name in columns if wanted is None or name in wanted]
+        # Without any of the columns that are wanted, the table would have no rows either.
+        names = [name for name in columns if wanted is None or name in wanted] or [KEY]
         return pa.table({name: columns[name] for name in names}), kept
 
 

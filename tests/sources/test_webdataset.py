@@ -126,6 +126,19 @@ def test_a_caption_in_the_json_is_not_lost(tmp_path, read_all):
     assert [row["json_caption"] for row in rows] == [None, "a dog", None]
     assert [row["json_label"] for row in rows] == [None, None, "mammal"]
     assert (rows[1]["json_image"], rows[1]["json___key__"]) == ("x", "y")
+    for columns in (("caption",), ("label", "__key__"), ("image", "caption", "label")):
+        some = read_all(WebDatasetReader(tmp_path / "a.tar"), columns=columns).rows
+        assert some == [{name: row[name] for name in row if name in columns} for row in rows]
+
+
+@pytest.mark.parametrize("blocksize", ["1B", "3kB", "1MB"])
+def test_rows_without_any_of_the_columns_that_are_needed_are_rows(shard, tmp_path, read_all, blocksize):
+    more = sample("0000", jpg="image", flac="sound") + [each for key in "abcdef" for each in sample(key, jpg="x" * 900)]
+    other = write_tar(tmp_path / "shards" / "00001.tar", more)
+    sounds = read_all(WebDatasetReader(other, fields=["audio"], blocksize=blocksize)).rows
+    assert [row["audio"] is not None for row in sounds] == [True] + 6 * [False]
+    captions = read_all(WebDatasetReader([shard, other], blocksize=blocksize), columns=("caption",)).rows
+    assert [row["caption"] for row in captions] == [f"cat {number}" for number in range(12)] + 7 * [None]
 
 
 def test_json_over_several_lines_and_its_types(tmp_path, read_all):
