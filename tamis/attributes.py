@@ -165,7 +165,7 @@ class JoinAttributes(Map):
     """Add columns from Parquet files that were written beside the data, by the id of each row.
 
     `paths` are files or folders of any earlier run, such as one with filters that only score. `fields` are the columns to add;
-    by default all but `id`. A row without an entry gets nulls, and the report counts such rows; of several entries with one
+    by default all but `id`, none of which the rows may have already. A row without an entry gets nulls, and the report counts such rows; of several entries with one
     id, the first counts. Ids are compared as texts.
 
     An index of the ids is written to the scratch folder of the run once per machine: 24 bytes per entry. Fast if rows are in
@@ -210,6 +210,9 @@ class JoinAttributes(Map):
         if self.fields is not None:
             return tuple(self.fields)
         return tuple(name for name in self._schema().names if name != self.id)
+
+    def adds(self) -> tuple[str, ...]:
+        return self.writes() if self.fields is None else ()
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | {"files": digest([fingerprint(file) for file in self.files()])}

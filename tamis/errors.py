@@ -64,7 +64,7 @@ class RecipeError(TamisError):
 
 
 class ColumnError(TamisError):
-    """A step reads a column that no earlier step provides."""
+    """A step reads a column that no earlier step provides, or would replace one by accident."""
 
 
 class SourceError(TamisError):

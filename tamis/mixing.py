@@ -117,6 +117,18 @@ class Mix(Source):
                 source.check()
             except ParameterError as error:
                 raise ParameterError(f"source `{name}`: {error.message}", hint=error.hint) from error
+        if self._is_plain:
+            for name, default in (("total", None), ("measure", "rows"), ("tokenizer", None)):
+                if getattr(self, name) != default:
+                    raise ParameterError(
+                        f"`{name}` of `{self.name}` needs proportions",
+                        hint="name `weights`, `epochs` or `tokens` as well",
+                    )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether each row is read once."""
+        return self.weights is None and self.epochs is None and self.tokens is None
 
     def _check_names(self) -> None:
         named = {name for given in (self.weights, self.epochs, self.tokens) for name in given or ()}
@@ -133,7 +145,7 @@ class Mix(Source):
         return {str(name): reader_of(str(name), given) for name, given in self.sources.items()}
 
     def parts(self) -> Sequence[Operator]:
-        if self.weights is None and self.epochs is None and self.tokens is None:
+        if self._is_plain:
             return (self,)
         self._check_names()
         plain = Mix(self.sources, output=self.output)
@@ -347,7 +359,7 @@ class Balance(Gather):
 
     The result is exact: of each group the most rows, in the order of random keys, that are not more than its share (shares of
     rows are rounded so that their sum is `total`). The keys depend on the addresses of rows and on `seed`. Groups that are
-    not named are dropped. Rows that are repeated have a number at the end of their addresses. `SampleByGroup` keeps about as
+    not named are dropped, and a name without rows is an error. Rows that are repeated have a number at the end of their addresses. `SampleByGroup` keeps about as
     many rows, without repeating any.
 
     Tokens are counted by `tokenizer`; without one, `text_column` has the numbers. Takes about 30 bytes of disk per row.
@@ -438,6 +450,7 @@ class Balance(Gather):
 
     def shares(self, sizes: Mapping[str, int]) -> dict[str, Share]:
         """How often each group is used: whole copies, and the size of what is left. Groups have a letter before their name."""
+        self._check_groups(sizes)
         wanted = {name: Fraction(0) for name in sizes}
         if self.epochs is not None:
             wanted |= {name: exact(self.epochs.get(name[1:], 0)) * size for name, size in sizes.items()}
@@ -457,6 +470,18 @@ class Balance(Gather):
             name: Share(int(amount // sizes[name]), int(amount % sizes[name])) if sizes[name] else Share(0, 0)
             for name, amount in wanted.items()
         }
+
+    def _check_groups(self, sizes: Mapping[str, int]) -> None:
+        """Raise if nothing is in a group that is to be part of the mixture, because the others would take its place."""
+        found = {name[1:] for name, size in sizes.items() if size}
+        for name, number in (self.weights or self.amounts or {}).items() if found else ():
+            if number and name not in found:
+                raise ParameterError(
+                    f"no row has {name!r} in column `{self.by}`, and its proportion is {number:g}"
+                    if self.measure == "rows"
+                    else f"the rows with {name!r} in column `{self.by}` have no {self.measure}, and its proportion is {number:g}",
+                    hint="correct the name, or leave it out; rows that earlier steps drop do not count",
+                )
 
     def _weights(self, sizes: Mapping[str, int]) -> dict[str, Fraction]:
         if self.weights is not None:

@@ -145,6 +145,10 @@ class Operator:
         """Columns this step also receives if the data has them."""
         return ()
 
+    def adds(self) -> tuple[str, ...]:
+        """Columns this step writes because nothing says which: those that rows have already would be replaced by accident."""
+        return ()
+
     def removes(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Which of the given columns this step removes, unless it writes them."""
         return ()

@@ -137,7 +137,7 @@ def shape_of(steps: Sequence[Operator]) -> Shape:
 
 
 def check_columns(shape: Shape, layout: Layout) -> None:
-    """Raise if a step reads a column that no earlier step provides."""
+    """Raise if a step reads a column that no earlier step provides, or would replace one by accident."""
     here: dict[str, None] = dict.fromkeys(layout.schema.names)
     if not here:
         return  # no rows, or rows without columns: there is nothing to check
@@ -151,6 +151,12 @@ def check_columns(shape: Shape, layout: Layout) -> None:
         for name in wanted:
             if name not in here:
                 raise _missing_column(name, number, len(steps), step, list(here), layout)
+        if replaced := [name for name in step.adds() if name in here]:
+            rest = ", ".join(f'"{name}"' for name in step.adds() if name not in here)
+            raise ColumnError(
+                f"step {number} of {len(steps)}, `{step.name}`, would replace columns that the rows have: {', '.join(replaced)}",
+                hint=f"name the columns to add: fields=[{rest}]",
+            )
         for name in step.removes(list(here)):
             del here[name]
         here.update(dict.fromkeys(name for name in step.writes() if name != ALL))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.attributes import JoinAttributes, Lookup, ReplaceSpans, Where
-from tamis.errors import OperatorError, ParameterError
+from tamis.errors import ColumnError, OperatorError, ParameterError
 from tamis.expressions import merged, parse
 from tamis.sources.files import list_files
 from tamis.text.pii import PersonalDataSpans
@@ -179,6 +179,23 @@ def test_tag_once_and_decide_later(tmp_path):
     joined = "".join(file.read_text() for file in text)
     assert joined.count("[EMAIL]") == 22
     assert "@" not in joined
+
+
+def test_attributes_do_not_replace_columns_of_the_rows_by_accident(tmp_path):
+    """A run that tags and names no columns to write stores the texts as well; a new row would get a null text."""
+    rows = [{"id": "a", "text": "one two"}, {"id": "b", "text": "three"}]
+    tagging = [WordCount(score_only=True), ParquetWriter(tmp_path / "tags")]
+    Pipeline(Rows(rows), *tagging).run(executor="inline")
+    more = Rows([*rows, {"id": "new", "text": "was not tagged"}])
+    with pytest.raises(ColumnError, match="would replace columns that the rows have: text") as caught:
+        Pipeline(more, JoinAttributes(tmp_path / "tags")).collect(executor="inline")
+    assert 'fields=["words"]' in str(caught.value)
+    found = Pipeline(more, JoinAttributes(tmp_path / "tags", fields=["words"])).collect(executor="inline")
+    assert found.select(["text", "words"]).to_pylist() == [
+        {"text": "one two", "words": 2},
+        {"text": "three", "words": 1},
+        {"text": "was not tagged", "words": None},
+    ]
 
 
 @pytest.fixture

@@ -139,6 +139,16 @@ def test_tokens_of_each_source(data, tmp_path):
         assert most - 40 < tokens <= most
 
 
+def test_a_group_without_rows_is_an_error_and_not_another_mixture():
+    rows = Rows([{"language": "en"}] * 80)
+    for proportions in ({"weights": {"en": 1, "de": 1}, "total": 40}, {"amounts": {"en": 40, "de": 1}}):
+        with pytest.raises(ParameterError, match="no row has 'de' in column `language`, and its proportion is 1"):
+            Pipeline(rows, Balance(by="language", **proportions)).run(executor="inline")
+    for proportions in ({"weights": {"en": 1, "de": 0}, "total": 40}, {"amounts": {"en": 40}}):
+        assert Pipeline(rows, Balance(by="language", **proportions)).run(executor="inline").kept == 40
+    assert Pipeline(Rows([]), Balance(by="language", weights={"en": 1})).run(executor="inline").kept == 0
+
+
 def test_temperature_and_numbers_of_tokens_in_a_column():
     rows = [{"language": "en", "tokens": 2}] * 900 + [{"language": "is", "tokens": 8}] * 10
     balance = Balance(by="language", temperature=2, total=950, measure="tokens", text_column="tokens")
@@ -243,6 +253,17 @@ def test_a_bad_line_of_a_source_fails_once(data, tmp_path):
         ({"sources": {"a": Rows([{"n": 1}])}, "weights": {"a": 1}, "total": float("inf")}, "or infinite"),
         ({"sources": {"a": Rows([{"n": 1}])}, "epochs": {"a": 1e9}}, "repeated 1,000,000,000 times"),
         ({"sources": {"a": Rows([{"source": "x"}])}}, "has a column `source`"),
+        ({"sources": {"a": Rows([{"n": 1}])}, "total": 3}, "`total` of `mix` needs proportions"),
+        ({"sources": {"a": Rows([{"n": 1}])}, "measure": "tokens"}, "`measure` of `mix` needs proportions"),
+        ({"sources": {"a": Rows([{"n": 1}]), "b": Rows([])}, "weights": {"a": 1, "b": 1}}, "no row has 'b' in column"),
+        (
+            {
+                "sources": {"a": Rows([{"text": "x"}]), "b": Rows([{"n": 1}])},
+                "weights": {"a": 1, "b": 1},
+                "measure": "bytes",
+            },
+            "the rows with 'b' in column `source` have no bytes",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_is_read(options, message):

@@ -6,8 +6,8 @@ are used where there are any. Disk is extrapolated from the sample, and an upper
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tamis.batch import LINE, Batch, Failure
@@ -24,11 +24,12 @@ from tamis.memory.budget import (
     stream_budget,
 )
 from tamis.memory.governor import Governor, Learned
-from tamis.operators import Gather, Layout, Reading, Sink
+from tamis.operators import Gather, Layout, Partition, Piece, Reading, Sink
 from tamis.parameters import format_bytes
 
-SAMPLE_BYTES = 500_000
-SAMPLE_PARTITIONS = 4
+SAMPLE_BYTES = 4_000_000
+SAMPLE_PIECES = 4
+BATCH_BYTES = 500_000
 SPILL_RATIO = 0.6
 """Rows between stages are compressed with lz4."""
 
@@ -93,18 +94,15 @@ def estimate(groups: Iterable[Group], layout: Layout, budget: Budget, learned: L
     all_groups = list(groups)
     plan = [group.whole for group in all_groups]
     total = sum(partition.size for partition in layout.partitions)
-    samples = _some_rows(plan[0], layout)
-    rows_seen = sum(map(len, samples))
-    row_bytes = max(1, sum(map(_size, samples)) // rows_seen) if rows_seen else 1
-    rows = max(rows_seen, total // row_bytes)
+    rows, sample = _sampled(plan[0], layout)
     if layout.num_rows is not None:
         rows = layout.num_rows
-        row_bytes = total // max(1, rows)
+    row_bytes = max(1, total // max(1, rows))
     estimates = []
     for group, stage in zip(all_groups, plan, strict=True):
         spill = int(total * SPILL_RATIO) if stage.spills_rows else 0
         if isinstance(stage.end, Gather):
-            spill += _facts_bytes(stage.end, samples[0] if samples else None, rows, total)
+            spill += _facts_bytes(stage.end, sample, rows, total)
         output = int(total * OUTPUT_RATIO.get(_compression(stage.end), 1.0)) if isinstance(stage.end, Sink) else 0
         memory = _memory_bytes(group, layout, rows, budget, learned or Learned())
         if group.streams:
@@ -158,20 +156,46 @@ def _size(batch: Batch) -> int:
     return batch.table.column(LINE).nbytes if LINE in batch else batch.num_bytes
 
 
-def _some_rows(stage: Stage, layout: Layout) -> list[Batch]:
-    """The first rows of a few partitions spread over the input, since files may differ."""
+def _sampled(stage: Stage, layout: Layout) -> tuple[int, Batch | None]:
+    """The number of rows, estimated from the beginning of a few pieces spread over the input, and some rows.
+
+    Files may differ, and those of one partition as well, so pieces of partitions are sampled.
+    """
 
     def ignore(failure: Failure) -> None:
         """The run itself counts bad rows."""
 
-    reading = Reading(stage.columns, layout.schema, SAMPLE_BYTES, ignore, stage.keep_lines, SAMPLE_BYTES)
-    count = len(layout.partitions)
-    chosen = (
-        {number * (count - 1) // (SAMPLE_PARTITIONS - 1) for number in range(SAMPLE_PARTITIONS)} if count else set()
-    )
+    reading = Reading(stage.columns, layout.schema, BATCH_BYTES, ignore, stage.keep_lines, BATCH_BYTES)
+    everything = [part for partition in layout.partitions for part in _parts(partition)]
+    last = len(everything) - 1
+    chosen = sorted({number * last // (SAMPLE_PIECES - 1) for number in range(SAMPLE_PIECES)}) if everything else []
+    first: Batch | None = None
+    rows = size = 0
     with opened(stage.source) as source:
-        found = [next(iter(source.read(layout.partitions[number], reading)), None) for number in sorted(chosen)]
-    return [batch for batch in found if batch is not None]
+        for partition, piece in (everything[number] for number in chosen):
+            part = partition if piece is None else replace(partition, pieces=(piece,))
+            seen = num_bytes = 0
+            for batch in source.read(part, reading):
+                first = batch if first is None else first
+                seen += len(batch)
+                num_bytes += _size(batch)
+                if num_bytes >= SAMPLE_BYTES // len(chosen):
+                    seen = max(seen, part.size * seen // num_bytes)
+                    break
+            rows += seen
+            size += part.size
+    if len(chosen) < len(everything) and size:
+        rows = rows * sum(partition.size for partition in layout.partitions) // size
+    limit = getattr(stage.source, "limit", None)
+    return (rows if limit is None else min(rows, limit)), first
+
+
+def _parts(partition: Partition) -> Iterator[tuple[Partition, Piece | None]]:
+    """The pieces of a partition that can be read alone; the whole of one that belongs to another source."""
+    if type(partition) is Partition:
+        yield from ((partition, piece) for piece in partition.pieces if piece.limit != 0)
+    else:
+        yield partition, None
 
 
 def _facts_bytes(gather: Gather, sample: Batch | None, rows: int, num_bytes: int) -> int:

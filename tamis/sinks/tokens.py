@@ -208,7 +208,12 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
             f"column `{IDS}` has type {column.type}, not a list of token ids",
             hint="name a `tokenizer`, or use TokenIds",
         )
-    return column.cast(pa.large_list(pa.int32())).combine_chunks()
+    ids = column.cast(pa.large_list(pa.int32())).combine_chunks()
+    if ids.flatten().null_count:
+        raise SinkError(
+            f"column `{IDS}` has nulls within lists", hint="remove them in a step before, or drop those rows"
+        )
+    return ids
 
 
 def _checked(ids: np.ndarray, vocabulary: int) -> np.ndarray:

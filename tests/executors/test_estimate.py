@@ -14,6 +14,7 @@ import tamis
 from tamis import JsonlReader, JsonlWriter, ParquetReader, Pipeline, Rows
 from tamis.dedup import ExactDedup, FuzzyDedup
 from tamis.memory.profile import profile_of
+from tamis.mixing import Mix
 from tamis.parameters import parse_bytes
 from tamis.report import Report
 from tamis.sampling import Sample
@@ -167,3 +168,24 @@ def test_the_number_of_rows_of_parquet_files_is_not_estimated(tmp_path):
     assert found.estimate.rows == 43
     assert "rows          43 of" in str(found)
     assert Pipeline(ParquetReader(tmp_path, limit=7)).explain().estimate.rows == 7
+
+
+def test_rows_are_estimated_from_each_of_a_few_files(tmp_path):
+    """Files of one partition whose rows have different sizes, compressed to a small part of these."""
+    rows = [{"text": f"{n} " + "word " * (240 if n < 800 else 100)} for n in range(3000)]
+    for name, part in (("a", rows[:800]), ("b", rows[800:])):
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in part)
+    source = JsonlReader(tmp_path)
+    assert len(source.layout(10**9).partitions) == 1
+    assert Pipeline(source).explain().estimate.rows == 3000
+    assert Pipeline(JsonlReader(tmp_path, limit=10)).explain().estimate.rows == 10
+    assert Pipeline(JsonlReader(tmp_path, skip=2990)).explain().estimate.rows == 10
+    mixed = Mix({"a": JsonlReader(tmp_path / "a.jsonl.gz"), "b": JsonlReader(tmp_path / "b.jsonl.gz")})
+    assert Pipeline(mixed).explain().estimate.rows == 3000
+
+
+def test_rows_of_large_files_are_extrapolated(tmp_path):
+    for name, words, count in (("a", 20, 30_000), ("b", 200, 20_000), ("c", 20, 30_000)):
+        write_jsonl(tmp_path / f"{name}.jsonl", ({"text": "word " * words} for _ in range(count)))
+    assert Pipeline(JsonlReader(tmp_path)).explain().estimate.rows == pytest.approx(80_000, rel=0.1)

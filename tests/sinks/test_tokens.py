@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tamis import JsonlReader, LocalExecutor, Pipeline, Rows, TokenWriter
-from tamis.errors import ColumnError, ParameterError
+from tamis.errors import ColumnError, ParameterError, SinkError
 from tamis.recipes.rethreshold import rethreshold
 from tamis.sinks.packing import Packer
 from tamis.sinks.token_files import FORMATS
@@ -145,6 +145,14 @@ def test_columns_of_tokens_need_no_tokenizer(tmp_path):
     data = (tmp_path / "out" / "part-000000.idx").read_bytes()
     assert struct.unpack_from("<QBQQ", data, 9) == (1, 4, 3, 4)
     assert np.fromfile(tmp_path / "out" / "part-000000.bin", "<i4").tolist() == [1, 2, 70_000]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_null_among_token_ids_is_an_error(tmp_path, form):
+    rows = [{"input_ids": [1, 2]}, {"input_ids": [1, None, 2]}]
+    with pytest.raises(SinkError, match="has nulls within lists"):
+        Pipeline(Rows(rows), TokenWriter(tmp_path / "out", format=form)).run(executor="inline")
+    assert not list((tmp_path / "out").glob("part-*"))
 
 
 @pytest.mark.parametrize(
