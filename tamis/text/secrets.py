@@ -3,7 +3,7 @@ r"""Secrets in source code and configuration: keys of services, private keys, pa
     text --RE2--> rows with candidates --Python--> spans of secrets, each checked --> a count, or text with masks
 
 Keys of services have a fixed form. Other secrets are values that are assigned to a name such as `api_key`, and that are random:
-their characters have the entropy of random characters, and they are no placeholder.
+their characters have the entropy of random characters, and they are not placeholders.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _check_kinds(name: str, kinds: Sequence[str]) -> None:
 class Secrets(Filter):
     """Drop files with secrets: keys of services, private keys, passwords in URLs, and random values of settings.
 
-    `secrets` counts them. Keys of 18 services are known by their form (AWS, GitHub, Slack, Google, Stripe, OpenAI, ...). A
+    `secrets` counts them. 18 kinds of keys and tokens are known by their form (AWS, GitHub, Slack, Google, Stripe, OpenAI, ...). A
     setting is a value of at least 16 characters that is assigned to a name such as `api_key`, with an entropy of at least
     3.0 bits per character if it is hexadecimal (as in detect-secrets), else 3.7. Placeholders and examples do not count.
     `SecretMask` replaces secrets instead.
