@@ -29,6 +29,22 @@ _BUFFER_BYTES = 2**20
 class Columnar(FileSource):
     """A reader of files that contain tables and their schema."""
 
+    def tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        """The tables of a piece, each with the number of its first row; damaged parts are failed."""
+        raise NotImplementedError
+
+    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
+        wanted = self.wanted(reading)
+        for piece in self.pieces_to_read(partition, reading):
+            if piece.start == piece.stop:
+                continue
+            try:
+                for row, table in self.tables(piece, reading, wanted):
+                    if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
+                        yield batch
+            except DamagedFile as error:
+                self.fail_file(reading, piece.path, error)
+
     def _emit(
         self, table: pa.Table, place: str, row: int, reading: Reading, wanted: Sequence[str] | None
     ) -> Batch | None:
@@ -136,18 +152,9 @@ class ParquetReader(Columnar):
         with self._open(piece.path) as parquet:
             return sum(parquet.metadata.row_group(i).num_rows for i in _groups(parquet, piece))
 
-    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        wanted = self.wanted(reading)
-        for piece in self.pieces_to_read(partition, reading):
-            if piece.start == piece.stop:
-                continue
-            try:
-                with self._open(piece.path) as parquet:
-                    for row, table in self._tables(parquet, piece, reading, wanted):
-                        if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
-                            yield batch
-            except DamagedFile as error:
-                self.fail_file(reading, piece.path, error)
+    def tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        with self._open(piece.path) as parquet:
+            yield from self._tables(parquet, piece, reading, wanted)
 
     def _tables(
         self, parquet: pq.ParquetFile, piece: Piece, reading: Reading, wanted: Sequence[str] | None
@@ -342,18 +349,10 @@ class ArrowReader(Columnar):
                     break
         return count
 
-    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        wanted = self.wanted(reading)
-        for piece in self.pieces_to_read(partition, reading):
-            if piece.start == piece.stop:
-                continue
-            try:
-                for row, table in coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
-                    if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
-                        yield batch
-                        release_pages()
-            except DamagedFile as error:
-                self.fail_file(reading, piece.path, error)
+    def tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        for found in coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
+            yield found
+            release_pages()
 
     def _tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         """Tables with the number of their first row; a record batch that is damaged is failed."""

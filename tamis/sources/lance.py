@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tamis.batch import Batch
-from tamis.errors import DamagedFile, ParameterError, SourceError, require
-from tamis.operators import Layout, Partition, Piece, Reading, digest, operator
+from tamis.errors import ParameterError, SourceError, require
+from tamis.operators import Layout, Piece, Reading, digest, operator
 from tamis.sources import partitions as division
 from tamis.sources.columnar import Columnar, coalesced, rows_of
 from tamis.sources.files import File, is_local, local_path
@@ -133,17 +132,8 @@ class LanceReader(Columnar):
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def read(self, partition: Partition, reading: Reading) -> Iterator[Batch]:
-        wanted = self.wanted(reading)
-        for piece in self.pieces_to_read(partition, reading):
-            if piece.start == piece.stop:
-                continue
-            try:
-                for row, table in coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes):
-                    if (batch := self._emit(table, piece.path, row, reading, wanted)) is not None:
-                        yield batch
-            except DamagedFile as error:
-                self.fail_file(reading, piece.path, error)
+    def tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
+        yield from coalesced(self._tables(piece, reading, wanted), batch_bytes=reading.batch_bytes)
 
     def _tables(self, piece: Piece, reading: Reading, wanted: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         """Tables with the number of their first row. The remaining rows of a damaged fragment fail."""
