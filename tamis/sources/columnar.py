@@ -18,7 +18,7 @@ from tamis.operators import Layout, Partition, Piece, Reading, operator
 from tamis.sources import partitions as division
 from tamis.sources.files import File, is_local, local_path, open_file
 from tamis.sources.filesource import NEVER, WHOLE, DamagedFiles, FileSource
-from tamis.sources.schemas import conform, plain, plain_schema, unify
+from tamis.sources.schemas import cheapest_column, conform, plain, plain_schema, unify
 from tamis.sources.validation import DECODE_ERRORS, check_structure, invalid_text, is_absurd
 
 _FOOTERS_READ = 200
@@ -164,8 +164,7 @@ class ParquetReader(Columnar):
         file_size = meta.serialized_size + sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         groups = _groups(parquet, piece)
         try:
-            names = parquet.schema_arrow.names
-            columns = names if wanted is None else [name for name in names if name in wanted]
+            columns = columns_of(parquet.schema_arrow, wanted)
             step = _rows_per_batch(meta, groups, columns, reading.batch_bytes)
         except DECODE_ERRORS as error:
             raise _not_parquet(piece.path, error) from error
@@ -218,6 +217,11 @@ def _not_parquet(path: str, error: Exception) -> DamagedFile:
         f"{path} is not a Parquet file, or its footer is missing or damaged: {error}",
         hint="copy it again or exclude it; a Parquet file that is still being written has no footer yet",
     )
+
+
+def columns_of(schema: pa.Schema, wanted: Sequence[str] | None) -> list[str]:
+    """The columns to read of a file: at least one, because Arrow loses the number of rows of tables without columns."""
+    return [name for name in schema.names if wanted is None or name in wanted] or cheapest_column(schema)
 
 
 def _holds_lists_of_no_values(kind: pa.DataType) -> bool:
@@ -359,7 +363,7 @@ class ArrowReader(Columnar):
         row = self.count_rows(Piece(piece.path, 0, piece.start), NEVER)
         begin, end = row + piece.skip, NEVER if piece.limit is None else row + piece.skip + piece.limit
         with self._reader(piece.path) as whole:
-            columns = None if wanted is None else [name for name in whole.schema.names if name in wanted]
+            columns = None if wanted is None else columns_of(whole.schema, wanted)
         with self._reader(piece.path, columns) as reader:
             for index, batch in reader.batches(piece.start, piece.stop):
                 what = f"record batch {index}"

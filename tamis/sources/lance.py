@@ -17,7 +17,7 @@ import pyarrow as pa
 from tamis.errors import ParameterError, SourceError, require
 from tamis.operators import Layout, Piece, Reading, digest, operator
 from tamis.sources import partitions as division
-from tamis.sources.columnar import Columnar, coalesced, rows_of
+from tamis.sources.columnar import Columnar, coalesced, columns_of, rows_of
 from tamis.sources.files import File, is_local, local_path
 from tamis.sources.schemas import plain_schema, unify
 from tamis.sources.validation import DECODE_ERRORS, check_structure
@@ -139,8 +139,7 @@ class LanceReader(Columnar):
         """Tables with the number of their first row. The remaining rows of a damaged fragment fail."""
         path, _, version = piece.path.rpartition("@")
         dataset = self._open(path, int(version))
-        names = dataset.schema.names
-        columns = names if wanted is None else [name for name in names if name in wanted] or names[:1]
+        columns = columns_of(dataset.schema, wanted)
         begin = piece.start + piece.skip
         end = piece.stop if piece.limit is None else min(piece.stop, begin + piece.limit)
         first = 0

@@ -59,6 +59,29 @@ def test_files_that_differ_are_widened_and_missing_columns_are_null(tmp_path, re
     assert found.types["x"] == {"double"}
 
 
+@pytest.mark.parametrize("skip", [0, 2, 4])
+@pytest.mark.parametrize("batch_bytes", [1, 100, 10**7])
+@pytest.mark.parametrize("reader", [ParquetReader, ArrowReader])
+def test_rows_of_a_file_without_any_of_the_columns_are_read_with_nulls(tmp_path, read_all, reader, batch_bytes, skip):
+    for name, part in (("a", {"n": [0], "s": ["a"]}), ("b", {"n": [1, 2, 3]}), ("c", {"n": [4], "s": ["c"]})):
+        for one in range(len(part["n"])):  # several row groups or record batches
+            part_of = {key: values[one : one + 1] for key, values in part.items()}
+            pq.write_table(pa.table(part_of), tmp_path / f"{name}{one}.parquet")
+        if name == "b":
+            pq.write_table(pa.table(part), tmp_path / "b.parquet", row_group_size=2)
+    for path in tmp_path.glob("*.parquet"):
+        whole = pq.read_table(path)
+        with pa.ipc.new_file(path.with_suffix(".arrow"), whole.schema) as file:
+            file.write_table(whole, max_chunksize=2)
+    files = [tmp_path / f"{name}.{reader.format}" for name in ("a0", "b", "b0", "b1", "c0")]
+    expected = [{"s": "a"}, *[{"s": None}] * 5, {"s": "c"}]
+    assert read_all(reader(files, fields=["s"], skip=skip), batch_bytes=batch_bytes).rows == expected[skip:]
+    assert len(read_all(reader(files, skip=skip), columns=("s",), batch_bytes=batch_bytes).rows) == 7 - skip
+    assert read_all(reader(files, fields=["s"], limit=5)).rows == expected[:5]
+    counted = read_all(reader([files[1], files[0]]), columns=())  # reads the column that is cheapest in the first file
+    assert sum(counted.batches) == 4
+
+
 def test_files_that_cannot_go_together_are_named(tmp_path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": ["one"]}), tmp_path / "b.parquet")
