@@ -165,8 +165,8 @@ class JoinAttributes(Map):
     """Add columns from Parquet files that were written beside the data, by the id of each row.
 
     `paths` are files or folders of any earlier run, such as one with filters that only score. `fields` are the columns to add;
-    by default all but `id`, none of which the rows may have already. A row without an entry gets nulls, and the report counts such rows; of several entries with one
-    id, the first counts. Ids are compared as texts.
+    by default all but `id`, none of which the rows may have already. A row without an entry gets nulls, and the report counts
+    such rows; of several entries with one id, the first counts. Ids are compared as texts.
 
     An index of the ids is written to the scratch folder of the run once per machine: 24 bytes per entry. Fast if rows are in
     the order in which the attributes were written: each row group is then read once. Otherwise a batch may need many row

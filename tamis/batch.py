@@ -157,7 +157,12 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """The rows of several batches as one batch, with the facts that all of them have."""
-        table = pa.concat_tables([b.table for b in batches], promote_options="permissive")
+        tables = [batch.table for batch in batches]
+        table = (
+            pa.concat_tables(tables, promote_options="permissive")
+            if any(each.num_columns for each in tables)
+            else without_columns(sum(map(len, batches)))
+        )
         known = set.intersection(*(set(batch.memo) for batch in batches))
         memo = {key: _joined_facts([batch.memo[key] for batch in batches]) for key in known}
         origin = Origin.concat([b.origin for b in batches])
@@ -244,7 +249,10 @@ class Batch:
 
     def select(self, index: np.ndarray | slice) -> Batch:
         """The rows of a boolean mask, of row numbers, or of a slice, with their facts."""
-        if isinstance(index, slice):
+        origin = self.origin.select(index)
+        if not self.table.num_columns:
+            table = without_columns(len(origin))
+        elif isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             assert step == 1, "slices are contiguous"
             table = self.table.slice(start, max(0, stop - start))
@@ -253,7 +261,7 @@ class Batch:
         else:
             table = self.table.take(pa.array(index))
         memo = {key: {name: array[index] for name, array in facts.items()} for key, facts in self.memo.items()}
-        return Batch(table, self.origin.select(index), memo=memo, access=self.access)
+        return Batch(table, origin, memo=memo, access=self.access)
 
     def with_columns(self, columns: Mapping[str, Column | np.ndarray]) -> Batch:
         """This batch with columns added or replaced, without the facts about replaced columns."""
@@ -357,7 +365,18 @@ class Failure:
 def table_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.Table:
     """An Arrow table of Python rows: missing keys become null, columns are in order of first appearance."""
     names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return without_columns(len(rows))
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def without_columns(rows: int) -> pa.Table:
+    """Rows that have no columns. Arrow's own slices, selections and concatenations of such tables lose or invent rows.
+
+    >>> without_columns(3).num_rows
+    3
+    """
+    return pa.table({"": pa.nulls(rows)}).select([])
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:

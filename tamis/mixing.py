@@ -359,8 +359,8 @@ class Balance(Gather):
 
     The result is exact: of each group the most rows, in the order of random keys, that are not more than its share (shares of
     rows are rounded so that their sum is `total`). The keys depend on the addresses of rows and on `seed`. Groups that are
-    not named are dropped, and a name without rows is an error. Rows that are repeated have a number at the end of their addresses. `SampleByGroup` keeps about as
-    many rows, without repeating any.
+    not named are dropped, and a name without rows is an error. Rows that are repeated have a number at the end of their
+    addresses. `SampleByGroup` keeps about as many rows, without repeating any.
 
     Tokens are counted by `tokenizer`; without one, `text_column` has the numbers. Takes about 30 bytes of disk per row.
 
@@ -476,10 +476,12 @@ class Balance(Gather):
         found = {name[1:] for name, size in sizes.items() if size}
         for name, number in (self.weights or self.amounts or {}).items() if found else ():
             if number and name not in found:
+                what = f"{name!r} in column `{self.by}`"
+                what = (
+                    f"no row has {what}" if self.measure == "rows" else f"the rows with {what} have no {self.measure}"
+                )
                 raise ParameterError(
-                    f"no row has {name!r} in column `{self.by}`, and its proportion is {number:g}"
-                    if self.measure == "rows"
-                    else f"the rows with {name!r} in column `{self.by}` have no {self.measure}, and its proportion is {number:g}",
+                    f"{what}, and its proportion is {number:g}",
                     hint="correct the name, or leave it out; rows that earlier steps drop do not count",
                 )
 

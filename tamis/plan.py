@@ -153,8 +153,9 @@ def check_columns(shape: Shape, layout: Layout) -> None:
                 raise _missing_column(name, number, len(steps), step, list(here), layout)
         if replaced := [name for name in step.adds() if name in here]:
             rest = ", ".join(f'"{name}"' for name in step.adds() if name not in here)
+            which = f"step {number} of {len(steps)}, `{step.name}`"
             raise ColumnError(
-                f"step {number} of {len(steps)}, `{step.name}`, would replace columns that the rows have: {', '.join(replaced)}",
+                f"{which}, would replace columns that the rows have: {', '.join(replaced)}",
                 hint=f"name the columns to add: fields=[{rest}]",
             )
         for name in step.removes(list(here)):

@@ -71,3 +71,13 @@ def test_origins_of_several_files_are_joined():
 def test_joining_batches_fills_missing_columns():
     joined = Batch.concat([Batch.from_rows([{"a": 1}]), Batch.from_rows([{"a": 2, "b": "x"}])])
     assert joined.rows() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+
+
+def test_rows_without_columns_are_neither_lost_nor_invented():
+    whole = batch().without(["text", "n"])
+    for index in (slice(1, 3), slice(1, None), np.array([True, False, True]), np.array([2, 0])):
+        assert len(whole.select(index)) == 2
+    assert len(whole.select(slice(0, 100))) == 3
+    assert Batch.concat([whole, whole.select(slice(1))]).rows() == [{}] * 4
+    assert Batch.concat([whole, Batch.from_rows([{"a": 1}])]).rows() == [{"a": None}] * 3 + [{"a": 1}]
+    assert len(Batch.from_rows([{}, {}])) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch, Origin
-from tamis.errors import ColumnError, OperatorError, ParameterError
+from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError
 from tamis.fields import (
     AddId,
     Arithmetic,
@@ -27,6 +27,7 @@ from tamis.fields import (
     texts,
 )
 from tamis.registry import build_operator
+from tamis.sampling import Shuffle
 
 
 def computed(step, **columns):
@@ -222,3 +223,17 @@ def test_numbers_and_texts_of_other_types():
     assert numbers(pa.nulls(1)).to_pylist() == [None]
     assert texts(pa.array([1, None])).to_pylist() == ["1", None]
     assert texts(pa.array(["a"]).dictionary_encode()).to_pylist() == ["a"]
+
+
+@pytest.mark.parametrize("steps", [[], [lambda row: True], [Shuffle()]], ids=["alone", "function", "gather"])
+def test_rows_whose_columns_are_all_dropped_are_rows(tmp_path, steps):
+    (tmp_path / "in.jsonl").write_text('{}\n{"a": 1}\n{}\n{"a": 2}\n')
+    source = JsonlReader(tmp_path / "in.jsonl", blocksize="5B")
+    dropping = [source, DropFields(columns=["a"]), *steps]
+    report = Pipeline(*dropping, JsonlWriter(tmp_path / "out")).run(executor="inline")
+    assert (report.kept, report.balances) == (4, True)
+    assert "".join(sorted(file.read_text() for file in (tmp_path / "out").glob("part-*"))) == "{}\n" * 4
+    with pytest.raises(SinkError, match="no columns, which only JSONL supports"):
+        Pipeline(*dropping, ParquetWriter(tmp_path / "table")).run(executor="inline")
+    with pytest.raises(ParameterError, match="have no columns"):
+        Rows([{}, {}])

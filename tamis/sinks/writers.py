@@ -359,4 +359,4 @@ def slices(table: pa.Table, num_bytes: int) -> Iterator[pa.Table]:
     """Split a table into pieces of about `num_bytes`, each with at least one row."""
     rows = max(1, int(table.num_rows * num_bytes / max(1, bytes_of(table))))
     for start in range(0, table.num_rows, rows):
-        yield table.slice(start, rows)
+        yield table.slice(start, min(rows, table.num_rows - start))

@@ -38,6 +38,8 @@ class Rows(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "rows", as_table(self.rows))
+        if self.rows.num_rows and not self.rows.num_columns:  # type: ignore[attr-defined]
+            raise ParameterError("the rows of `rows` have no columns", hint='Rows([{"text": "..."}])')
         for name in ("rows_per_partition", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -96,7 +96,9 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 def plain(table: pa.Table) -> pa.Table:
     """The table in plain types, with the features of a Hugging Face dataset and no other metadata."""
     schema = plain_schema(table.schema)
-    if not len(schema) or table.schema.types == schema.types:
+    if not len(schema):
+        return table
+    if table.schema.types == schema.types:
         return table.replace_schema_metadata(schema.metadata)
     columns = [_decoded(column) for column in table.columns]
     # Arrow's cast damages lists of lists of nulls, even to their own type.

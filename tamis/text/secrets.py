@@ -221,7 +221,7 @@ def _check_kinds(name: str, kinds: Sequence[str]) -> None:
 class Secrets(Filter):
     """Drop files with secrets: keys of services, private keys, passwords in URLs, and random values of settings.
 
-    `secrets` counts them. 18 kinds of keys and tokens are known by their form (AWS, GitHub, Slack, Google, Stripe, OpenAI, ...). A
+    `secrets` counts them. 18 kinds of keys are known by their form (AWS, GitHub, Slack, Google, Stripe, OpenAI, ...). A
     setting is a value of at least 16 characters that is assigned to a name such as `api_key`, with an entropy of at least
     3.0 bits per character if it is hexadecimal (as in detect-secrets), else 3.7. Placeholders and examples do not count.
     `SecretMask` replaces secrets instead.
