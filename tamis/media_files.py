@@ -111,9 +111,7 @@ class Files:
             file = found
         file = file.removeprefix("file://")
         real = self._real(file)
-        # A source file that is itself a link was named by the user, so what is in it may be read; data cannot make it one.
-        own = not is_remote(place) and real == self._real(place.removeprefix("file://"))
-        if not own and not any(_is_in(real, root) for root in self._roots(place)):
+        if not any(_is_in(real, root) for root in self._roots(place)):
             named = os.path.abspath(file)  # noqa: PTH100
             raise _leads_out(path, real) if _is_in(named, folder_of(place)) else _outside(path, place)
         return real

@@ -15,12 +15,14 @@ from tamis import (
     ArrowReader,
     ArrowWriter,
     CsvWriter,
+    ImageReader,
     JsonlReader,
     JsonlWriter,
     ParquetReader,
     ParquetWriter,
     Pipeline,
     Rows,
+    WebDatasetReader,
 )
 from tamis.batch import Batch, Origin
 from tamis.dedup.exact import ExactDedup
@@ -356,19 +358,50 @@ def test_a_relative_reference_to_another_folder_can_be_allowed(folder, path):
     assert read_bytes(moved, "image") == [expected]
 
 
-def test_a_source_file_that_is_a_link_is_read_like_any_other(folder):
-    """As in the cache of a hub, where names are links to files without extensions in another folder."""
-    (folder / "blobs").mkdir()
-    for name, blob in (("t.tar", "1"), ("z.zip", "2"), ("a.bin", "3")):
-        (folder / "data" / name).rename(folder / "blobs" / blob)
-        (folder / "data" / name).symlink_to(folder / "blobs" / blob)
-    for name, path, data in (("t.tar", "t.tar#2.png", b"two"), ("a.bin", "a.bin", b"aaaa")):
-        batch = referring(folder, path)
-        with pytest.raises(MediaError, match="leads out of its folder"):  # named by a row of another file
-            read_bytes(batch, "image")
-        own = Batch(batch.table, Origin.of(str(folder / "data" / name), [0]))
-        assert read_bytes(own, "image") == [data]
-    zipped = referring(folder, "z.zip#1.png", roots=[str(folder / "blobs")])
+def images(reader):
+    """The bytes that rows refer to, by the names of the files; rows that fail are left out."""
+
+    def with_data(batch: Batch):
+        return {"data": pa.array([bytes(data) for data in read_bytes(batch, "image")])}
+
+    table = Pipeline(reader, with_data).collect(executor="inline", max_failed="100%", on_error="isolate")
+    return {row["image"]["path"].rpartition("/")[2]: row["data"] for row in table.to_pylist()}
+
+
+def test_what_the_user_named_may_be_reached_through_links(folder):
+    (folder / "set/a").mkdir(parents=True)
+    (folder / "set/b.png").write_bytes(b"an image")
+    (folder / "set/a/linked.png").symlink_to("../b.png")
+    (folder / "set/a/outside.png").symlink_to(folder / "secret.bin")
+    (folder / "data/t.tar").rename(folder / "shard")
+    (folder / "data/t.tar").symlink_to(folder / "shard")
+    assert images(ImageReader(folder / "set")) == {"b.png": b"an image", "linked.png": b"an image"}
+    assert images(ImageReader(str(folder / "s*/*/*.png"))) == {
+        "linked.png": b"an image",
+        "outside.png": b"secret",  # the folder of the pattern has it
+    }
+    assert images(ImageReader(str(folder / "set/a/*.png"))) == {}
+    assert set(images(WebDatasetReader(folder / "data/t.tar")).values()) == {b"later", b"two"}
+    assert images(WebDatasetReader(str(folder / "data/t*.tar"))) == {}
+
+
+def test_links_of_the_cache_of_the_hub_are_followed(tmp_path, monkeypatch):
+    root = tmp_path / "datasets--org--name"
+    snapshot = root / "snapshots" / ("a" * 40)
+    for path in (snapshot / "images", root / "blobs", root / "refs"):
+        path.mkdir(parents=True)
+    (root / "refs/main").write_text("a" * 40)
+    (root / "blobs/11").write_bytes(b"an image")
+    (snapshot / "images/1.png").symlink_to("../../../blobs/11")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert images(ImageReader("hf://datasets/org/name/images/*.png")) == {"1.png": b"an image"}
+
+
+def test_a_link_to_a_zip_archive_is_one_whatever_its_real_name_is(folder):
+    (folder / "data/z.zip").rename(folder / "data/2")
+    (folder / "data/z.zip").symlink_to("2")
+    zipped = referring(folder, "z.zip#1.png")
     assert read_bytes(zipped, "image") == [b"zip" * 100]
     assert media_items(zipped, "image")[0].place_on_disk() is None
 

@@ -147,6 +147,23 @@ def list_files(paths: Paths, format: str | None, storage_options: Options = None
     return files
 
 
+@functools.lru_cache(maxsize=64)
+def named_places(paths: tuple[str, ...], working_folder: str) -> tuple[str, ...]:
+    """What the user allows references and links to reach by naming it as input: folders, and files that are links.
+
+    The copy of a repository of the Hub is one of these folders: names in it are links to files elsewhere in it.
+    """
+    found = []
+    for path in paths:
+        if path.startswith(hub.PREFIX):
+            found += [str(folder)] if (folder := hub.folder_in_cache(path)) is not None else []
+        elif is_local(path) and not path.startswith("@"):
+            full = os.path.join(working_folder, local_path(path))  # noqa: PTH118
+            root = _glob_root(full) if is_glob(full) and not os.path.lexists(full) else full
+            found += [root] if os.path.isdir(root) or os.path.islink(root) else []  # noqa: PTH112, PTH114
+    return tuple(found)
+
+
 def _is_text(path: str) -> bool:
     """Whether a name can be written: names of local files may be any bytes."""
     try:

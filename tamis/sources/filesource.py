@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tamis.operators import Layout, Partition, Piece, Reading, Source
 from tamis.parameters import format_bytes, parse_bytes
 from tamis.sources import partitions as division
 from tamis.sources.compression import TYPICAL_RATIO, decoded_chunks, entries
-from tamis.sources.files import File, fingerprint, first_within, is_local, leads_to, list_files, open_file
+from tamis.sources.files import File, fingerprint, first_within, is_local, leads_to, list_files, named_places, open_file
 from tamis.sources.lines import Chunks, Text, Unread, plain_chunks, whole_lines
 from tamis.sources.schemas import cheapest_column, missing_column
 
@@ -126,7 +127,9 @@ class FileSource(Source):
 
     @property
     def access(self) -> MediaAccess:
-        return MediaAccess(tuple(self.media_roots), dict(self.storage_options or {}))
+        paths = [self.file_paths] if isinstance(self.file_paths, (str, Path)) else self.file_paths
+        named = named_places(tuple(map(str, paths)), os.getcwd())  # noqa: PTH109
+        return MediaAccess((*named, *self.media_roots), dict(self.storage_options or {}))
 
     def batch(self, table: pa.Table, origin: Origin) -> Batch:
         """Rows as the pipeline sees them: columns renamed, and relative references of media columns made absolute."""

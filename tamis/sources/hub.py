@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from tamis.errors import SourceError
 from tamis.models.files import hub_cache, snapshot_in
@@ -29,16 +30,21 @@ def in_cache(url: str) -> str | None:
     >>> in_cache("hf://datasets/nobody/nothing/data/*.parquet") is None
     True
     """
-    found = _PATH.fullmatch(url)
-    if found is None:
+    found, root = _PATH.fullmatch(url), folder_in_cache(url)
+    if found is None or root is None:
         return None
-    root = hub_cache() / f"{found['kind'] or 'models'}--{found['repo'].replace('/', '--')}"
     folder = snapshot_in(root, (found["revision"] or "main").replace("%2F", "/"))
     inside = (found["inside"] or "").strip("/")
     if folder is None or ".." in inside.split("/"):
         return None
     path = folder / inside
     return str(path) if any(sign in inside for sign in "*?[") or path.exists() else None
+
+
+def folder_in_cache(url: str) -> Path | None:
+    """Where the copy of a repository is on this machine, if there is one; None for a path of another form."""
+    found = _PATH.fullmatch(url)
+    return None if found is None else hub_cache() / f"{found['kind'] or 'models'}--{found['repo'].replace('/', '--')}"
 
 
 def not_reached(url: str, error: SourceError | None) -> SourceError:

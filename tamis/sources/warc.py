@@ -34,7 +34,7 @@ from tamis.sources.files import File, is_local, open_file
 from tamis.sources.filesource import NEVER, DamagedFiles
 from tamis.sources.lines import Chunk, Chunks
 from tamis.sources.records import RecordSource, Row, bad_record
-from tamis.web.charset import check_installed, decode_page
+from tamis.web.charset import check_installed, decode_page, is_text
 from tamis.web.http_message import BadBody, Reply, decoded_body, parse_headers, parse_reply
 
 RECORD_TYPES = ("response", "resource", "conversion", "metadata", "revisit", "request", "warcinfo", "continuation")
@@ -49,17 +49,6 @@ _BEGINNING = re.compile(
 )
 """The first line of a record, wherever it is found: after zeros or other damage there is no line end before it."""
 _LONGEST_BEGINNING = 16_384
-_NOT_TEXT = (
-    b"PK\x03\x04",
-    b"%PDF",
-    b"\x89PNG",
-    b"GIF8",
-    b"\xff\xd8\xff",
-    b"\x1f\x8b",
-    b"Rar!",
-    b"7z\xbc\xaf",
-    b"\x7fELF",
-)
 _MOST_HEAD = 65_536
 _READ_BYTES = 262_144
 _PROBED_BYTES = 4_194_304
@@ -278,21 +267,15 @@ class WarcReader(RecordSource):
             values |= {"text": body.decode("utf-8", "replace"), "charset": "utf-8"}
         elif head.type in ("metadata", "warcinfo", "request"):
             values["metadata"] = body.decode("utf-8", "replace").strip()
-        elif is_text(body, str(values["mime"] or "")):
+        elif _may_be_text(str(values["mime"] or "")) and is_text(body):
             text, charset = decode_page(body, content_type)
             column = "text" if values["mime"] == "text/plain" else "html"
             values |= {column: text, "charset": charset}
         return values
 
 
-def is_text(body: bytes, mime: str) -> bool:
-    """Whether a body may be a page or another text: neither its type nor its first bytes say that it is something else."""
-    if mime and mime not in _TEXTS and not mime.startswith("text/"):
-        return False
-    start = body[:1024].lstrip()
-    if start.startswith(_NOT_TEXT):
-        return False
-    return b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+def _may_be_text(mime: str) -> bool:
+    return not mime or mime in _TEXTS or mime.startswith("text/")
 
 
 def _needed(wanted: frozenset[str] | None) -> int:

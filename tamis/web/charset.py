@@ -26,6 +26,20 @@ _STATEFUL = ("iso-2022-jp", "iso2022_jp", "hz", "utf-7", "iso-2022-kr")
 _WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "euc_kr": "cp949", "big5": "big5hkscs"}
 """Python's names for the supersets that browsers use."""
 
+_NOT_TEXT = (
+    b"PK\x03\x04",
+    b"%PDF",
+    b"\x89PNG",
+    b"GIF8",
+    b"\xff\xd8\xff",
+    b"\x1f\x8b",
+    b"Rar!",
+    b"7z\xbc\xaf",
+    b"\x7fELF",
+)
+"""The first bytes of archives, images and other files that servers send as pages."""
+_MAGIC_BYTES = 1024
+
 
 @cache
 def _encoding() -> Any:
@@ -57,6 +71,20 @@ def declared_in_page(data: bytes) -> str | None:
     """The charset that a meta element or an XML declaration names."""
     found = _XML.match(data[:_PRESCAN_BYTES]) or _META.search(data[:_PRESCAN_BYTES])
     return found[1].decode("ascii") if found else None
+
+
+def is_text(data: bytes | str) -> bool:
+    """Whether data may be a page or another text: its beginning does not say that it is something else.
+
+    >>> is_text(b"<p>A page"), is_text(b"PK\\x03\\x04"), is_text("%PDF-1.4"), is_text(b"BM\\0\\0")
+    (True, False, False, False)
+    """
+    start = data[:_MAGIC_BYTES]
+    if isinstance(start, str):
+        return not start.encode("latin-1", "replace").lstrip().startswith(_NOT_TEXT)
+    start = start.lstrip()
+    utf_16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return not start.startswith(_NOT_TEXT) and (utf_16 or b"\0" not in start)
 
 
 def decode_page(data: bytes, content_type: str | None = None) -> tuple[str, str]:

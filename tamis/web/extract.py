@@ -16,6 +16,7 @@ from tamis.sources.download import OutcomeRule
 from tamis.sources.http import OK
 from tamis.web import fast_html
 from tamis.web.alone import Alone, TookTooLong
+from tamis.web.charset import decode_page, is_text
 from tamis.web.extractors import Settings, extract_of, language_of, published, request_of, title_of
 
 _METADATA = {
@@ -27,7 +28,7 @@ _METADATA = {
 _MOST_LINKS = 10_000
 
 
-@operator(reads="html", writes=("text", "title", "page_date", "page_language", "links", "extraction"))
+@operator(reads="html", writes=("text", "title", "page_date", "page_language", "links", "extraction"), version=2)
 class HtmlExtract(Filter):
     """Extract the text of HTML pages into a column, and drop pages without one, with the reason.
 
@@ -39,7 +40,8 @@ class HtmlExtract(Filter):
 
     Pages of more than `max_bytes` or with elements nested deeper than `max_depth` are dropped: the same on every machine. Pages
     of more than `alone_bytes` are extracted in a process of its own, and a page that takes more than `timeout_s` of CPU time
-    there fails. Reasons: `no HTML`, `no text`, `larger than 10 MB`, `nested deeper than 512`.
+    there fails. Reasons: `no HTML`, `not HTML` (an archive, a PDF or another binary file), `no text`, `larger than 10 MB`,
+    `nested deeper than 512`.
 
     >>> from tamis import Pipeline, Rows
     >>> page = "<html><title>A</title><body><nav>Home</nav><p>" + "One two three four five. " * 5 + "</p></body></html>"
@@ -118,9 +120,9 @@ class _Extracting:
         return {name: pa.array(values, _METADATA.get(name, pa.string())) for name, values in columns.items()}
 
     def _values(self, page: str | bytes | None) -> dict[str, Any]:
+        if page is not None and not is_text(page):
+            return {"extraction": "not HTML"}
         if isinstance(page, bytes):
-            from tamis.web.charset import decode_page
-
             page = decode_page(page)[0]
         if page is None or not page.strip():
             return {"extraction": "no HTML"}

@@ -110,15 +110,19 @@ _ROLES = frozenset(
 )
 _BOILERPLATE = re.compile(
     r"(?:^|[ _-])(?:nav|navbar|navigation|menu|submenu|foot|footer|sidebar|side-?bar|comments?|commentlist|disqus|respond|"
-    r"share|sharing|sharedaddy|social|socials|related|recommend(?:ed|ations?)?|promo|promos|newsletters?|subscribe|subscription|adverts?|"
-    r"advertisement|ads?|adbox|sponsor(?:ed)?|cookies?|consent|gdpr|breadcrumbs?|pagination|pager|popup|modal|overlay|widgets?|"
-    r"tags?|taglist|captions?|credits?|toolbar|sign-?up|log-?in|disclaimer|copyright|outbrain|taboola|hidden|hide|"
-    r"visually-hidden|sr-only|screen-reader-text|most-?read|most-?popular|trending|more-stories|read-?more|see-also|byline|"
-    r"author-?bio|metadata|postmeta|entry-meta|post-meta|timestamp|skip-?link|masthead|teaser|teasers|trailer|infobox|toc|"
-    r"printfooter|catlinks|mw-editsection|jump-?to|follow|rating|ratings|gallery|carousel|slideshow|playlist|"
-    r"donate)(?:[ _-]|$)",
+    r"sharing|sharedaddy|social|socials|related|recommend(?:ed|ations?)?|newsletters?|adverts?|advertisement|adbox|cookies?|"
+    r"consent|gdpr|breadcrumbs?|pagination|pager|popup|toolbar|sign-?up|log-?in|disclaimer|copyright|outbrain|taboola|"
+    r"visually-hidden|sr-only|screen-reader-text|most-?read|most-?popular|trending|more-stories|see-also|author-?bio|"
+    r"skip-?link|masthead|printfooter|catlinks|mw-editsection|jump-?to)(?:[ _-]|$)",
     re.IGNORECASE,
 )
+_DOUBTFUL = re.compile(
+    r"(?:^|[ _-])(?:share|promo|promos|subscribe|subscription|ads?|sponsor(?:ed)?|modal|overlay|widgets?|tags?|taglist|"
+    r"captions?|credits?|hidden|hide|read-?more|byline|metadata|postmeta|entry-meta|post-meta|timestamp|teaser|teasers|trailer|infobox|toc|"
+    r"follow|rating|ratings|gallery|carousel|slideshow|playlist|donate)(?:[ _-]|$)",
+    re.IGNORECASE,
+)
+"""Names that pages also give to the element of the article: `tag-poetry` is on a post that has this tag."""
 _ARTICLE = re.compile(
     r"(?:^|[ _-])(?:article-?body|post-?body|entry-?content|post-?content|article-?content|story-?body|articletext)(?:[ _-]|$)",
     re.IGNORECASE,
@@ -126,6 +130,7 @@ _ARTICLE = re.compile(
 _NONE_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _CHARS_PER_WORD = 4
 """Of scripts that do not separate words; a sentence counts as a few words less than in a translation."""
+_MOST = 2 / 3
 MAX_DEPTH = 512
 """Deeper elements count as if they were at this depth."""
 
@@ -159,6 +164,8 @@ class Page:
     parents: list[int] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     marked: list[bool] = field(default_factory=list)
+    doubtful: list[bool] = field(default_factory=list)
+    """Elements to leave out unless they hold most of the content: hidden ones, and those with names of `_DOUBTFUL`."""
     depth: int = 0
 
 
@@ -176,7 +183,7 @@ class _Parser:
 
     def __init__(self, page: str) -> None:
         self._source = page
-        self._page = Page(parents=[-1], tags=["html"], marked=[False])
+        self._page = Page(parents=[-1], tags=["html"], marked=[False], doubtful=[False])
         self._stack: list[tuple[str, int, bool]] = [("html", 0, False)]  # tag, element, left out
         self._parts: list[str] = []
         self._linked = 0
@@ -252,20 +259,24 @@ class _Parser:
         if tag == "html":
             _note(page, tag, attributes)
             return
-        left_out, marked = parent[2] or tag in _LEFT_OUT, tag in ("article", "main")
+        left_out, marked, doubtful = parent[2] or tag in _LEFT_OUT, tag in ("article", "main"), False
         if found and tag not in ("body", "main", "article"):
             names = f"{found.get('class', '')} {found.get('id', '')}".strip()
             left_out = left_out or (
-                bool(_HIDDEN.search(attributes))
-                or found.get("aria-hidden") == "true"
+                found.get("aria-hidden") == "true"
                 or found.get("role", "") in _ROLES
                 or bool(names and _BOILERPLATE.search(names))
+            )
+            doubtful = not left_out and (
+                bool(_HIDDEN.search(attributes))
+                or bool(names and _DOUBTFUL.search(names))
                 or bool("style" in found and _NONE_SHOWN.search(found["style"]))
             )
             marked = bool(names and _ARTICLE.search(names)) or found.get("itemprop") == "articleBody"
         page.parents.append(parent[1])
         page.tags.append(tag)
         page.marked.append(marked)
+        page.doubtful.append(doubtful)
         entry = (tag, len(page.parents) - 1, left_out)
         if len(self._stack) > MAX_DEPTH:
             self._stack[-1] = entry
@@ -373,7 +384,7 @@ def _clean(text: str) -> str:
 
 def main_text(page: Page, *, markdown: bool = False) -> str:
     """The content of a page, one paragraph per line group."""
-    chosen = _content(page, [block for block in page.blocks if not block.left_out])
+    chosen = _content(page, _not_left_out(page))
     if sum(block.words for block in chosen) < 40:  # names of classes may be misleading
         again = _content(page, page.blocks)
         if sum(block.words for block in again) > 2 * sum(block.words for block in chosen):
@@ -383,7 +394,31 @@ def main_text(page: Page, *, markdown: bool = False) -> str:
 
 def whole_text(page: Page, *, markdown: bool = False) -> str:
     """All text of a page that says it is a document, such as a chapter of a book."""
-    return "\n\n".join(_markdown(block) if markdown else block.text for block in page.blocks if not block.left_out)
+    return "\n\n".join(_markdown(block) if markdown else block.text for block in _not_left_out(page))
+
+
+def _not_left_out(page: Page) -> list[_Block]:
+    """The blocks of a page without those of elements that are not of the content, as far as the elements say so."""
+    blocks = [block for block in page.blocks if not block.left_out]
+    if not any(page.doubtful):
+        return blocks
+    classify(blocks)
+    held = _words_of_content(page, blocks)
+    out = [False] * len(held)
+    for element in range(1, len(out)):
+        out[element] = out[page.parents[element]] or (page.doubtful[element] and held[element] < _MOST * held[0])
+    return [block for block in blocks if not out[block.element]]
+
+
+def _words_of_content(page: Page, blocks: list[_Block]) -> list[int]:
+    """By element, the words of content in it and below."""
+    held = [0] * len(page.parents)
+    for block in blocks:
+        if block.content:
+            held[block.element] += block.words
+    for element in range(len(held) - 1, 0, -1):
+        held[page.parents[element]] += held[element]
+    return held
 
 
 def _content(page: Page, blocks: list[_Block]) -> list[_Block]:
@@ -392,12 +427,7 @@ def _content(page: Page, blocks: list[_Block]) -> list[_Block]:
     total = sum(block.words for block in blocks if block.content)
     if not total:
         return [block for block in blocks if block.density < 0.5] if len(blocks) < 5 else []
-    held = [0] * len(page.parents)  # words of content in each element and below
-    for block in blocks:
-        if block.content:
-            held[block.element] += block.words
-    for element in range(len(held) - 1, 0, -1):
-        held[page.parents[element]] += held[element]
+    held = _words_of_content(page, blocks)
     root = 0
     for element in range(1, len(held)):  # the last one that holds enough is the smallest
         share = 0.5 if page.marked[element] else 0.75

@@ -165,6 +165,36 @@ def test_pages_without_text_are_dropped_with_a_reason(tmp_path):
     }
 
 
+def test_files_of_bytes_are_no_pages():
+    prose = " text that is stored" * 40
+    files = [b"PK\x03\x04a.txt" + prose.encode(), b"\n%PDF-1.4" + prose.encode(), b"BM\0\0" + prose.encode()]
+    texts = [file.decode() for file in files[:2]]
+    pages = [TEXT.encode(), "\ufeff".encode("utf-16-le") + TEXT.encode("utf-16-le")]
+    for rows, kept in ((files + pages, 2), ([*texts, TEXT], 1)):
+        report = Pipeline(Rows([{"html": html} for html in rows]), HtmlExtract(extractor="fast")).run(executor="inline")
+        assert (report.kept, report.dropped) == (kept, {"extraction: not HTML": len(rows) - kept})
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        'class="post-12 post hentry tag-poetry"',
+        'class="read-more-content"',
+        'id="ad-portal"',
+        'style="display: none"',
+        "hidden",
+    ],
+)
+def test_an_element_that_holds_most_of_the_page_is_not_left_out_for_its_name(attributes):
+    other = "These are seventeen other words of a note which stands somewhere beside the article on this page. " * 2
+    article = "".join(f"<p>{number} {TEXT}</p>" for number in range(6))
+    (row,) = run([f"<div {attributes}>{article}</div><div {attributes}><p>{other}</p></div>"], extractor="fast")
+    assert row["text"].count("A sentence") == article.count("A sentence")
+    assert "seventeen" not in row["text"]
+    (row,) = run([f"<div class='comments'>{article}</div><div><p>{other * 3}</p></div>"], extractor="fast")
+    assert "A sentence" not in row["text"]  # this name is only given to what is not the article
+
+
 @pytest.mark.parametrize("extractor", ["trafilatura", "fast"])
 def test_the_text_does_not_depend_on_other_pages(news, extractor):
     pages = [html for html, _ in news[:4]] * 2
