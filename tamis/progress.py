@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol, TextIO, TypeAlias
 
 from tamis.events import (
@@ -52,7 +53,7 @@ SHOW_AFTER_S = 2.0
 MAX_SENTENCE = 2_000
 MIN_SHARE = 0.005
 """The part of the work that must be done before the remaining time is estimated."""
-COMPILING = "compiling kernels (once, about 20 s)"
+COMPILING = "compiling kernels (once on this machine)"
 FINISHING = "finishing the shards in progress; press Ctrl-C again to abandon them"
 ABANDONED = "abandoned"
 
@@ -275,7 +276,7 @@ class Progress:
         """Stop drawing and restore the terminal."""
         with self._lock:
             if self._visible:
-                self._display.stop()
+                self._safely(self._display.stop)
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -285,9 +286,15 @@ class Progress:
             self._busy = True
             try:
                 while self._waiting:
-                    self._show(self._waiting.popleft())
+                    self._safely(partial(self._show, self._waiting.popleft()))
             finally:
                 self._busy = False
+
+    def _safely(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:  # the reader of the stream has closed it, as `head` does; the run continues
+            self._display = Nothing(self.tally, sys.stderr)
 
     def _show(self, event: Event) -> None:
         self.tally(event)

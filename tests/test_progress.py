@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tamis import events
+from tamis.commands.printing import print_status
 from tamis.events import (
     CallsFinished,
     Event,
@@ -319,7 +320,7 @@ def test_a_short_run_shows_nothing_but_warnings():
             progress(event)
         assert stream.getvalue() == ""
         progress(KernelsCompiling())
-    assert stream.getvalue() == "compiling kernels (once, about 20 s)\n"
+    assert stream.getvalue() == "compiling kernels (once on this machine)\n"
 
 
 def test_a_long_run_is_shown_from_then_on():
@@ -340,7 +341,24 @@ def test_in_python_a_log_gets_only_the_line_about_compiling():
     with Progress(stream, shows="compiling") as progress:
         for event in ONE_RUN:
             progress(event)
-    assert stream.getvalue() == "compiling kernels (once, about 20 s)\n"
+    assert stream.getvalue() == "compiling kernels (once on this machine)\n"
+
+
+class Closed(io.StringIO):
+    """A stream whose reader has closed it."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("shows", ["line", "lines", "sentences", "compiling"])
+def test_a_run_continues_if_nobody_reads_its_progress(shows, monkeypatch):
+    with Progress(Closed(), shows=shows) as progress:
+        for event in ONE_RUN:
+            progress(event)
+    assert progress.tally.committed == 1
+    monkeypatch.setattr(sys, "stderr", Closed())
+    print_status("a remark")
 
 
 def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):

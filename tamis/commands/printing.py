@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec
 
 import typer
@@ -30,8 +31,9 @@ P = ParamSpec("P")
 
 def print_status(text: str) -> None:
     """Print to stderr, which carries everything but results."""
-    sys.stderr.write(inert(text) + "\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # its reader has closed it, or the disk is full; results are printed all the same
+        sys.stderr.write(inert(text) + "\n")
+        sys.stderr.flush()
 
 
 def print_result(text: str) -> None:

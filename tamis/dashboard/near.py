@@ -21,6 +21,7 @@ from tamis.dashboard.samples import (
     PARTITION_BYTES,
     Sample,
     Samples,
+    first_line,
     output_source,
     shown_value,
 )
@@ -40,7 +41,7 @@ def kept_near_bounds(view: RunView, scores: Scores, samples: Samples) -> list[Sa
     try:
         return list(_found(view, scores, samples))
     except (TamisError, pa.ArrowException, OSError, ValueError, KeyError) as error:
-        samples.notes.append(f"Kept rows near a threshold cannot be shown: {str(error).splitlines()[0]}")
+        samples.notes.append(f"Kept rows near a threshold cannot be shown: {first_line(error)}")
         return []
 
 

@@ -17,7 +17,7 @@ from tamis.dashboard.passages import mark_passages
 from tamis.dashboard.resources import resources
 from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import RunView, load_run
-from tamis.dashboard.samples import Samples
+from tamis.dashboard.samples import Samples, first_line
 from tamis.dashboard.scores import Scores, read_scores
 from tamis.dashboard.thresholds import thresholds
 from tamis.errors import LedgerError, TamisError
@@ -133,4 +133,4 @@ def _operators(view: RunView) -> tuple[list[Operator], str]:
         recipe = Recipe(tuple(Step(name, dict(given)) for name, given in view.steps))
         return recipe.operators(), ""
     except TamisError as error:
-        return [], f"The steps of the run cannot be built here, so scores are not shown: {str(error).splitlines()[0]}"
+        return [], f"The steps of the run cannot be built here, so scores are not shown: {first_line(error)}"

@@ -96,7 +96,7 @@ class RunView:
 def load_run(output: str, storage_options: Mapping[str, Any] | None = None) -> RunView:
     """Read what there is. Nothing in the folder has to exist or to be whole."""
     store = Store(output, storage_options)
-    states = read_states(store)
+    states = _of_last_run(read_states(store))
     stored = _json(store, "report")
     manifest = _json(store, "manifest") or {}
     try:
@@ -106,6 +106,8 @@ def load_run(output: str, storage_options: Mapping[str, Any] | None = None) -> R
     log = _joined(states)
     if "run" not in states and states:
         _count_commits(store, log)
+        if report is not None and not report.shards:
+            report = None  # that of an earlier run, which had no shards
     state, error = _state(store, states, report)
     view = RunView(output, store, report or Report(output=output), state, manifest, log, {}, error)
     view.shards = {name: each for name, each in states.items() if name != "run"}
@@ -129,16 +131,28 @@ def version_of(store: Store) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def _of_last_run(states: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The logs of the last run: that of a run without shards, or those of shards."""
+    last = max(states, key=lambda name: _updated(states[name]), default="")
+    return {name: state for name, state in states.items() if (name == "run") == (last == "run")}
+
+
+def _updated(state: Mapping[str, Any]) -> float:
+    return float(state.get("updated") or 0)
+
+
 def _state(store: Store, states: Mapping[str, Mapping[str, Any]], report: Report | None) -> tuple[str, str]:
     """The state of a run, and its error if it ended with one."""
-    running = [state for state in states.values() if state.get("state") == "running"]
+    finished = max((_updated(state) for state in states.values() if state.get("state") == "finished"), default=0.0)
+    # A shard that was killed stays "running" in its log, also after another one has done its work and merged.
+    running = [state for state in states.values() if state.get("state") == "running" and _updated(state) >= finished]
     if running:
-        newest = max(float(state.get("updated") or 0) for state in running)
+        newest = max(_updated(state) for state in running)
         if _is_locked(store, states) or time.time() - newest < QUIET_S:
             return "running", ""
         if report is None or len(running) == 1:
             return "ended", "The run ended without a report: its process was killed. Rerun the same command to resume."
-    last = max(states.values(), key=lambda state: state.get("updated") or 0, default=None)
+    last = max(states.values(), key=_updated, default=None)
     if last is not None and last.get("state") in ("failed", "interrupted"):
         return str(last["state"]), str(last.get("error") or "")
     if report is not None:

@@ -25,6 +25,7 @@ from tamis.dashboard.runs import RunView
 from tamis.dedup.explain import store_file
 from tamis.errors import TamisError
 from tamis.formats import FORMATS, media_kind
+from tamis.looking.rows import has_data
 from tamis.media import is_media, media_items, sizes_of
 from tamis.media_paths import is_remote
 from tamis.operators import Reading, Source
@@ -46,6 +47,8 @@ MEDIA_BYTES = 1_800_000
 CLIP_BYTES = 400_000
 MOST_OPENED, MOST_FILE_BYTES = 100, 64_000_000
 """Files that rows refer to: how many are opened, and how large images may be."""
+
+_MEDIA_READERS = {"clip_writer": "video_reader", "audio_writer": "audio_reader"}
 
 _THRESHOLD = re.compile(r"^(?P<score>\w+) (?P<side>[<>]=?) (?P<limit>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)$")
 
@@ -86,18 +89,19 @@ class Samples:
         try:
             found += self._kept()
         except (TamisError, pa.ArrowException, OSError, ValueError) as error:
-            self.notes.append(f"Kept rows cannot be shown: {str(error).splitlines()[0]}")
+            self.notes.append(f"Kept rows cannot be shown: {first_line(error)}")
         try:
             found += self._dropped()
         except (pa.ArrowException, OSError, ValueError) as error:
-            self.notes.append(f"Dropped rows cannot be shown: {str(error).splitlines()[0]}")
+            self.notes.append(f"Dropped rows cannot be shown: {first_line(error)}")
         return [*found, *self._failed()]
 
     # ------------------------------------------------------------------------------------------------------------- kept
 
     def _kept(self) -> list[Sample]:
-        source = output_source(self._view)
+        source = output_source(self._view) or written_media(self._view)
         if source is None:
+            self._note_unreadable()
             return []
         layout = source.layout(PARTITION_BYTES)
         parts = spread(layout.partitions, MOST_FILES // 2)
@@ -115,6 +119,11 @@ class Samples:
                 if seen >= SEEN_ROWS:
                     break
         return spread(found, KEPT)
+
+    def _note_unreadable(self) -> None:
+        if self._view.steps and has_data(self._store):
+            writer = self._view.steps[-1][0]
+            self.notes.append(f"Kept rows are not shown: what {writer} writes cannot be read as rows.")
 
     # ---------------------------------------------------------------------------------------------------------- dropped
 
@@ -167,7 +176,7 @@ class Samples:
                 start += size
 
     def _reject(self, fate: str, table: pa.Table) -> Sample:
-        marks = {name: table.column(name)[0].as_py() for name in ("_reason", "_step", "_address", "_scores")}
+        marks = Batch(table.select(["_reason", "_step", "_address", "_scores"])).shown_rows()[0]
         content = table.drop_columns([name for name in table.column_names if name.startswith("_") and name != "_line"])
         address = str(marks["_address"])
         file = re.sub(r"(@\d+)?:\d+(/\d+)*$", "", address)
@@ -209,8 +218,7 @@ class Samples:
         """A row as a sample: its text, its media, and the other columns in short."""
         sample, table = Sample(fate, title), row.table
         main = text_column(table)
-        for name in table.column_names:
-            value = table.column(name)[0].as_py()
+        for name, value in row.shown_rows()[0].items():
             if name == main:
                 sample.length = len(value or "")
                 sample.text = (value or "")[:LONGEST_FIELD]
@@ -268,8 +276,8 @@ class Samples:
                 yield "note", stored
                 return
             card = next(iter(cards(one, column)))
-        except (TamisError, OSError, ValueError) as error:
-            yield "note", f"{stored}: {str(error).splitlines()[0]}"
+        except Exception as error:  # noqa: BLE001 - also of decoders, and other rows are shown all the same
+            yield "note", f"{stored}: {first_line(error)}"
             return
         if card.picture is not None:
             yield self._embedded("image/jpeg", card.picture)
@@ -300,6 +308,16 @@ def output_source(view: RunView, only: str = "") -> Source | None:
     return built
 
 
+def written_media(view: RunView) -> Source | None:
+    """A reader of the media files of a run whose other columns are in files beside them; None for other runs."""
+    reader = _MEDIA_READERS.get(view.steps[-1][0]) if view.steps else None
+    if reader is None or not has_data(view.store):
+        return None
+    built = build_operator(reader, {"file_paths": view.output})
+    assert isinstance(built, Source)
+    return built
+
+
 def text_column(table: pa.Table) -> str | None:
     """The column that holds the text of rows: `text`, or else the first with strings that is no id or address.
 
@@ -322,6 +340,15 @@ def text_lengths(table: pa.Table) -> list[int]:
 
     name = text_column(table)
     return [] if name is None else pc.fill_null(pc.utf8_length(table.column(name)), 0).to_pylist()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line.
+
+    >>> first_line(ValueError("a\\nb")), first_line(StopIteration())
+    ('a', 'StopIteration')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def shown_value(value: object) -> str:

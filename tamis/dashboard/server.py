@@ -39,6 +39,7 @@ from tamis.dashboard.report_page import (
     titles_of,
 )
 from tamis.dashboard.runs import RunView, load_run, version_of
+from tamis.dashboard.samples import first_line
 from tamis.errors import TamisError
 
 try:
@@ -118,9 +119,8 @@ class LiveRun:
         began = time.monotonic()
         try:
             made = heavy_parts(view)
-        except (TamisError, OSError, ValueError) as error:  # a running run replaces files while they are read
-            first = (str(error).splitlines() or [""])[0]
-            made = [section("rows", "Rows", element("p", f"Rows cannot be read: {first}", class_="empty"))]
+        except Exception as error:  # noqa: BLE001 - a running run replaces files while they are read
+            made = [section("rows", "Rows", element("p", f"Rows cannot be read: {first_line(error)}", class_="empty"))]
         took = time.monotonic() - began
         with self._lock:
             self._heavy = made

@@ -25,6 +25,7 @@ from tamis.batch import Batch
 from tamis.errors import ParameterError
 from tamis.inert import html_facts, html_table, inert
 from tamis.looking.rows import Seen, dropped_rows, failed_rows, has_data, reader_of, rows_of_reader, shown_value
+from tamis.parameters import plural
 from tamis.registry import registered
 from tamis.report import Report, load_manifest
 from tamis.store import Store
@@ -289,9 +290,12 @@ def _hash(value: object) -> int:
 def _join(found: Comparison, sides: Sequence[_Side], folder: Path, buckets: int, examples: int) -> None:
     """Count the pairs of fates of all keys."""
     changes: dict[tuple[str, str], Change] = {}
+    shared = [0, 0]
     wanted: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for bucket in range(buckets):
-        one, two = (_ordered(_file(folder, side, bucket)) for side in (0, 1))
+        every = [np.fromfile(_file(folder, side, bucket), _RECORD) for side in (0, 1)]
+        one, two = map(_ordered, every)
+        shared = [count + len(each) - len(kept) for count, each, kept in zip(shared, every, (one, two), strict=True)]
         keys = np.union1d(one["key"], two["key"])
         places = [np.searchsorted(side["key"], keys) for side in (one, two)]
         fates = [_fates_at(side, place, keys) for side, place in zip((one, two), places, strict=True)]
@@ -310,14 +314,19 @@ def _join(found: Comparison, sides: Sequence[_Side], folder: Path, buckets: int,
             records, at = (one, two)[side], places[side]
             numbers = [(side, int(records["number"][at[position]])) for position in here]
             wanted[first, second] = sorted([*wanted.get((first, second), []), *numbers])[:examples]
+    for output, count in zip(found.outputs, shared, strict=True):
+        if count:
+            verb = "has" if count == 1 else "have"
+            found.notes.append(
+                f"{plural(count, 'row')} of {output} {verb} the key of another row, and only one row of a key is compared"
+            )
     found.changes = list(changes.values())
     for (first, second), rows in wanted.items():
         changes[first, second].examples = [{"side": side, "number": number} for side, number in rows]
 
 
-def _ordered(file: Path) -> np.ndarray:
+def _ordered(records: np.ndarray) -> np.ndarray:
     """The records of a bucket by key. Of rows with the same key, the first one that was kept counts."""
-    records = np.fromfile(file, _RECORD)
     order = np.lexsort((records["number"], records["fate"] != 0, records["key"]))
     records = records[order]
     first = np.ones(len(records), np.bool_)

@@ -17,7 +17,8 @@ from tamis.batch import HIDDEN, as_array
 from tamis.dashboard.charts import columns as column_chart
 from tamis.dashboard.charts import share_bar
 from tamis.dashboard.markup import Html, element, figures, number, page, percent, section, table
-from tamis.inert import one_line
+from tamis.errors import ParameterError
+from tamis.inert import inert, one_line
 from tamis.looking.rows import read_rows
 
 if TYPE_CHECKING:
@@ -98,7 +99,13 @@ def groups_of(files: Sequence[Path], by: str, *, domain: bool) -> dict[str, dict
     found: dict[str, dict[str, int]] = {}
     for batch in _batches(files):
         keys = batch.column(by)
-        names = domains_of(keys) if domain else keys.cast(pa.large_string())
+        try:
+            names = domains_of(keys) if domain else keys.cast(pa.large_string())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # bytes that are not UTF-8; lists and structs
+            raise ParameterError(
+                f"rows cannot be grouped by column `{inert(by, 100)}`, which holds {one_line(keys.type, 100)}",
+                hint="name a column of strings, numbers, times or booleans",
+            ) from error
         names = pc.fill_null(names, "(none)").cast(pa.large_string())
         measured = batch.column("statistics")
         columns = {name: measured.field(name) for name in ("bytes", "chars", "words")}

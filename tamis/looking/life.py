@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,13 +25,21 @@ from tamis.dedup.groups import Groups
 from tamis.errors import TamisError
 from tamis.inert import html_table, inert, one_line
 from tamis.looking.rows import dropped_rows, full_name, reader_of, rows_of_reader, shown_value
-from tamis.looking.scores import StoredScores, scores_at, scores_of_written
+from tamis.looking.scores import StoredScores, score_files, scores_at, scores_of_written
 from tamis.operators import Filter, reason_to_invert
 from tamis.registry import build_operator
 from tamis.report import Report, load_manifest
 from tamis.store import Store
 
+MOST_LIVES = 20
+"""Rows of the output with the same id that are shown: parts of a split document may share one."""
+
 _PARTITION = re.compile(r"(part-\d{6,})")
+_ADDRESS_UNKNOWN = (
+    "Scores are stored by address, which an id leads to only if all steps are filters and maps. "
+    "Give the address (FILE:POSITION) to see them."
+)
+_Kept: TypeAlias = tuple[dict[str, Any], StoredScores | None]
 
 
 @dataclass
@@ -120,7 +128,11 @@ class Life:
 
 
 def why(output: str, name: str) -> list[Life]:
-    """The lives of the rows with an id or address: one for each address that is known, or a single one if none is."""
+    """The lives of the rows with an id or address: one for each of them that is recorded or in the output, and one that says
+    so if there is none.
+
+    To find an id, all rows of the output are read.
+    """
     store = Store(output)
     report, manifest = Report.load(output), load_manifest(output)
     try:
@@ -129,14 +141,18 @@ def why(output: str, name: str) -> list[Life]:
         groups = Groups(store, {})
     steps = _steps(report)
     filters = _filters(manifest)
+    explained = explain_row(groups, name)
+    by_id = all(found.address != name for found in explained)
+    written, more = _written(store, name) if by_id else ([], 0)
     lives = []
-    for found in explain_row(groups, name):
+    while explained or written:
+        found = explained.pop(0) if explained else Explanation(name)
         row: dict[str, Any] = {}
         stored: StoredScores | None = scores_at(store, found.address or name)
         if found.outcome == "dropped":
             row = _rejected(store, found.address) if found.address else {}
         elif found.outcome != "failed":
-            kept = _written(store, found.id or name)
+            kept = _at(found.address, written if by_id or found.id is None else _written(store, found.id)[0])
             if kept is not None:
                 row, stored = kept[0], stored or kept[1]
                 found.outcome, found.id, found.unrecorded = "kept", found.id or str(row.get("id")), {}
@@ -147,8 +163,20 @@ def why(output: str, name: str) -> list[Life]:
         if found.outcome != "unknown":
             life.stops = list(_stops(found, steps, stored, row, filters))
         life.notes = list(_notes(found, stored, manifest))
+        if found.outcome == "kept" and address is None and score_files(store):
+            life.notes.append(_ADDRESS_UNKNOWN)
         lives.append(life)
+    if more:
+        lives[-1].notes.append(f"{more:,} more rows of the output have this id; `tamis grep --in id` shows them.")
     return lives
+
+
+def _at(address: str | None, written: list[_Kept]) -> _Kept | None:
+    """Take the first row that may have this address out of a list."""
+    for place, (_, stored) in enumerate(written):
+        if address is None or stored is None or stored.address == address:
+            return written.pop(place)
+    return None
 
 
 def _steps(report: Report) -> list[dict[str, Any]]:
@@ -287,8 +315,10 @@ def _rejected(store: Store, address: str) -> dict[str, Any]:
     return {}
 
 
-def _written(store: Store, row_id: str) -> tuple[dict[str, Any], StoredScores | None] | None:
-    """The row with this id in the shards, with its scores if they are stored."""
+def _written(store: Store, row_id: str) -> tuple[list[_Kept], int]:
+    """The rows with this id in the shards, with their scores if these are stored, and how many more there are."""
+    found: list[_Kept] = []
+    more = 0
     counts: dict[str, int] = {}
     for name in store.names():  # one by one, because a reader joins small files in one batch
         partition = _PARTITION.match(name)
@@ -297,15 +327,18 @@ def _written(store: Store, row_id: str) -> tuple[dict[str, Any], StoredScores | 
         try:
             for seen in rows_of_reader(reader_of(full_name(store, name), store.storage_options), "kept", _ignore):
                 if "id" not in seen.table.column_names:
-                    return None
-                at = pc.index(seen.table.column("id").cast(pa.string()), pa.scalar(row_id)).as_py()
+                    return found, more
+                same = pc.equal(seen.table.column("id").cast(pa.string()), row_id)
                 before = counts.get(partition[1], 0)
-                if at >= 0:
-                    return seen.row(at), scores_of_written(store, partition[1], before + at)
+                for at in pc.indices_nonzero(pc.fill_null(same, False)).to_pylist():
+                    if len(found) < MOST_LIVES:
+                        found.append((seen.row(at), scores_of_written(store, partition[1], before + at)))
+                    else:
+                        more += 1
                 counts[partition[1]] = before + seen.table.num_rows
         except (TamisError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # ids that are not text or numbers
-            return None
-    return None
+            return found, more
+    return found, more
 
 
 def _ignore(failure: Failure) -> None:

@@ -62,6 +62,8 @@ SOUND_PREROLL_S = 0.5
 QUALITIES = {"h264": 20, "h265": 23, "vp9": 30, "av1": 32}
 """Constant rate factors at which a clip is hard to tell from its source; they are the scales of the encoders."""
 
+WORST_QUALITIES = {"h264": 51, "h265": 51, "vp9": 63, "av1": 63}
+
 IN_MP4 = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "flac", "ac3", "eac3", "alac"})
 COPIED = frozenset({"h264", "hevc", "vp9", "libvpx-vp9", "av1", "libdav1d", "mpeg4", "mpeg2video"})
 
@@ -333,8 +335,9 @@ class VideoCut(VideoStep, Map):
     column: str = "video"
 
     def check(self) -> None:
-        if self.quality is not None and not 0 <= self.quality <= 63:
-            raise ParameterError("`quality` is 0 to 63")
+        most = WORST_QUALITIES[self.codec]
+        if self.quality is not None and not 0 <= self.quality <= most:
+            raise ParameterError(f"`quality` is 0 to {most} for {self.codec}")
 
     @property
     def row_bytes(self) -> int:

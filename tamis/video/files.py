@@ -47,6 +47,9 @@ TIMED = frozenset({"mov"})
 LONGEST_S = 1e9
 """Times beyond this are not looked for."""
 
+UNTIMED = frozenset({"h264", "hevc"})
+"""Streams without a container."""
+
 UNINDEXED = frozenset({"mpeg", "mpegts"})
 STEP_BACK_S = 1.0
 """How far before a time a key frame is looked for if there is none at the time itself."""
@@ -440,7 +443,14 @@ def packets_from(container: Any, stream: Any, begin: float) -> Iterator[Any]:
     A jump may lead to a packet after that key frame, in MPEG streams, which have no index, or to a key frame that is decoded
     before `begin` and shown after it. Then the next one leads further back. In MPEG streams the first packets after a jump may
     also have wrong times, so that it leads further back at once.
+
+    Streams without a container have no times to jump to, and are read from their first byte.
     """
+    if container.format.name in UNTIMED:
+        with explained():
+            container.seek(0, backward=True, unsupported_byte_offset=True)
+        yield from container.demux(stream)
+        return
     origin, back = _start(stream, container), STEP_BACK_S if container.format.name in UNINDEXED else 0.0
     while back < begin:
         with explained():
@@ -511,7 +521,9 @@ def _last_end(container: Any, stream: Any) -> float:
 
 def key_times(container: Any) -> np.ndarray:
     """When frames that are decoded without others are shown, if the container has an index; approximately."""
-    stream = next(each for each in container.streams.video if not each.disposition & 0x400)
+    stream = next((each for each in container.streams.video if not each.disposition & 0x400), None)
+    if stream is None:
+        raise VideoError("without picture", "it has only sound")
     base, origin = stream.time_base, _start(stream, container)
     entries = stream.index_entries
     ticks = [entry.timestamp for entry in entries if entry.is_keyframe] if entries is not None else []

@@ -6,6 +6,7 @@ or codec.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -160,7 +161,11 @@ class VideoBitRate(VideoFilter):
     column: str = "video"
 
     def score(self, batch: Batch) -> Scores:
-        return self._scores(batch, lambda each: each.bit_rate / max(1e-9, each.width * each.height * each.rate))
+        def bits(header: Header) -> float:
+            pixels = header.width * header.height * header.rate
+            return header.bit_rate / pixels if pixels > 0 else math.nan  # the rate is NaN if it is unknown
+
+        return self._scores(batch, bits)
 
     def rules(self) -> list[Rule]:
         return [between("bits_per_pixel", self.min_bits_per_pixel, self.max_bits_per_pixel)]
@@ -217,14 +222,14 @@ class SoundTrack(VideoStep, Map):
 
 @operator(reads="video", writes=("video_problem", "decoded_share"))
 class VideoDecodable(TrackStep, Filter):
-    """Drop videos that cannot be decoded, with the problem as the reason, and those with less than 90 % of their frames.
+    """Drop videos that cannot be decoded, and those with less than 90 % of their frames.
 
     The share is that of the seconds decoded in the seconds that the container claims, at most 1; it is 1 if the duration is
     unknown. A video whose packets are broken in the middle, or whose end is missing, has less. A frame counts for as
     long as it is shown, which MP4 and MOV files say. In other containers, it counts until the next frame, but for at
     most 1 second if the frame rate is regular; slides and screen recordings, whose rate is not, have no such limit.
-    Put this step first: other steps fail such rows. Problems are "not readable", "without picture" (only sound),
-    "without frames", "too large", "unsupported", "empty", and "missing" for a row without video.
+    Put this step first: other steps fail such rows. `video_problem` is "fine", or what is wrong: "not readable", "without
+    picture" (only sound), "without frames", "too large", "unsupported", "empty", or "missing" for a row without video.
     """
 
     verdict_parameters = frozenset({"drop"})

@@ -30,6 +30,9 @@ from tamis.video.decode import Track, TrackStep, VideoStep, end_of, headers, tra
 
 Span = tuple[float, float]
 
+THRESHOLD = 0.2
+"""The change of the histogram that is a cut, unless `Shots` is given another one."""
+
 EDGE = 0.5
 """A change counts as a cut if it stands out by this share from those of the frames around it."""
 
@@ -124,8 +127,8 @@ class FixedClips(Splitter):
     column: str = "video"
 
     def check(self) -> None:
-        if not self.length_s > 0 or (self.stride_s is not None and not self.stride_s > 0):
-            raise ParameterError("`length_s` and `stride_s` must be positive")
+        if not all(0 < each < math.inf for each in (self.length_s, self.stride_s) if each is not None):
+            raise ParameterError("`length_s` and `stride_s` must be positive and finite")
         if self.max_clips is not None and self.max_clips < 1:
             raise ParameterError("`max_clips` must be at least 1")
 
@@ -142,7 +145,7 @@ class FixedClips(Splitter):
                 spans.append(None)
                 continue
             begin = 0.0 if item.segment is None else item.segment.begin
-            length = end - begin if track is None else track.duration
+            length = track.duration if math.isnan(end) and track is not None else end - begin
             if item.segment is not None and item.segment.end is not None:
                 length = min(length, header.duration)
             spans.append(self._spans(begin, length))
@@ -215,17 +218,18 @@ class Shots(ShotSplitter):
     """Split videos into their shots, found by changes of the histogram of brightness between frames.
 
     A cut is where the histogram (64 bins, at 64 x 64 pixels) changes by `threshold` or more, as a share of all pixels, and
-    where pixels change by at least 8 levels on average; or where the picture is another one by its perceptual hash. The
-    change has to be twice as large as those of the four frames around it, so that a flash or a fast motion is no cut.
-    Dissolves over many frames are not found; `TransNetShots` finds them. On six videos with 63 cuts that were checked by
-    eye, 61 cuts are found and none is wrong (benchmarks/video.md).
+    where pixels change by at least 8 levels on average; or where the picture is another one by its perceptual hash, which
+    has to differ more, in proportion, if `threshold` is larger than its default. The change has to be twice as large as
+    those of the four frames around it, so that a flash or a fast motion is no cut. Dissolves over many frames are not found;
+    `TransNetShots` finds them. On six videos with 63 cuts that were checked by eye, 61 cuts are found and none is wrong
+    (benchmarks/video.md).
 
     Clips are 2 to 10 seconds long, as in NeMo Curator: shots are cropped by `crop_s` at each cut, longer ones are divided
     (`max_length_mode="stride"`) or shortened ("truncate"), and shorter ones are left out. Without any cut, the whole video is
     one scene, unless `whole_scene` is False. One pass decodes all frames, and the clips get their parts of the track.
     """
 
-    threshold: float = 0.2
+    threshold: float = THRESHOLD
     min_length_s: float = 2.0
     max_length_s: float | None = 10.0
     max_length_mode: Literal["stride", "truncate"] = "stride"
@@ -239,7 +243,7 @@ class Shots(ShotSplitter):
         return self._clips(batch, spans, known)
 
 
-def histogram_cuts(track: Track, threshold: float = 0.2) -> np.ndarray:
+def histogram_cuts(track: Track, threshold: float = THRESHOLD) -> np.ndarray:
     """The numbers of the frames that begin a new shot."""
     if len(track) < 2:
         return np.empty(0, np.int64)
@@ -248,7 +252,9 @@ def histogram_cuts(track: Track, threshold: float = 0.2) -> np.ndarray:
     cuts = (change >= threshold) & (pixels >= 8) & _stands_out(change)
     words = track.hashes[1:] ^ track.hashes[:-1]
     bits = np.append(0, np.unpackbits(words[:, None].view(np.uint8), axis=1).sum(axis=1))
-    cuts |= (bits >= OTHER_PICTURE) & (track["changed_share"] >= CHANGED_SHARE) & _stands_out(bits)
+    strict = max(1.0, threshold / THRESHOLD)
+    other = (bits >= OTHER_PICTURE * strict) & (track["changed_share"] >= CHANGED_SHARE * strict)
+    cuts |= other & _stands_out(bits)
     return np.flatnonzero(cuts)
 
 
@@ -257,6 +263,9 @@ def _stands_out(change: np.ndarray) -> np.ndarray:
     padded = np.pad(change, 2)
     around = np.max([padded[shift : shift + len(change)] for shift in (0, 1, 3, 4)], axis=0)
     return np.asarray(around <= EDGE * change)
+
+
+_NO_SEGMENTS = "column `segments` holds lists of structs with the fields `begin` and `end`, in seconds"
 
 
 @operator(reads=("video", "segments"))
@@ -273,8 +282,14 @@ class TimedClips(Splitter):
     min_length_s: float = 0.0
     column: str = "video"
 
+    def check(self) -> None:
+        written = super().writes()
+        wrong = next((name for name in self.fields if name in written or self.fields.count(name) > 1), None)
+        if wrong is not None:
+            raise ParameterError(f"`fields` names {wrong!r}, and another column of the clips has that name")
+
     def writes(self) -> tuple[str, ...]:
-        return (self.column, "clip_begin", "clip_end", *self.fields)
+        return (*super().writes(), *self.fields)
 
     def expand(self, batch: Batch) -> tuple[pa.Table, np.ndarray]:
         values = batch["segments"].to_pylist()
@@ -282,16 +297,18 @@ class TimedClips(Splitter):
         others: list[dict[str, Any]] = []
         for item, segments in zip(media_items(batch, "video"), values, strict=True):
             kept = []
-            for each in segments if isinstance(segments, list) else []:
+            if segments is not None and not isinstance(segments, list):
+                raise ColumnError(_NO_SEGMENTS)
+            for each in segments or ():
                 if not isinstance(each, dict) or not {"begin", "end"} <= each.keys():
-                    raise ColumnError(
-                        "column `segments` holds lists of structs with the fields `begin` and `end`, in seconds"
-                    )
+                    raise ColumnError(_NO_SEGMENTS)
                 if each["begin"] is None or each["end"] is None or not 0 <= each["begin"] < each["end"]:
                     raise ValueError(f"a segment begins at {each['begin']} and ends at {each['end']}")
                 if item is not None and each["end"] - each["begin"] >= self.min_length_s - 1e-6:
                     kept.append((round(each["begin"], 6), round(each["end"], 6)))
                     others.append(each)
+            if item is None:
+                others.append({})  # `_clips` keeps the row as it is
             spans.append(kept)
         table, parents = self._clips(batch, spans)
         for name in self.fields:

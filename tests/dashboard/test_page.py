@@ -9,6 +9,8 @@ import wave
 from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,9 @@ from PIL import Image
 
 from tamis import (
     AudioReader,
+    AudioWriter,
     Batch,
+    ClipWriter,
     FolderWriter,
     ImageReader,
     JsonlReader,
@@ -44,8 +48,11 @@ from tamis.image import ImageSize
 from tamis.parameters import format_bytes
 from tamis.recipes.load import Recipe, Step, recorded
 from tamis.recipes.rethreshold import rethreshold
+from tamis.sources.mediafiles import VideoReader
 from tamis.text import C4Quality, GopherQuality, GopherRepetition, RepeatedLines, WordCount
+from tamis.video import FixedClips, SoundTrack, VideoDecodable
 from tests.dashboard.conftest import documents
+from tests.video.make_videos import only_sound, scene, video
 
 # ------------------------------------------------------------------------------------------------------------------ markup
 
@@ -247,6 +254,67 @@ def test_a_reference_in_data_shows_no_other_file_of_the_machine(tmp_path):
         assert "outside" in notes[0]
 
 
+def test_a_file_with_only_sound_does_not_hide_other_rows(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.mp4").write_bytes(video([(scene(1), 5)]))
+    (tmp_path / "in" / "b.mp4").write_bytes(only_sound())
+    output = str(tmp_path / "out")
+    report = Pipeline(VideoReader(str(tmp_path / "in")), VideoDecodable(), ParquetWriter(output)).run(
+        executor="inline", rejects=True
+    )
+    assert (report.kept, report.dropped) == (1, {"video_problem not in fine": 1})
+    shown, notes = media_of(output)
+    assert shown == [("img", "data:image/jpeg;base64")]
+    assert notes == [f"stored in {tmp_path}/in/b.mp4: the video is without picture: it has only sound"]
+
+
+def test_an_unexpected_error_of_a_decoder_is_that_of_its_row(tmp_path, monkeypatch):
+    picture_at(tmp_path / "photos" / "a.png", 80)
+    output = str(tmp_path / "out")
+    Pipeline(ImageReader(str(tmp_path / "photos")), JsonlWriter(output)).run(executor="inline")
+
+    def fail(batch, column):
+        raise KeyError
+
+    monkeypatch.setattr("tamis.image.contact_sheet.cards", fail)
+    shown, notes = media_of(output)
+    assert shown == []
+    assert notes[0].endswith("a.png: KeyError")
+
+
+def test_clips_and_encoded_sounds_are_shown_from_the_files_that_were_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.mp4").write_bytes(video([(scene(1), 20)], sound="aac"))
+    source, clips, sounds = VideoReader(str(tmp_path / "in")), str(tmp_path / "clips"), str(tmp_path / "sounds")
+    Pipeline(source, FixedClips(length_s=1, min_length_s=1), ClipWriter(clips)).run(executor="inline")
+    assert media_of(clips) == ([("img", "data:image/jpeg;base64")] * 2, [])
+    Pipeline(source, SoundTrack(), AudioWriter(sounds)).run(executor="inline")
+    assert media_of(sounds) == ([("img", "data:image/jpeg;base64"), ("audio", "data:audio/ogg;base64,")], [])
+
+
+def test_a_page_says_that_a_format_cannot_be_read(tmp_path):
+    output = str(tmp_path / "out")
+    Pipeline(write_files(tmp_path, "a"), JsonlWriter(output)).run(executor="inline")
+    view = load_run(output)
+    view.manifest["recipe"]["steps"][-1] = {"my_writer": {}}
+    assert "Kept rows are not shown: what my_writer writes cannot be read as rows." in report_page(view)
+
+
+def test_times_that_python_cannot_hold_are_shown(tmp_path):
+    far = pa.array([2**62] * 2)
+    columns = {name: far.cast(kind) for name, kind in (("at", pa.timestamp("us")), ("took", pa.duration("s")))}
+    pq.write_table(pa.table({"text": ["one", "one two"], **columns}), tmp_path / "in.parquet")
+    output = str(tmp_path / "out")
+    steps = [ParquetReader(str(tmp_path / "in.parquet")), WordCount(min_words=2), ParquetWriter(output)]
+    Pipeline(*steps).run(executor="inline", rejects=True)
+    samples = Samples(load_run(output))
+    assert [(each.fate, dict(each.details)["took"]) for each in samples.collect()] == [
+        ("kept", "<duration[s]>"),
+        ("borderline", "<duration[s]>"),
+    ]
+    assert samples.notes == []
+
+
 def test_a_threshold_is_shown_with_all_digits():
     assert [str(Bound("s", "p", "n", "maximum", value)) for value in (89_478_485.0, 0.65, 100_000.0)] == [
         "n <= 89478485",
@@ -369,6 +437,7 @@ def test_steps_are_the_bottleneck_only_if_they_took_the_time(tmp_path):
 
 
 def test_no_role_held_more_than_the_run_whatever_the_caller_held_before(tmp_path):
+    Pipeline(Rows(documents()), WordCount(min_words=1)).collect(executor="inline")  # compiling kernels takes memory too
     before = np.ones(400_000_000, np.uint8)
     out = str(tmp_path / "out")
     report = Pipeline(Rows(documents()), WordCount(min_words=1), ParquetWriter(out)).run(executor="inline")
@@ -402,6 +471,43 @@ def test_the_page_of_shards_adds_up_what_each_of_them_did(tmp_path):
     assert (view.state, view.report.read, view.report.kept) == ("finished", 21, 15)
     assert "Finished" in shown
     assert "words < 2" in shown
+
+
+def write_files(folder, names):
+    for name in names:
+        (folder / f"{name}.jsonl").write_text(json.dumps({"text": "a b c"}) + "\n")
+    return JsonlReader(str(folder / "*.jsonl"), files_per_partition=1)
+
+
+def test_a_run_that_another_shard_finished_is_not_shown_as_killed(tmp_path):
+    source, output = write_files(tmp_path, "abcd"), str(tmp_path / "out")
+
+    def run(shard):
+        Pipeline(source, WordCount(min_words=2), JsonlWriter(output)).run(
+            executor="inline", shard=shard, shard_wait=0, progress=False
+        )
+
+    run("1/2")
+    log = tmp_path / "out" / FOLDER / "shard-0001.json"
+    state = json.loads(log.read_text())
+    state |= {"state": "running", "updated": state["updated"] - 60}  # as if it had been killed a minute ago
+    log.write_text(json.dumps(state))
+    assert load_run(output).state == "ended"
+    run("2/2")
+    view = load_run(output)
+    assert (view.state, view.error, view.report.read) == ("finished", "", 4)
+
+
+def test_shards_after_a_run_without_shards_are_shown_and_not_the_old_run(tmp_path):
+    source, output = write_files(tmp_path, "abcd"), str(tmp_path / "out")
+    options = {"executor": "inline", "progress": False}
+    seen = []
+    for least, shard in ((1, None), (2, "1/2"), (2, "2/2"), (4, None)):
+        pipeline = Pipeline(source, WordCount(min_words=least), JsonlWriter(output))
+        pipeline.run(**options, **({} if shard is None else {"shard": shard, "shard_wait": 0}))
+        view = load_run(output)
+        seen.append((view.state, view.report.read, view.report.kept, len(view.shards)))
+    assert seen == [("finished", 4, 4, 0), ("shard", 2, 2, 1), ("finished", 4, 4, 2), ("finished", 4, 0, 0)]
 
 
 def test_the_rate_is_an_average_between_reports_of_rows_and_zero_while_a_step_decides():

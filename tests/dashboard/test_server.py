@@ -52,6 +52,17 @@ def dashboard(finished, empty):
     return made
 
 
+def test_any_error_while_rows_are_read_is_on_the_page(finished, monkeypatch):
+    def fail(view):
+        raise RuntimeError("the first line\nthe second line")
+
+    monkeypatch.setattr("tamis.dashboard.server.heavy_parts", fail)
+    (run,) = Dashboard([finished]).runs
+    run.refresh()
+    run.wait()
+    assert "Rows cannot be read: the first line<" in "".join(run.parts())
+
+
 def test_pages_parts_and_files_are_served(dashboard):
     status, headers, body = request(dashboard, "/")
     assert status == 200

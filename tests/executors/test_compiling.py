@@ -34,7 +34,7 @@ def test_compiling_stays_inside_a_small_budget_and_the_next_run_finds_the_kernel
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("compiling kernels (once, about 20 s)") == 1
+    assert done.stderr.count("compiling kernels (once on this machine)") == 1
     assert "died" not in done.stderr
     report = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())
     assert (report["read"], report["kept"], report["failed"]) == (400, 200, 0)

@@ -5,10 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tamis.cli import main
-from tamis.errors import Interrupted, SourceError
+from tamis.errors import Interrupted, ParameterError, SourceError
 from tamis.events import PartitionStarted
 from tamis.looking.corpus import OTHERS, Counts, domains_of
 from tamis.workflows import describe
@@ -84,8 +86,6 @@ def test_text_and_json_have_the_same_figures(corpus, capsys):
 
 
 def test_many_names_are_counted_in_bounded_memory():
-    import pyarrow as pa
-
     counts = Counts(most=10)
     for number in range(100):
         counts.add(pa.array([f"name {number}", "common"]))
@@ -97,8 +97,6 @@ def test_many_names_are_counted_in_bounded_memory():
 
 
 def test_hosts_of_odd_urls():
-    import pyarrow as pa
-
     urls = [
         "ftp://user:pw@Host.example/x",
         "//no.scheme",
@@ -120,6 +118,14 @@ def test_ctrl_c_does_not_promise_to_resume(corpus):
     with pytest.raises(Interrupted, match="stopped before all rows were read") as raised:
         describe(str(corpus), language=False, on_event=interrupt, workers=1)
     assert raised.value.hint == "the next run starts over"
+
+
+@pytest.mark.parametrize(("value", "kind"), [(["a"], "list"), ({"a": 1}, "struct"), (b"\xff", "binary")])
+def test_rows_are_not_grouped_by_lists_or_bytes(tmp_path, value, kind):
+    pq.write_table(pa.table({"text": ["one"], "tags": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(ParameterError) as raised:
+        describe(str(tmp_path / "a.parquet"), language=False, by="tags", executor="inline")
+    assert raised.value.message.startswith(f"rows cannot be grouped by column `tags`, which holds {kind}")
 
 
 def test_a_column_that_is_not_there_is_named(corpus):

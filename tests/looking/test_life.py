@@ -9,7 +9,7 @@ from tamis.cli import main
 from tamis.dedup import ExactDedup
 from tamis.errors import ParameterError, SourceError
 from tamis.looking.compare import compare
-from tamis.looking.life import why
+from tamis.looking.life import MOST_LIVES, why
 from tamis.text import GopherQuality, WordCount
 
 EVIL = "<script>alert(1)</script>\x1b[31m"
@@ -75,6 +75,41 @@ def test_scores_of_a_kept_document_are_found_by_its_id_alone(tmp_path):
         (life,) = why(str(tmp_path / "out"), str(number))
         assert (life.fate, life.stops[1].scores) == ("kept", {"words": number})
         assert life.address.startswith(str(tmp_path / "in.jsonl:"))
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_every_row_with_an_id_has_a_life(tmp_path, scores):
+    texts = ["a b c", "a", "d e f", "g h i"]
+    lines = [json.dumps({"id": "x" if number < 3 else "y", "text": text}) for number, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    out = str(tmp_path / "out")
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), WordCount(min_words=2), JsonlWriter(out)).run(
+        executor="inline", rejects=True, scores=scores
+    )
+    lives = why(out, "x")
+    assert [(life.fate, life.id, life.row["text"]) for life in lives] == [
+        ("dropped", "x", "a"),
+        ("kept", "x", "a b c"),
+        ("kept", "x", "d e f"),
+    ]
+    if scores:
+        starts = [0, len(lines[0]) + len(lines[1]) + 2]
+        assert [life.address for life in lives[1:]] == [f"{tmp_path}/in.jsonl:{start}" for start in starts]
+        assert [[each.fate for each in why(out, life.address)] for life in lives] == [["dropped"], ["kept"], ["kept"]]
+
+
+def test_of_many_rows_with_an_id_some_are_shown_and_the_others_counted(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"id": "x"}\n' * (MOST_LIVES + 3))
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), JsonlWriter(str(tmp_path / "out"))).run(executor="inline")
+    lives = why(str(tmp_path / "out"), "x")
+    assert len(lives) == MOST_LIVES
+    assert lives[-1].notes[-1].startswith("3 more rows of the output have this id")
+
+
+def test_a_note_says_how_to_see_scores_that_an_id_does_not_lead_to(folder):
+    (life,) = why(str(folder / "strict"), "doc-9")
+    assert (life.stops[1].scores, life.address) == ({}, None)
+    assert "Give the address" in life.notes[-1]
 
 
 @pytest.mark.parametrize("invert", [False, True])
@@ -151,6 +186,20 @@ def test_rows_of_a_run_without_rejects_are_missing_with_a_note(folder):
         ("not recorded", "dropped: words < 4"): 4,
     }
     assert "--rejects" in found.notes[0]
+
+
+def test_rows_that_share_a_key_are_counted_in_a_note(tmp_path):
+    outputs = []
+    for name, ids in (("one", "aabbb"), ("two", "aabc")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"id": each}) + "\n" for each in ids))
+        outputs.append(str(tmp_path / f"{name}-out"))
+        Pipeline(JsonlReader(str(tmp_path / f"{name}.jsonl")), JsonlWriter(outputs[-1])).run(executor="inline")
+    found = compare(*outputs)
+    assert (found.same, found.only_in_first, found.only_in_second) == (2, 0, 1)
+    assert found.notes == [
+        f"3 rows of {outputs[0]} have the key of another row, and only one row of a key is compared",
+        f"1 row of {outputs[1]} has the key of another row, and only one row of a key is compared",
+    ]
 
 
 def test_comparisons_in_many_buckets_give_the_same_result(folder, monkeypatch):

@@ -73,6 +73,8 @@ def test_the_track_of_a_clip_is_that_part_of_the_track_of_the_video(folder):
         ("libx264", "mpegts", {}),
         ("mpeg2video", "mpeg", {"bf": "2"}),
         ("libx264", "flv", {}),
+        ("libx264", "h264", {}),
+        ("libx265", "hevc", {"x265-params": "log-level=none:pools=none"}),
         ("libx264", "mp4", {"x264-params": "open-gop=1:bframes=3:scenecut=0"}),
     ],
 )
@@ -209,6 +211,18 @@ def test_fixed_clips_refer_to_parts_of_the_video(folder):
         "t=0,4", "t=4,8", "t=8,9", None,
     ]  # fmt: skip
     assert parents.tolist() == [0, 0, 0, 1]
+
+
+def test_fixed_clips_do_not_depend_on_the_other_videos_of_a_batch(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(video([(scene(1), 4)], times=[0, 10, 11, 40]))
+    (tmp_path / "b.h264").write_bytes(video([(scene(1), 50)], container="h264", rate=25))  # its packets have no times
+    rows = batch(*({"bytes": None, "path": str(tmp_path / name)} for name in ("a.mp4", "b.h264")))
+    rows.access = MediaAccess((str(tmp_path),))
+    step = FixedClips(length_s=1.5, min_length_s=0.01)
+    both, alone = step.expand(rows)[0], step.expand(rows.select(slice(0, 1)))[0]
+    assert both.slice(0, len(alone)).equals(alone)
+    assert alone["clip_end"].to_pylist() == [1.5, 3.0, 4.1]
+    assert both["clip_end"].to_pylist()[3:] == [1.5, 2.0]
 
 
 def test_frames_with_vectors_are_released_while_a_video_is_decoded():

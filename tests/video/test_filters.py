@@ -1,6 +1,8 @@
 """Filters find planted parts: black, frozen, letterboxed, flashing, still and shaking videos."""
 
+import dataclasses
 import io
+import math
 from typing import Any
 
 import av
@@ -9,12 +11,14 @@ import pytest
 
 from tamis.audio.files import read_blocks
 from tamis.batch import Batch
+from tamis.errors import ColumnError, ParameterError
 from tamis.executors.opening import opened
 from tamis.executors.steps import apply_step
 from tamis.media import MediaAccess, MediaItem
 from tamis.operators import Filter
 from tamis.segments import Segment
 from tamis.video import (
+    FixedClips,
     FrameColumns,
     FrameFilter,
     Shots,
@@ -194,6 +198,45 @@ def test_clips_at_the_times_of_a_transcript():
     assert lengths == [8, 15], "a row that holds its bytes is cut at once"
 
 
+def test_fields_of_a_row_without_video_are_null():
+    segments = [{"begin": 0.2, "end": 1.0, "text": "hello"}]
+    batch = Batch.from_rows(
+        [{"video": None, "segments": segments}, {"video": {"bytes": MOVING, "path": "a.mp4"}, "segments": segments}]
+    )
+    table, parents = TimedClips(fields=["text"]).expand(batch)
+    assert (table.column("text").to_pylist(), parents.tolist()) == ([None, "hello"], [0, 1])
+
+
+@pytest.mark.parametrize("segments", ["0 to 1", [1.0], {"begin": 0.0, "end": 1.0}])
+def test_segments_other_than_lists_of_times_are_an_error(segments):
+    batch = Batch.from_rows([{"video": {"bytes": MOVING, "path": "a.mp4"}, "segments": segments}])
+    with pytest.raises(ColumnError, match="holds lists of structs"):
+        TimedClips().expand(batch)
+
+
+@pytest.mark.parametrize(
+    ("step", "wrong"),
+    [
+        (FixedClips, {"length_s": math.inf}),
+        (FixedClips, {"stride_s": math.inf}),
+        (TimedClips, {"fields": ["text", "clip_begin"]}),
+        (TimedClips, {"fields": ["text", "text"]}),
+        (VideoCut, {"quality": 52}),
+        (VideoCut, {"quality": 52, "codec": "h265"}),
+        (VideoCut, {"quality": 64, "codec": "av1"}),
+    ],
+)
+def test_values_that_cannot_work_are_refused(step, wrong):
+    with pytest.raises(ParameterError):
+        step(**wrong).check()
+
+
+def test_the_bit_rate_is_null_if_the_frame_rate_is_unknown(monkeypatch):
+    header = dataclasses.replace(header_of(held(MOVING)), rate=math.nan)
+    monkeypatch.setattr("tamis.video.filters.headers", lambda batch, column: [header])
+    assert VideoBitRate().score(rows(MOVING))["bits_per_pixel"].to_pylist() == [None]
+
+
 @pytest.mark.parametrize("codec", ["h264", "h265", "vp9", "av1"])
 def test_a_clip_is_cut_to_the_frame_with_its_sound(codec):
     data = video([(scene(1), 20), (scene(2), 20)], sound="aac", gop=50)
@@ -248,6 +291,11 @@ def test_a_copy_has_the_frames_that_its_last_frames_need():
         assert wanted <= len(made) <= wanted + 4
         np.testing.assert_array_equal(made.hashes[:wanted], whole.hashes[12:number])
         np.testing.assert_array_equal(made["brightness"][:wanted], whole["brightness"][12:number])
+
+
+def test_a_clip_of_a_stream_without_a_container_is_encoded():
+    data = video([(scene(1), 50)], container="h264", rate=25)
+    assert len(decode_track(held(cut_bytes(held(data), Segment(0.4, 1.2))))) == 20
 
 
 def _beep(container: str, sound: str) -> bytes:

@@ -72,6 +72,10 @@ def test_the_threshold_of_the_histogram_decides_what_is_a_cut():
     assert spans(Shots(**ALL, threshold=0.3), data) == [(0, 6)]
 
 
+def test_a_large_threshold_leaves_no_cut():
+    assert spans(Shots(**ALL, threshold=100.0)) == [(0, 8.7)]
+
+
 def test_the_threshold_of_the_network_decides_what_is_a_cut():
     torch.set_num_threads(1)
     assert spans(TransNetShots(**ALL, threshold=0.999)) == [(0, 8.7)]

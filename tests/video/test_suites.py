@@ -1,6 +1,5 @@
 """Video pipelines under kills, on a cluster and within a memory budget: the same rows and files, and memory as allowed."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +24,8 @@ from tamis.video import (
     VideoPreview,
     VideoProbe,
 )
-from tests.test_resume import kill_tree, lines_in_ledger
+from tests.dashboard.test_eventlog import wait_for
+from tests.test_resume import kill_tree
 from tests.video.make_videos import plain, scene, video
 from tests.video.test_filters import claiming_a_billion_frames, damaged_in_the_middle
 
@@ -49,17 +49,24 @@ def pipeline(folder: Path, *sink: object, files_per_partition: int = 1) -> Pipel
 
 
 SCRIPT = """
-import sys
+import os, sys, time
 from pathlib import Path
 from tamis import ClipWriter
 from tests.video.test_suites import pipeline
-pipeline(Path(sys.argv[1]), ClipWriter(sys.argv[2])).run(workers=2, memory="1.2GB", progress=False)
+
+def held(row):
+    while Path(row["path"]).name >= os.environ["HELD"]:
+        time.sleep(0.05)
+    return True
+
+pipeline(Path(sys.argv[1]), held, ClipWriter(sys.argv[2])).run(workers=2, memory="1.2GB", progress=False)
 """
 
 
-def start(folder: Path, output: Path, seed: str = "0") -> subprocess.Popen:
+def start(folder: Path, output: Path, seed: str = "0", held: str = "z") -> subprocess.Popen:
+    """A run that waits before the files from `held` on, until it is killed."""
     command = [sys.executable, "-c", SCRIPT, str(folder), str(output)]
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "HELD": held}
     return subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     )
@@ -70,17 +77,10 @@ def finished(process: subprocess.Popen) -> None:
     assert process.returncode == 0, errors
 
 
-def killed_after(process: subprocess.Popen, output: Path, records: int) -> bool:
-    """Kill a run when the ledger has `records` more records; whether it was still running."""
-    target = lines_in_ledger(output) + records
-    while lines_in_ledger(output) < target:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.002)
-            assert process.stderr is not None
-            process.stderr.close()
-            return False
+def kill_at(process: subprocess.Popen, output: Path, parts: int) -> None:
+    """Kill a run when it has written so many parts of its output."""
+    wait_for(lambda: len(list(output.glob("part-*"))) == parts, process)
     kill_tree(process)
-    return True
 
 
 def files_in(output: Path) -> dict[str, str]:
@@ -94,9 +94,9 @@ def files_in(output: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_clips_of_a_killed_run_are_those_of_an_undisturbed_one(folder, tmp_path):
     finished(start(folder, tmp_path / "undisturbed"))
-    kills = sum(killed_after(start(folder, tmp_path / "out"), tmp_path / "out", records) for records in (1, 2))
+    for held, parts in (("1.mp4", 1), ("3.mp4", 3)):
+        kill_at(start(folder, tmp_path / "out", held=held), tmp_path / "out", parts)
     finished(start(folder, tmp_path / "out"))
-    assert kills >= 1
     expected = files_in(tmp_path / "undisturbed")
     assert sum(name.endswith(".mp4") for name in expected) >= 10
     assert files_in(tmp_path / "out") == expected
