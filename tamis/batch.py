@@ -331,14 +331,14 @@ def _undecodable(column: pa.ChunkedArray) -> bool:
 def _shown(column: pa.ChunkedArray) -> list[Any]:
     try:
         return column.to_pylist()
-    except (ValueError, OverflowError):  # not UTF-8, or a time that Python cannot hold
+    except (ValueError, OverflowError, KeyError):  # not UTF-8, a time that Python cannot hold, or an unknown time zone
         return [_shown_value(value) for value in column]
 
 
 def _shown_value(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, KeyError):
         buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
         return buffer.to_pybytes().decode("utf-8", "backslashreplace") if buffer is not None else f"<{value.type}>"
 

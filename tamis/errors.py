@@ -289,3 +289,12 @@ def remote_failure(error: BaseException, what: str, kind: type[TamisError]) -> T
             hint="check the network and the endpoint (endpoint_url in storage_options), then rerun the same command",
         )
     return None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line.
+
+    >>> first_line(ValueError("a\\nb")), first_line(StopIteration())
+    ('a', 'StopIteration')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]

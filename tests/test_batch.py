@@ -81,3 +81,10 @@ def test_rows_without_columns_are_neither_lost_nor_invented():
     assert Batch.concat([whole, whole.select(slice(1))]).rows() == [{}] * 4
     assert Batch.concat([whole, Batch.from_rows([{"a": 1}])]).rows() == [{"a": None}] * 3 + [{"a": 1}]
     assert len(Batch.from_rows([{}, {}])) == 2
+
+
+def test_values_that_python_cannot_hold_are_shown_by_their_type():
+    table = pa.table(
+        {"late": pa.array([2**60], pa.timestamp("s")), "nowhere": pa.array([0], pa.timestamp("us", "No/Where"))}
+    )
+    assert Batch(table).shown_rows() == [{"late": "<timestamp[s]>", "nowhere": "<timestamp[us, tz=No/Where]>"}]

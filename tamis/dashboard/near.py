@@ -21,12 +21,11 @@ from tamis.dashboard.samples import (
     PARTITION_BYTES,
     Sample,
     Samples,
-    first_line,
     output_source,
     shown_value,
 )
 from tamis.dashboard.scores import Bound, Near, Scores
-from tamis.errors import TamisError
+from tamis.errors import TamisError, first_line
 from tamis.looking.scores import AT, KEPT, PLACE, ROW, SCORES_FILE, WRITTEN, open_table
 from tamis.operators import Reading
 

@@ -17,10 +17,10 @@ from tamis.dashboard.passages import mark_passages
 from tamis.dashboard.resources import resources
 from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import RunView, load_run
-from tamis.dashboard.samples import Samples, first_line
+from tamis.dashboard.samples import Samples
 from tamis.dashboard.scores import Scores, read_scores
 from tamis.dashboard.thresholds import thresholds
-from tamis.errors import LedgerError, TamisError
+from tamis.errors import LedgerError, TamisError, first_line
 from tamis.operators import Operator
 from tamis.recipes.load import Recipe, Step
 from tamis.store import INTERNAL, writing

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from tamis.batch import Batch, Origin
 from tamis.dashboard.runs import RunView
 from tamis.dedup.explain import store_file
-from tamis.errors import TamisError
+from tamis.errors import TamisError, first_line
 from tamis.formats import FORMATS, media_kind
 from tamis.looking.rows import has_data
 from tamis.media import is_media, media_items, sizes_of
@@ -340,15 +340,6 @@ def text_lengths(table: pa.Table) -> list[int]:
 
     name = text_column(table)
     return [] if name is None else pc.fill_null(pc.utf8_length(table.column(name)), 0).to_pylist()
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line.
-
-    >>> first_line(ValueError("a\\nb")), first_line(StopIteration())
-    ('a', 'StopIteration')
-    """
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def shown_value(value: object) -> str:

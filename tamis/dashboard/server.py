@@ -39,8 +39,7 @@ from tamis.dashboard.report_page import (
     titles_of,
 )
 from tamis.dashboard.runs import RunView, load_run, version_of
-from tamis.dashboard.samples import first_line
-from tamis.errors import TamisError
+from tamis.errors import TamisError, first_line
 
 try:
     from starlette.applications import Starlette

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from tamis.batch import Batch
 from tamis.dedup.explain import store_file
 from tamis.dedup.groups import Groups
-from tamis.errors import ColumnError, TamisError
+from tamis.errors import ColumnError, TamisError, first_line
 from tamis.features import features_of
 from tamis.formats import FORMATS, media_kind
 from tamis.image.decode import headers, pictures
@@ -259,7 +259,7 @@ class _Sheet:
                         waiting.details += card.details
             except (TamisError, OSError) as error:
                 for address in addresses:
-                    _say(self._wanted[address], f"not in the input any more: {str(error).splitlines()[0]}")
+                    _say(self._wanted[address], f"not in the input any more: {first_line(error)}")
 
     def _cards_at(self, file: str, addresses: set[str]) -> Iterator[Card]:
         if self._reader is None:
@@ -356,7 +356,7 @@ def cards(batch: Batch, column: str) -> Iterator[Card]:
         try:
             (picture,) = pictures(one, column)
         except TamisError as error:
-            yield Card(title, note=str(error).splitlines()[0], kept=True)
+            yield Card(title, note=first_line(error), kept=True)
             continue
         if picture is None:
             yield Card(title, note="no image", kept=True)
@@ -395,7 +395,7 @@ def _video_cards(batch: Batch, column: str) -> Iterator[Card]:
             detail, picture = shown_frames(item)
             yield Card(title, [detail], picture, kept=True)
         except TamisError as error:
-            yield Card(title, note=str(error).splitlines()[0], kept=True)
+            yield Card(title, note=first_line(error), kept=True)
 
 
 def _sound_cards(batch: Batch, column: str) -> Iterator[Card]:
@@ -414,7 +414,7 @@ def _sound_cards(batch: Batch, column: str) -> Iterator[Card]:
             title = Path(media_name(path)).name if path else title
             yield Card(title, [detail], thumbnail(drawn(wave)), kept=True, sound=playable(wave))
         except TamisError as error:
-            yield Card(title, note=str(error).splitlines()[0], kept=True)
+            yield Card(title, note=first_line(error), kept=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- texts

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.errors import ParameterError
+from tamis.errors import ParameterError, first_line
 from tamis.inert import inert, one_line
 from tamis.looking.rows import Seen
 
@@ -83,7 +83,7 @@ class Pattern:
         try:
             self._find(pa.array([""]))
         except pa.ArrowInvalid as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise ParameterError(
                 f"the pattern cannot be compiled: {inert(reason, 300)}",
                 hint="use --fixed to search for the text itself",
