@@ -4,6 +4,9 @@
     reduced FOLDER    bits that differ between the hash of all pixels and that of a reduced picture
     speed FOLDER      images per second and core: decode and hash, against the packages ImageHash and pdqhash
     pairs             a million made hashes: seconds and memory, against numpy and, where installed, faiss
+    unpack FILE FOLDER    write pictures to FOLDER/LABEL/, from a task of bigbench (task.json) or from the format of MNIST
+    labelled FOLDER   how often pictures that deduplication takes for copies have the same label: FOLDER/LABEL/PICTURE
+    embedded FOLDER   the same by embeddings, which take longer to compute
 
 Tables are printed in Markdown; benchmarks/image_dedup.md has those of one run, with the packages the pictures come from.
 """
@@ -11,23 +14,34 @@ Tables are printed in Markdown; benchmarks/image_dedup.md has those of one run, 
 # ruff: noqa: T201
 from __future__ import annotations
 
+import base64
+import gzip
 import io
+import json
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
 from PIL import Image, ImageDraw, ImageEnhance
 
+from tamis import ImageReader, ParquetReader, ParquetWriter, Pipeline
+from tamis.dedup import ExactDedup, Groups, ImageDedup, SemanticDedup
+from tamis.image import ImageDigest, ImageEmbed, ImageHash
 from tamis.image.files import decode_file, load_pixels, read_header
 from tamis.image.hashing import BITS, SIDES, hash_pictures
 from tamis.kernels import hamming
 from tamis.kernels.image_hashes import says_little
+from tamis.operators import Operator
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 RADII = {64: (0, 2, 4, 6, 8, 10, 12, 14), 256: (0, 8, 16, 24, 31, 40, 48, 56)}
+THRESHOLDS = (0.99, 0.97, 0.95, 0.9)
 Image.MAX_IMAGE_PIXELS = None
 
 
@@ -272,7 +286,116 @@ def _faiss(hashes: np.ndarray, some: np.ndarray, bits: int, radius: int, expecte
     return " | ".join(texts)
 
 
+# ------------------------------------------------------------------------------------------------------------- labelled
+
+
+def unpack(file: str, folder: str) -> None:
+    """PNG files in FOLDER/LABEL/."""
+    for number, (label, data) in enumerate(_task_pictures(file) if file.endswith(".json") else _mnist_pictures(file)):
+        target = Path(folder) / label / f"{number:05}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def _task_pictures(file: str) -> Iterator[tuple[str, bytes]]:
+    for example in json.loads(Path(file).read_text())["examples"]:
+        scores = example["target_scores"]
+        yield max(scores, key=scores.get), base64.b64decode(example["input"])
+
+
+def _mnist_pictures(file: str) -> Iterator[tuple[str, bytes]]:
+    """From x-images-idx3-ubyte.gz, with the labels of the file beside it."""
+    labels = gzip.decompress(Path(file.replace("images-idx3", "labels-idx1")).read_bytes())[8:]
+    raw = np.frombuffer(gzip.decompress(Path(file).read_bytes()), np.uint8)
+    height, width = raw[8:16].view(">u4").tolist()
+    for label, pixels in zip(labels, raw[16:].reshape(-1, height, width), strict=True):
+        target = io.BytesIO()
+        Image.fromarray(pixels).save(target, "PNG")
+        yield str(label), target.getvalue()
+
+
+def labelled(folder: str) -> None:
+    """Pairs: all within the radius. Removed: rows that the step drops, each of which makes a pair with the row kept."""
+    with tempfile.TemporaryDirectory() as place:
+        source = ImageReader(folder, columns={"id": "path"})
+        equal = [ImageDigest(of="pixels"), ExactDedup(column="image_digest")]
+        seconds, removed = _removed(source, equal, place)
+        print(f"Equal pixels: {len(removed)} removed, same label: {_share(removed)} %, {seconds:.1f} s\n")
+        for kind, bits in BITS.items():
+            Pipeline(ImageReader(folder), ImageHash(hash=kind), ParquetWriter(f"{place}/{kind}")).run()
+            labels, words = _compared(f"{place}/{kind}", kind)
+            left, right, apart = hamming.pairs_within(words, bits, RADII[bits][-2])
+            columns = {}
+            for radius in RADII[bits][:-1]:
+                found = labels[left[apart <= radius]] == labels[right[apart <= radius]]
+                step = ImageDedup(hash=kind, radius=radius)
+                columns[f"r {radius}"] = found, *_removed(source, [step], place)
+            _print_labelled(f"{kind}, {len(labels):,} compared", columns)
+
+
+def _compared(hashed: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """The labels and hashes of the pictures that the step compares."""
+    table = ds.dataset(hashed).to_table(columns=["path", kind, "hash_quality"])
+    words = np.frombuffer(b"".join(table[kind].to_pylist()), ">u8").astype(np.uint64).reshape(len(table), -1)
+    enough = (table["hash_quality"].to_numpy() >= 10) & ~says_little(words)
+    return _labels(table["path"])[enough], words[enough]
+
+
+def embedded(folder: str, most: int | None = None) -> None:
+    """The same for embeddings of the default model, which are computed once."""
+    files = [str(file) for file in files_below(folder, most)]
+    with tempfile.TemporaryDirectory() as place:
+        start = time.perf_counter()
+        Pipeline(ImageReader(files), ImageEmbed(), ParquetWriter(f"{place}/embedded")).run()
+        print(f"Embedded in {time.perf_counter() - start:.0f} s\n")
+        source = ParquetReader(f"{place}/embedded", columns={"id": "path"})
+        table = ds.dataset(f"{place}/embedded").to_table(columns=["path", "embedding"])
+        vectors, labels = np.stack(table["embedding"].to_numpy()), _labels(table["path"])
+        rows, others = np.nonzero(np.triu(vectors @ vectors.T, 1) >= THRESHOLDS[-1])
+        near = (vectors[rows] * vectors[others]).sum(axis=1)
+        columns = {}
+        for threshold in THRESHOLDS:
+            found = labels[rows[near >= threshold]] == labels[others[near >= threshold]]
+            columns[f"{threshold}"] = found, *_removed(source, [SemanticDedup(threshold=threshold)], place)
+        _print_labelled(f"embedding, {len(labels):,} compared", columns)
+
+
+def _removed(source: ImageReader | ParquetReader, steps: Sequence[Operator], place: str) -> tuple[float, np.ndarray]:
+    """Seconds of a run, with start-up, and for each row that it drops, whether the row kept has the same label."""
+    with tempfile.TemporaryDirectory(dir=place) as output:
+        start = time.perf_counter()
+        report = Pipeline(source, *steps, ParquetWriter(output)).run()
+        seconds = time.perf_counter() - start
+        pairs = Groups.load(output).table()
+        assert pairs.num_rows == sum(report.dropped.values()), "a pair for each row that is dropped"
+        return seconds, _labels(pairs["id"]) == _labels(pairs["kept_id"])
+
+
+def _labels(paths: pa.ChunkedArray) -> np.ndarray:
+    return np.array([Path(path).parent.name for path in paths.to_pylist()])
+
+
+def _share(same: np.ndarray) -> str:
+    return f"{100 * same.mean():.0f}" if len(same) else "-"
+
+
+def _print_labelled(title: str, columns: dict[str, tuple[np.ndarray, float, np.ndarray]]) -> None:
+    print(f"| {title} | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    cells: dict[str, Callable[[np.ndarray, float, np.ndarray], str]] = {
+        "pairs": lambda found, seconds, removed: f"{len(found):,}",
+        "same label, % of pairs": lambda found, seconds, removed: _share(found),
+        "removed": lambda found, seconds, removed: f"{len(removed):,}",
+        "same label as the row kept, % of removed": lambda found, seconds, removed: _share(removed),
+        "seconds": lambda found, seconds, removed: f"{seconds:.1f}",
+    }
+    for name, cell in cells.items():
+        print(f"| {name} | " + " | ".join(cell(*each) for each in columns.values()) + " |")
+    print(flush=True)
+
+
 if __name__ == "__main__":
     section, *arguments = sys.argv[1:]
     numbers = [int(each) if each.isdecimal() else each for each in arguments]
-    {"recall": recall, "reduced": reduced, "speed": speed, "pairs": pairs}[section](*numbers)
+    sections = (recall, reduced, speed, pairs, unpack, labelled, embedded)
+    {each.__name__: each for each in sections}[section](*numbers)
