@@ -181,10 +181,10 @@ class Diverse(Gather):
         _check_clusters(self.num_clusters)
         if (self.rows is None) == (self.share is None):
             raise ParameterError("`diverse` needs either `rows` or `share`", hint="share=0.1 keeps a tenth of the rows")
-        if self.rows is not None and self.rows < 0:
-            raise ParameterError(f"`rows` must not be negative, got {self.rows}")
-        if self.share is not None and not 0 <= self.share <= 1:
-            raise ParameterError(f"`share` must be from 0 to 1, got {self.share}")
+        if self.rows is not None and self.rows < 1:
+            raise ParameterError(f"`rows` must be at least 1, got {self.rows}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ParameterError(f"`share` must be above 0 and at most 1, got {self.share}")
 
     def disk_bytes(self, num_rows: int, num_bytes: int) -> int:
         return 3 * num_bytes + 60 * num_rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +34,7 @@ from tamis.dedup.shuffle import (
     run_in_workers,
 )
 from tamis.dedup.similar import States
-from tamis.dedup.vectors import count_vectors, most_frequent, vector_columns, vector_facts
+from tamis.dedup.vectors import VectorKind, count_vectors, most_frequent, vector_facts, vectors_in
 from tamis.errors import BudgetError, ParameterError
 from tamis.exchange import Exchange
 from tamis.models.devices import choose
@@ -57,7 +58,8 @@ class SemanticDedup(IndexedDedup):
     row already kept is at least `threshold` (or 1 - `eps`, as other tools call it). `keep` chooses the order: `"hard"` visits
     rows far from the centre of their cluster first, `"easy"` those near to it, `"random"` any order, by `seed`; `"first"`
     follows the source order, `"newest"` and `"best"` the column `by`. `prefer`, `prefer_column`, `across_sources`, `against`,
-    `update` and `storage_options` are as in `ExactDedup`.
+    `update` and `storage_options` are as in `ExactDedup`. An index holds embeddings of one length; rows with embeddings of
+    another length are an error. Use one index for each embedding model.
 
     Not all rows are compared: embeddings are divided into `num_clusters` clusters (by default the square root of the number of
     rows), and a row is compared with rows of its own cluster and of up to `neighbours` others, those that may have a similar
@@ -209,6 +211,8 @@ class SemanticDedup(IndexedDedup):
             pairs = NumberedFiles(work.exchange.sub("pairs"), "none-", 0)
             found: list[Mapping[str, Any]] = []
         else:
+            if index is not None:
+                check_dimension(index, kind)
             settings = Settings(
                 kind,
                 self.keep,
@@ -229,7 +233,7 @@ class SemanticDedup(IndexedDedup):
             reason="similar embedding",
             index_reason=f"in the index {self.against}",
             index_parts=index_parts,
-            write_entries=write_vector_part,
+            write_entries=partial(write_vector_part, [] if kind is None else kind.columns),
         )
         decided = decisions.run(work, pairs.stem)
         summary = summary_of(self.name, rows, found, decided) | summary
@@ -386,9 +390,19 @@ class VectorObserver:
             self._embedder.close()
 
 
-def write_vector_part(facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
-    """Write the kept rows of a block that have a vector to a part of an index."""
-    names = vector_columns(facts.column_names)
+def check_dimension(index: Index, kind: VectorKind) -> None:
+    """Raise if an index has vectors of another dimension, which can be compared with none of these."""
+    known, _, _ = most_frequent(vectors_in(entries) for _, entries in index.entries())
+    if known is not None and known.dimension != kind.dimension:
+        raise ParameterError(
+            f"the index {index.path} has embeddings of {known.dimension} values, and these rows have {kind.dimension}",
+            hint="embed the rows with the model of the index, or use an index for each model",
+        )
+
+
+def write_vector_part(columns: Sequence[str], facts: pa.Table, local: np.ndarray, parts: Exchange, block: int) -> None:
+    """Write the kept rows of a block that have a vector in one of these columns to a part of an index."""
+    names = [name for name in columns if name in facts.column_names]
     known = np.zeros(facts.num_rows, np.bool_)
     for name in names:
         known |= facts.column(name).is_valid().to_numpy()

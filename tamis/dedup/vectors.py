@@ -9,7 +9,7 @@ of these columns, and each row has a value in at most one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,12 +147,13 @@ class VectorKind:
 @handles_shortage
 def count_vectors(rows: RowNumbers, partition: int) -> dict[str, int]:
     """How many vectors a partition has, by column of facts."""
-    facts = rows.observed[partition]
-    return {name: len(facts) - facts.column(name).null_count for name in vector_columns(facts.column_names)}
+    return vectors_in(rows.observed[partition])
 
 
-def vector_columns(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.startswith(f"{_PREFIX} ")]
+def vectors_in(facts: pa.Table) -> dict[str, int]:
+    """How many vectors each column of a table of facts has."""
+    names = [name for name in facts.column_names if name.startswith(f"{_PREFIX} ")]
+    return {name: len(facts) - facts.column(name).null_count for name in names}
 
 
 def most_frequent(counts: Iterable[Mapping[str, int]]) -> tuple[VectorKind | None, int, int]:

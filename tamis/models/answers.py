@@ -102,6 +102,8 @@ class AnswerStore:
         try:
             return Answer(**json.loads(zlib.decompress(row[0]))) if row is not None else None
         except (zlib.error, ValueError, TypeError):  # damaged: ask again
+            # Another worker may have stored a new one meanwhile.
+            self._do("DELETE FROM answers WHERE key = ? AND answer = ?", (key, row[0]))
             return None
 
     def put(self, key: bytes, answer: Answer) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tamis.batch import Column
+from tamis.batch import HIDDEN, Column
 from tamis.errors import ParameterError, did_you_mean
 from tamis.models.files import ModelError, ModelFiles, labels_of
 
@@ -46,6 +46,23 @@ def check_labels(model: str | Path, wanted: Sequence[str], labels: Sequence[str]
                 f"the model {model} has no label {label!r}",
                 hint=did_you_mean(label, labels) or f"it has {', '.join(labels[:20])}",
             )
+
+
+def check_names(step: str, names: Iterable[str], read: Container[str] = ()) -> None:
+    """Raise if columns that a step adds have no name, a reserved name, the same name, or that of a column it reads."""
+    known: set[str] = set()
+    for name in names:
+        if not name or name.startswith(HIDDEN):
+            raise ParameterError(
+                f"`{step}` cannot add a column named {name!r}", hint=f"names that begin with `{HIDDEN}` are reserved"
+            )
+        if name in read:
+            raise ParameterError(
+                f"`{step}` would replace the column `{name}`, which it reads", hint="give the new column another name"
+            )
+        if name in known:
+            raise ParameterError(f"`{step}` would add two columns named `{name}`", hint="give each its own name")
+        known.add(name)
 
 
 def label_scores(logits: np.ndarray, empty: np.ndarray, task: Task, labels: pa.Array, model: str) -> dict[str, Column]:

@@ -24,6 +24,7 @@ from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.models.answers import Answer, Limit, default_folder
 from tamis.models.endpoint import Api, Endpoint, EndpointSettings, Question, check_url, is_loopback, read_key
+from tamis.models.outputs import check_names
 from tamis.models.structured import AnswerError, arrow_type, instruction, object_schema, read_answer
 from tamis.operators import Expand, Filter, Map, Operator, Resources, Rule, Scores, between, operator
 
@@ -167,9 +168,7 @@ class _Asking(Operator):
             value = getattr(self, name)
             if value is not None and not bound <= value < math.inf:
                 raise ParameterError(f"`{name}` of `{self.name}` must be at least {bound:g}, got {value}")
-        taken = sorted(_OWN_KEYS & set(self.extra_body))
-        if taken:
-            raise ParameterError(f"`extra_body` of `{self.name}` cannot set `{taken[0]}`")
+        self._check_extra_body()
         if self.api == "completions" and self.system is not None:
             raise ParameterError(
                 f"`{self.name}` with api='completions' has no `system` message", hint="put it into `prompt`"
@@ -179,11 +178,30 @@ class _Asking(Operator):
                 f"`max_cost` of `{self.name}` needs prices",
                 hint="set price_per_million_input and price_per_million_output, in the same currency",
             )
+        if "://" in str(self.cache):
+            raise ParameterError(
+                f"`cache` of `{self.name}` must be a folder on a local disk, got {str(self.cache)!r}",
+                hint="give its path, without ://",
+            )
         if self.cache is None and not (self.max_cost is None and self.max_total_tokens is None):
             raise ParameterError(
                 f"`{self.name}` needs a `cache` to keep a budget", hint="it holds what all workers have spent"
             )
         read_key(self.api_key_env)
+
+    def _check_extra_body(self) -> None:
+        taken = sorted(_OWN_KEYS & set(self.extra_body))
+        if taken:
+            raise ParameterError(f"`extra_body` of `{self.name}` cannot set `{taken[0]}`")
+        try:
+            json.dumps({"model": "", **self.extra_body}, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"`extra_body` of `{self.name}` cannot be written as JSON: {error}") from None
+        most = self.extra_body.get("max_completion_tokens", 1)
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+            raise ParameterError(
+                f"`max_completion_tokens` in `extra_body` of `{self.name}` must be a whole number of at least 1, got {most!r}"
+            )
 
     def notes(self) -> list[str]:
         if self.api_key_env and self.endpoint.startswith("http:") and not is_loopback(self.endpoint):
@@ -239,7 +257,7 @@ class _Asker:
             body["temperature"] = step.temperature
         if "max_completion_tokens" not in step.extra_body:  # the name that some services require
             body["max_tokens"] = step.max_tokens
-        most = int(step.extra_body.get("max_completion_tokens", step.max_tokens))
+        most = step.extra_body.get("max_completion_tokens", step.max_tokens)
         return Question({**body, **step.extra_body}, most, self.schema)
 
     def _value(self, found: Answer | AnswerError) -> Any:
@@ -285,6 +303,10 @@ class Ask(_Asking, Map):
 
     output: str = "answer"
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def check(self) -> None:
+        super().check()
+        check_names(self.name, self.writes())
 
     def answer_schema(self) -> dict[str, Any] | None:
         return None if self.schema is None else object_schema(self.schema, self.name)
@@ -333,6 +355,15 @@ class AskScore(_Asking, Filter):
         super().check()
         if self.lowest >= self.highest:
             raise ParameterError(f"`lowest` of `{self.name}` must be less than `highest`")
+        if self.min_score is not None and not self.min_score <= self.highest:
+            raise ParameterError(
+                f"`min_score` of `{self.name}` is {self.min_score:g}, and no score is above `highest`, {self.highest}"
+            )
+        if self.max_score is not None and not self.max_score >= self.lowest:
+            raise ParameterError(
+                f"`max_score` of `{self.name}` is {self.max_score:g}, and no score is below `lowest`, {self.lowest}"
+            )
+        check_names(self.name, self.writes(), self.reads())
         if self.min_score is None and self.max_score is None and not self.score_only:
             raise ParameterError(
                 f"`{self.name}` has neither `min_score` nor `max_score`",
@@ -380,6 +411,7 @@ class AskRows(_Asking, Expand):
 
     def check(self) -> None:
         super().check()
+        check_names(self.name, self.writes())
         if self.max_rows < 1:
             raise ParameterError(f"`max_rows` of `{self.name}` must be at least 1, got {self.max_rows}")
 

@@ -23,7 +23,7 @@ from tamis.errors import ParameterError, did_you_mean
 from tamis.models.devices import Device, choose
 from tamis.models.files import ModelError, ModelFiles, find, labels_of, with_files
 from tamis.models.network import Build, sequence_classifier
-from tamis.models.outputs import softmax, vectors
+from tamis.models.outputs import check_names, softmax, vectors
 from tamis.models.text_model import TextModel
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Operator, Resources, Rule, Scores, one_of, operator
@@ -82,6 +82,7 @@ class PublishedClassifier(ReadsTokens, Filter):
 
     def check(self) -> None:
         check_lengths(self.name, max_chars=self.max_chars, model_inference_batch_size=self.model_inference_batch_size)
+        check_names(self.name, self.writes(), {self.column})
         choose(self.device)
         self.files()
         self.build()

@@ -17,7 +17,7 @@ from tamis.models.devices import Device
 from tamis.models.fasttext import find_model, with_model
 from tamis.models.files import ModelError, find
 from tamis.models.heads import Head
-from tamis.models.outputs import check_labels, vectors
+from tamis.models.outputs import check_labels, check_names, vectors
 from tamis.models.tokens import LongTexts
 from tamis.operators import Filter, Resources, Rule, Scores, between, one_of, operator
 from tamis.text.embed import Embed, Embedder
@@ -70,6 +70,7 @@ class EmbeddingClassifier(Filter):
         return {"text": self.column} if self.embedding is None else {"embedding": self.embedding}
 
     def check(self) -> None:
+        check_names(self.name, self.writes(), self.real_names().values())
         head = Head.load(find_model(self.model))
         check_labels(self.model, self.filter_by, head.labels)
         if self.embedding is None:

@@ -21,7 +21,7 @@ from tamis.models import text_model
 from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import ModelFiles, find, with_files
 from tamis.models.network import Build, sequence_classifier
-from tamis.models.outputs import Task, check_labels, label_scores, task_of
+from tamis.models.outputs import Task, check_labels, check_names, label_scores, task_of
 from tamis.models.text_model import TextModel, input_length
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
 from tamis.models.word_cache import CACHE_BYTES
@@ -215,6 +215,7 @@ class Classifier(ReadsTokens, Filter):
                 f"{self.model} has no labels to filter by: it is a regression", hint="use `min_score` and `max_score`"
             )
         check_labels(self.model, self.filter_by, labels)
+        check_names(self.name, self.writes(), {self.column})
 
     def packages(self) -> Mapping[str, str]:
         return self._found().packages

@@ -14,6 +14,7 @@ from tamis.models.fasttext import FastText, find_model, with_model
 from tamis.models.heads import Head
 from tamis.models.language_model import LanguageModel
 from tamis.models.linear import LinearModel
+from tamis.models.outputs import check_names
 from tamis.models.tfidf import TfidfClassifier
 from tamis.operators import Operator, Resources
 
@@ -62,6 +63,7 @@ class ModelFileStep(Operator):
     model_file: ClassVar[SharedFile[Any]]
 
     def check(self) -> None:
+        check_names(self.name, self.writes(), self.real_names().values())
         find_model(self.model)
 
     def identity(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_rows_without_an_embedding_and_too_few_rows():
     rows = [*rows_of(np.eye(3)), {"n": 3, "embedding": None}]
     kept, dropped = run(rows, Diverse(rows=10))
     assert (kept, dropped) == ([0, 1, 2], {"no embedding": 1})
-    assert run(rows, Diverse(rows=0))[1] == {"no embedding": 1, "represented by others": 3}
+    assert run(rows, Diverse(rows=1))[1] == {"no embedding": 1, "represented by others": 2}
     nothing = [{"n": 0, "embedding": None}, {"n": 1, "embedding": None}]
     assert run(nothing, Diverse(rows=1))[1] == {"no embedding": 2}
     assert run(nothing, Outliers(min_similarity=0.5))[0] == [0, 1]
@@ -179,7 +179,9 @@ def test_rows_without_an_embedding_and_too_few_rows():
         (Outliers(min_similarity=3.0), "from -1 to 1"),
         (Diverse(), "either `rows` or `share`"),
         (Diverse(rows=1, share=0.5), "either `rows` or `share`"),
-        (Diverse(share=2.0), "from 0 to 1"),
+        (Diverse(rows=0), "`rows` must be at least 1"),
+        (Diverse(share=0.0), "above 0 and at most 1"),
+        (Diverse(share=2.0), "above 0 and at most 1"),
         (Diverse(rows=3, num_clusters=0), "`num_clusters` must be"),
     ],
 )

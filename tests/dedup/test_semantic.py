@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tamis import JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows
 from tamis.dedup import Groups, Outliers, SemanticDedup, shuffle, similar
+from tamis.dedup.index import describe
 from tamis.errors import BudgetError, OperatorError, ParameterError
 from tamis.events import WorkerDied
 from tamis.executors import driver
@@ -466,6 +467,23 @@ def test_an_index_of_earlier_rows(tmp_path):
     assert run(rows_of(vectors), "all")[0] == []
     with pytest.raises(ParameterError, match="other settings"):
         SemanticDedup(against=index, column="other").check()
+
+
+def test_an_index_has_embeddings_of_one_length(tmp_path):
+    index = tmp_path / "index"
+    vectors = planted(40, dimension=8, seed=33)
+    rows = [*rows_of(vectors), {"id": "short", "embedding": [1.0, 2.0, 3.0, 4.0]}]
+
+    def run(rows, out):
+        step = SemanticDedup(against=str(index), update=True)
+        return Pipeline(Rows(rows), step, ParquetWriter(str(tmp_path / out))).run(executor="inline")
+
+    kept = run(rows, "first").kept
+    assert sum(describe(str(index))["rows"].values()) == kept - 1, "the short one is compared with none"
+    with pytest.raises(ParameterError, match="has embeddings of 8 values, and these rows have 4"):
+        run(rows_of(vectors[:, :4]), "second")
+    assert sum(describe(str(index))["rows"].values()) == kept - 1
+    assert run(rows_of(vectors), "second").kept == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- mistakes

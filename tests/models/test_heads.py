@@ -271,6 +271,12 @@ class TestAsAStep:
         with pytest.raises(ModelError, match="trained on other vectors"):
             EmbeddingClassifier(tmp_path / "other.head").check()
 
+    def test_columns_that_would_be_lost(self, trained):
+        with pytest.raises(ParameterError, match="would add two columns named `x`"):
+            EmbeddingClassifier(trained.output, label_field="x", score_field="x").check()
+        with pytest.raises(ParameterError, match="would replace the column `v`"):
+            EmbeddingClassifier(trained.output, embedding="v", score_field="v").check()
+
     def test_unknown_labels_and_other_files(self, trained, files):
         with pytest.raises(ParameterError, match="no label 'positiv'"):
             EmbeddingClassifier(trained.output, filter_by=["positiv"]).check()

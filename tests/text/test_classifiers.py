@@ -347,6 +347,21 @@ class TestAsSteps:
             QualityClassifier(filter_by=["Hihg"]).check()
         assert "High" in str(caught.value.hint)
 
+    @pytest.mark.parametrize(
+        ("step", "message"),
+        [
+            (QualityClassifier(label_field="x", score_field="x"), "would add two columns named `x`"),
+            (QualityClassifier(label_field="text"), "would replace the column `text`, which it reads"),
+            (QualityClassifier(label_field="text", tokens="t"), "would replace the column `text`, which it reads"),
+            (FineWebEduClassifier(column="body", int_score_column="body"), "would replace the column `body`"),
+            (PromptTaskComplexityClassifier(column="reasoning"), "would replace the column `reasoning`"),
+            (QualityClassifier(score_field=""), "cannot add a column named ''"),
+        ],
+    )
+    def test_columns_that_would_be_lost_are_found_before_the_run(self, step, message):
+        with pytest.raises(ParameterError, match=message):
+            step.check()
+
     @pytest.mark.parametrize("step", ALL)
     def test_missing_weights_are_named_with_their_place(self, step, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))

@@ -65,6 +65,13 @@ def test_scores_of_two_models_are_kept_apart(model):
     assert table.column("hq")[0].as_py() + table.column("lq")[0].as_py() == pytest.approx(1, abs=1e-4)
 
 
+def test_a_score_that_would_replace_the_text_is_a_mistake(model):
+    step = FastTextScore(model=model, label="__label__hq", score_column="text")
+    step.check()
+    with pytest.raises(ParameterError, match="would replace the column `text`, which it reads"):
+        step.changed(score_only=True).check()
+
+
 def test_a_label_that_is_not_there_is_a_mistake(model):
     with pytest.raises(ParameterError, match="has no label '__label__hp'") as raised:
         FastTextScore(model=model, label="__label__hp").open(Context())

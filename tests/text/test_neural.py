@@ -128,6 +128,14 @@ def test_an_unknown_label_is_explained(tmp_path):
         Classifier(folder, filter_by=["hihg"]).check()
 
 
+def test_columns_that_would_be_lost_are_found_before_the_run(tmp_path):
+    step = Classifier(write_classifier(tmp_path / "model"), column="body")
+    with pytest.raises(ParameterError, match="would add two columns named `p`"):
+        step.changed(score_field="p", probabilities="p").check()
+    with pytest.raises(ParameterError, match="would replace the column `body`"):
+        step.changed(label_field="body").check()
+
+
 def test_more_outputs_than_names_are_refused(tmp_path):
     folder = write_classifier(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
