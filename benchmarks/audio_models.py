@@ -1,13 +1,16 @@
-"""Networks on speech: word error rates on real clips, and speed against the loops of the packages that publish the models.
+"""Networks on speech: word and diarization error rates on real clips, and speed against the loops of the packages that publish
+the models.
 
     python benchmarks/audio_models.py wer WAVES TRANSCRIPTS [--clips 200]
     python benchmarks/audio_models.py speed WAVES PYTHON [--clips 40]
     python benchmarks/audio_models.py transcribe WAVES PYTHON [--clips 40] [--transcripts TRANSCRIPTS]
+    python benchmarks/audio_models.py speakers MEETINGS
 
 WAVES is the folder of wav files of the Debian package asterisk-core-sounds-en-wav, TRANSCRIPTS the file core-sounds-en.txt of
 asterisk-core-sounds-en (unpacked). PYTHON is that of an environment with `pip install silero-vad speechmos
 soundfile librosa useful-moonshine-onnx faster-whisper`. Times are CPU seconds, with models loaded; every loop decodes the
-files, too.
+files, too. MEETINGS is a folder with wav files and the RTTM files that name them: that of the source distribution of
+pyannote.audio (`pip download --no-deps --no-binary pyannote.audio pyannote.audio==4.0.7`), unpacked.
 """
 
 # ruff: noqa: T201
@@ -24,9 +27,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pyarrow as pa
 
-from tamis.audio import SpeechQuality, SpeechShare, Transcribe, WordErrorRate
+from tamis.audio import SpeakerTurns, SpeechQuality, SpeechShare, Transcribe, WordErrorRate
+from tamis.audio.rttm import Turn, read_rttm
 from tamis.audio.transcripts import error_rates
 from tamis.batch import Batch
 from tamis.context import Context
@@ -172,15 +177,86 @@ def transcribe(waves: Path, python: str, most: int, transcripts: Path | None) ->
                 print(f"\n{path.name}\n  package: {a}\n  Tamis:   {b}", flush=True)
 
 
+FRAMES = 100
+"""Per second, in which turns are compared."""
+
+COLLAR_S = 0.25
+"""What the forgiving rate leaves out on both sides of the begin and end of each turn (NIST, Rich Transcription)."""
+
+
+def speakers(folder: Path) -> None:
+    """Diarization error rates: with everything, and without overlapping speech and what is near the bounds of turns."""
+    known = read_rttm(folder)
+    waves = {path.stem: path for path in sorted(folder.rglob("*.wav")) if path.stem in known}
+    print(f"{len(waves)} recordings\n")
+    print("| | missed | false alarms | confused | DER | DER without overlap and bounds | speakers found | CPU s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, step in (
+        ("defaults", SpeakerTurns()),
+        ("min_s=0", SpeakerTurns(min_s=0)),
+        ("the turns of the RTTM files", SpeakerTurns(rttm=folder, min_s=0)),
+    ):
+        runner = step.open(Context())
+        batch = batch_of(list(waves.values()))
+        seconds, (made, parents) = timed(lambda runner=runner, batch=batch: runner.expand(batch))
+        rows = made.select(["begin", "duration", "speaker"]).to_pylist()
+        errors, forgiven, found = np.zeros(4), np.zeros(4), 0
+        for number, recording in enumerate(waves):
+            turns = [Turn("", **row) for row, parent in zip(rows, parents, strict=True) if parent == number]
+            reference, heard = _table(known[recording]), _table(turns)
+            errors += _errors(reference, heard)
+            certain = (reference.sum(axis=0) < 2) & ~_near_bounds(known[recording])
+            forgiven += _errors(reference[:, certain], heard[:, certain])
+            found += len({turn.speaker for turn in turns})
+        shares = [*(errors[:3] / errors[3]), errors[:3].sum() / errors[3], forgiven[:3].sum() / forgiven[3]]
+        there = sum(len({turn.speaker for turn in known[each]}) for each in waves)
+        print(
+            f"| {name} | {' | '.join(f'{share:.3f}' for share in shares)} | {found} of {there} | {seconds:.1f} |",
+            flush=True,
+        )
+
+
+def _table(turns: list[Turn], most_s: int = 60) -> np.ndarray:
+    """Who speaks in which frame: bool[speakers, frames]."""
+    names = sorted({turn.speaker for turn in turns}) or [""]
+    table = np.zeros((len(names), most_s * FRAMES), bool)
+    for turn in turns:
+        table[names.index(turn.speaker), round(turn.begin * FRAMES) : round((turn.begin + turn.duration) * FRAMES)] = (
+            True
+        )
+    return table
+
+
+def _near_bounds(turns: list[Turn], most_s: int = 60) -> np.ndarray:
+    near = np.zeros(most_s * FRAMES, bool)
+    for turn in turns:
+        for bound in (turn.begin, turn.begin + turn.duration):
+            near[max(0, round((bound - COLLAR_S) * FRAMES)) : round((bound + COLLAR_S) * FRAMES)] = True
+    return near
+
+
+def _errors(reference: np.ndarray, heard: np.ndarray) -> np.ndarray:
+    """Frames that are missed, false alarms, and of the wrong speaker, and those of all speakers that there are."""
+    from scipy.optimize import linear_sum_assignment
+
+    both = reference.astype(int) @ heard.T.astype(int)
+    equal = both[linear_sum_assignment(-both)].sum()
+    there, found = reference.sum(axis=0), heard.sum(axis=0)
+    missed, extra = np.maximum(there - found, 0).sum(), np.maximum(found - there, 0).sum()
+    return np.array([missed, extra, np.minimum(there, found).sum() - equal, there.sum()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["wer", "speed", "transcribe"])
+    parser.add_argument("what", choices=["wer", "speed", "transcribe", "speakers"])
     parser.add_argument("waves", type=Path)
-    parser.add_argument("other")
+    parser.add_argument("other", nargs="?", default="")
     parser.add_argument("--clips", type=int)
     parser.add_argument("--transcripts", type=Path)
     given = parser.parse_args()
-    if given.what == "wer":
+    if given.what == "speakers":
+        speakers(given.waves)
+    elif given.what == "wer":
         wer(given.waves, Path(given.other), given.clips or 200)
     elif given.what == "transcribe":
         transcribe(given.waves, given.other, given.clips or 40, given.transcripts)

@@ -25,6 +25,7 @@ OPERATORS = {
     "audio_duration": "tamis.audio.filters:AudioDuration",
     "audio_embed": "tamis.audio.embed:AudioEmbed",
     "audio_fingerprint": "tamis.audio.fingerprint:AudioFingerprint",
+    "audio_header": "tamis.audio.edit:AudioHeader",
     "audio_info": "tamis.audio.edit:AudioInfo",
     "audio_loudness": "tamis.audio.filters:AudioLoudness",
     "audio_mono": "tamis.audio.edit:AudioMono",

@@ -2,6 +2,7 @@
 from tamis.audio.alignment import SentenceSegments as SentenceSegments
 from tamis.audio.alignment import TranscriptAlignment as TranscriptAlignment
 from tamis.audio.edit import AudioConvert as AudioConvert
+from tamis.audio.edit import AudioHeader as AudioHeader
 from tamis.audio.edit import AudioInfo as AudioInfo
 from tamis.audio.edit import AudioMono as AudioMono
 from tamis.audio.edit import AudioNormalize as AudioNormalize
@@ -54,6 +55,7 @@ __all__ = [
     "AudioDuration",
     "AudioEmbed",
     "AudioFingerprint",
+    "AudioHeader",
     "AudioInfo",
     "AudioLoudness",
     "AudioMono",

@@ -11,7 +11,11 @@ from tamis.media import MAX_BYTES, MediaItem
 
 
 def cut(item: MediaItem, format_: str = "flac") -> bytes:
-    """A segment as a file: the samples of the recording at its sample rate and with its channels, without loss as FLAC."""
+    """A segment as a file, with the sample rate and the channels of the recording.
+
+    As FLAC, samples of up to 24 bits stay the same. Those of lossy codecs get 16 bits, all others 24 at most, and samples
+    beyond full scale are clipped.
+    """
     target = io.BytesIO()
     cut_into(target, item, format_, most=MAX_BYTES)
     return target.getvalue()

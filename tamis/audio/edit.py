@@ -85,7 +85,7 @@ class AudioConvert(AudioEdit):
     already, with this rate and these channels, keeps its bytes, if it is not a segment. Opus has 8, 12, 16, 24 or 48
     kHz, and MP3 those up to 48 kHz: other rates become 48 kHz. `bitrate`, in bits per second, is for Opus and MP3. FLAC
     and WAV have 24 bits if the recording has more than 16. A recording with more channels than the format has fails: MP3
-    has two, FLAC and Opus have eight.
+    has two, the others have eight.
 
     >>> from tamis.audio.files import encoded
     >>> data = encoded(np.zeros((2, 44_100), np.float32), 44_100, "wav")
@@ -209,3 +209,24 @@ class AudioInfo(AudioInfoStep, Map):
             "codec": pa.array([None if each is None else each.codec for each in infos], pa.string()),
             "bits": pa.array([None if each is None else each.bits for each in infos], pa.int64()),
         }
+
+
+@operator()
+class AudioHeader(AudioInfoStep, Map):
+    """Fail recordings whose header cannot be read; all other rows stay as they are, also those without sound.
+
+    A run adds this step before `AudioWriter`, whose manifests have the duration of each recording.
+
+        AudioHeader()
+    """
+
+    column: str = "audio"
+
+    def optional_reads(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def apply(self, batch: Batch) -> Mapping[str, Column | np.ndarray]:
+        for recording in recordings(batch, self.column) if self.column in batch else ():
+            if recording is not None:
+                recording.info  # noqa: B018  # raises the error of the row
+        return {}

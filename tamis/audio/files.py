@@ -380,7 +380,7 @@ _KINDS = {
 """The container, codec and type of samples of each format that is written, by bits."""
 
 
-MOST_CHANNELS = {"flac": 8, "mp3": 2, "opus": 8}
+MOST_CHANNELS = {"flac": 8, "wav": 8, "mp3": 2, "opus": 8}
 RATES = {
     "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
     "opus": (8_000, 12_000, 16_000, 24_000, 48_000),
@@ -396,14 +396,16 @@ class Encoder:
     ) -> None:
         av = _av()
         kind, codecs = _KINDS[format_]
-        if channels > MOST_CHANNELS.get(format_, channels):
+        if channels > MOST_CHANNELS[format_]:
             raise AudioError(
                 "unsupported", f"{format_} has at most {MOST_CHANNELS[format_]} channels, and it has {channels}"
             )
         codec, self._type = codecs.get(bits) or codecs[max(codecs)]
-        self._layout = _LAYOUTS.get(channels, f"{channels}c")
+        self._layout = _LAYOUTS[channels]
         self._rate, self._written = rate, 0
         options = {"flags": "+bitexact"} if kind == "wav" else {}
+        if format_ == "opus" and channels in _OPUS_FAMILIES:
+            options = {"mapping_family": _OPUS_FAMILIES[channels]}
         self._container = av.open(target, mode="w", format=kind, container_options={"fflags": "+bitexact"})
         self._stream = self._container.add_stream(codec, rate=rate, layout=self._layout, options=options)
         if bitrate is not None:
@@ -437,7 +439,12 @@ class Encoder:
         self._container.close()
 
 
-_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+"""Those of FLAC (RFC 9639, section 9.1.3), of which Opus has the same."""
+
+_OPUS_FAMILIES = {5: "1", 7: "255"}
+"""How channels are assigned to streams (RFC 7845, section 5.1.1), where FFmpeg's own choice exchanges some of them. Family 1
+encodes the fourth of seven channels as a subwoofer, with low frequencies only, so they are written without a layout."""
 
 
 def _as_type(samples: np.ndarray, kind: str) -> np.ndarray:

@@ -8,9 +8,11 @@ The fields are: type, recording, channel, begin and duration in seconds, and the
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -95,12 +97,27 @@ def recording_name(path: str) -> str:
     return posixpath.splitext(posixpath.basename(media_name(split_segment(path)[0])))[0]
 
 
+def written_name(path: str) -> str:
+    """The same without spaces, which separate fields: they are percent-encoded, so that no two names become one.
+
+    >>> written_name("talks/my talk.wav#t=3,4"), written_name("my_talk.wav"), written_name("my%20talk.wav")
+    ('my%20talk', 'my_talk', 'my%2520talk')
+    """
+    return re.sub(r"\s|%(?=[0-9A-Fa-f]{2})", lambda found: quote(found[0]), recording_name(path))
+
+
+def turns_of(path: str, known: Mapping[str, list[Turn]]) -> list[Turn]:
+    """The turns of a recording, by the name that `RttmWriter` writes or by its own."""
+    return known.get(written_name(path)) or known.get(recording_name(path), [])
+
+
 @operator(reads=("audio", "begin", "duration", "speaker"))
 class RttmWriter(Sink):
     """Write who speaks when, as RTTM: one line per row, in files named part-000000.rttm and so on.
 
     Rows are those of `SpeakerTurns`: the column `audio` names the recording, `begin` and `duration` the time, and
-    `speaker` the speaker.
+    `speaker` the speaker. A recording is called by its file name without folder and suffix, in which spaces are
+    percent-encoded (`my%20talk`); recordings of the same name cannot be distinguished.
 
         RttmWriter("turns/")
     """
@@ -125,6 +142,6 @@ class _RttmShards(JsonlShards):
         lines = []
         for audio, begin, duration, speaker in zip(*columns, strict=True):
             path = (audio or {}).get("path") or "<NA>" if isinstance(audio, dict) or audio is None else "<NA>"
-            turn = Turn(recording_name(path), float(begin or 0), float(duration or 0), str(speaker or "<NA>"))
+            turn = Turn(written_name(path), float(begin or 0), float(duration or 0), str(speaker or "<NA>"))
             lines.append(turn.line)
         return pa.py_buffer("".join(f"{line}\n" for line in lines).encode())

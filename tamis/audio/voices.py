@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tamis.audio.decode import RATE, Recording, recordings
 from tamis.audio.neural import ModelStep, find_audio_model
-from tamis.audio.rttm import Turn, read_rttm, recording_name
+from tamis.audio.rttm import Turn, read_rttm, turns_of
 from tamis.audio.segment import segment_rows
 from tamis.batch import Batch, Column
 from tamis.context import Context
@@ -183,9 +183,9 @@ class SpeakerTurns(_DiarizingStep, Expand):
     speaker_1, ... in order of their first turn, per recording. Overlapping speech is given to one speaker.
 
     With `rttm`, a file or folder of RTTM lines, the turns are those listed there for the name of the file without
-    suffix, and no network runs. `RttmWriter` writes them. Segments refer to the recording, as those of
-    `SpeechSegments`. A recording without turns is dropped. Needs `tamis[audio,onnx,models]` and files of the packages
-    silero-vad 6.2.3 and resemblyzer 0.1.4; takes 0.05 s per second and core.
+    suffix, in which spaces may be percent-encoded, and no network runs. `RttmWriter` writes them. Segments refer to the
+    recording, as those of `SpeechSegments`. A recording without turns is dropped. Needs `tamis[audio,onnx,models]` and
+    files of the packages silero-vad 6.2.3 and resemblyzer 0.1.4; takes 0.05 s per second and core.
 
         SpeakerTurns(min_s=1.0)
     """
@@ -247,10 +247,9 @@ class _TurnCutter:
         if self._diarizer is not None:
             found = [(turn.begin, turn.end, f"speaker_{turn.speaker}") for turn in self._diarizer.turns(recording)]
         else:
-            listed = self._known.get(recording_name(recording.item.path or ""), [])
             found = [
                 (turn.begin - recording.begin, turn.begin + turn.duration - recording.begin, turn.speaker)
-                for turn in listed
+                for turn in turns_of(recording.item.path or "", self._known)
                 if turn.duration >= self._step.min_s
             ]
         cut = [(max(0.0, begin), min(end, length), speaker) for begin, end, speaker in found]

@@ -18,7 +18,7 @@ from tamis.image.neural import NetworkStep
 from tamis.models.devices import Device
 from tamis.models.files import ModelFiles
 from tamis.models.image_model import ImageBuild, ImageModel
-from tamis.models.outputs import Task, check_labels, label_scores, sigmoid, softmax, task_of
+from tamis.models.outputs import Task, check_labels, check_names, label_scores, sigmoid, softmax, task_of
 from tamis.models.vision import image_classifier
 from tamis.operators import Filter, Rule, Scores, at_most, between, one_of, operator
 from tamis.text.neural import AnyOf
@@ -82,6 +82,7 @@ class ImageClassifier(NetworkStep, Filter):
                 f"{self.model} has no labels to filter by: it is a regression", hint="use `min_score` and `max_score`"
             )
         check_labels(self.model, self.filter_by, labels)
+        check_names(self.name, self.writes(), self.real_names().values())
 
     def open(self, context: Context) -> _Labeler:
         return _Labeler(self, self.open_model(context), *labels_of_model(self.found()))

@@ -45,14 +45,14 @@ class ImageEdit(ImageStep, Map):
         for row, made in enumerate(of_files(batch, "image", self.edited)):
             old = values[row]
             if made is not None and old is not None:
-                values[row] = {"bytes": made[0], "path": _renamed(old["path"], made[1])}
+                values[row] = {"bytes": made[0], "path": renamed(old["path"], made[1])}
         return {self.column: pa.array(values, before.type)}
 
 
-def _renamed(path: str | None, format_: str) -> str | None:
+def renamed(path: str | None, format_: str) -> str | None:
     """The name of a file with the suffix of its format.
 
-    >>> _renamed("a/b.gif", "PNG"), _renamed("a.JPG", "JPEG"), _renamed("a.tar#b.bmp", "WEBP"), _renamed(None, "PNG")
+    >>> renamed("a/b.gif", "PNG"), renamed("a.JPG", "JPEG"), renamed("a.tar#b.bmp", "WEBP"), renamed(None, "PNG")
     ('a/b.png', 'a.JPG', 'b.webp', None)
     """
     if path is None:
@@ -270,7 +270,7 @@ class ImageFrames(ImageStep, Expand):
         for row, files in enumerate(of_files(batch, "image", self._files)):
             made = [values[row]]
             if files:
-                path = _renamed(values[row]["path"], "PNG")
+                path = renamed(values[row]["path"], "PNG")
                 made = [{"bytes": file, "path": path} for file in files]
             rows += made
             numbers += [index * self.every for index in range(len(made))]

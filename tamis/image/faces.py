@@ -14,6 +14,7 @@ from tamis.context import Context, file_key
 from tamis.errors import ParameterError, TamisError, require
 from tamis.image.boxes import BOX, box, covered
 from tamis.image.decode import PictureStep, full_pictures, headers, pictures
+from tamis.image.edit import renamed
 from tamis.image.nsfw import find_parts
 from tamis.image.onnx import ACTIVATION_BYTES, Graph, find_onnx
 from tamis.models import onnx
@@ -200,9 +201,10 @@ class BlurFaces(_FaceStep, Map):
 
     Each face that the `detector` of `Faces` finds is blurred in an ellipse that is `margin` larger than its box, so
     strongly that a third of its width is averaged. The image is written in the format it had, JPEG and WebP with
-    `quality`, without metadata, upright and in sRGB; one of another format becomes PNG. Faces smaller than a twelfth of
-    the short side are not found. Faces that are not found stay visible, so check a sample. Needs
-    `tamis[image,image-models]`.
+    `quality`, without metadata, upright and in sRGB; AVIF, JPEG 2000, ICO, PPM and QOI become PNG. Of an animation or a
+    file with several pages, only the first frame is searched, and only that is kept if it has faces; `ImageFrames`
+    makes a row of each. Faces smaller than a twelfth of the short side are not found. Faces that are not found stay
+    visible, so check a sample. Needs `tamis[image,image-models]`.
 
         BlurFaces(quality=95)
     """
@@ -248,7 +250,9 @@ class _Blurrer:
             picture = next(full)
             assert picture is not None
             blurred = blur(picture, [_place(face) for face in found[row] or []], self._step.margin)
-            rows[row] = {**rows[row], "bytes": encode(blurred, formats[row], self._step.quality)}
+            kind = formats[row] if formats[row] in WRITTEN else "PNG"
+            made = encode(blurred, kind, self._step.quality)
+            rows[row] = {"bytes": made, "path": renamed(rows[row]["path"], kind)}
         return pa.array(rows, batch["image"].type)
 
 
@@ -271,10 +275,9 @@ def blur(picture: np.ndarray, places: list[np.ndarray], margin: float) -> np.nda
 
 
 def encode(picture: np.ndarray, kind: str, quality: int) -> bytes:
-    """A picture as a file of this format, or as PNG if that is not written here."""
+    """A picture as a file of one of the formats in `WRITTEN`."""
     images = require("PIL.Image", extra="image", purpose="writing images")
     target = io.BytesIO()
-    kind = kind if kind in WRITTEN else "PNG"
     options = {"quality": quality} if kind in ("JPEG", "WEBP") else {}
     images.fromarray(picture).save(target, kind, **options)
     return target.getvalue()

@@ -34,7 +34,9 @@ PNG_KEPT = frozenset(
 WEBP_KEPT = frozenset((b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ANIM", b"ANMF", b"ICCP"))
 NO_METADATA = frozenset({"BMP", "ICO", "PPM", "QOI"})
 
-_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
+"""The next marker between segments. Decoders skip what is before it, such as fill bytes."""
+_JPEG_MARKER_AFTER_DATA = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 """The next marker after entropy-coded data."""
 _WEBP_EXIF, _WEBP_XMP = 0x08, 0x04
 """Flags of the chunk VP8X."""
@@ -83,27 +85,28 @@ def _orientation_exif(orientation: int) -> bytes:
 def _clean_jpeg(data: bytes, exif: bytes) -> bytes:
     parts = [data[:2]]
     rest = [b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif] if exif else []
-    position = 2
-    while True:
-        while data[position] == 0xFF and data[position + 1] == 0xFF:  # fill bytes
-            position += 1
-        marker = data[position + 1]
-        if data[position] != 0xFF or marker == 0xD9:
-            break
+    end, has_pixels = 2, False
+    while found := _JPEG_MARKER.search(data, end):
+        position, marker = found.start(), data[found.start() + 1]
+        if marker == 0xD9:
+            if not has_pixels:
+                raise ImageError("corrupt", "the JPEG file has no pixels")
+            return b"".join(parts) + b"\xff\xd9"
         end = position + 2
         if not (marker == 0x01 or 0xD0 <= marker <= 0xD7):
             end += struct.unpack_from(">H", data, position + 2)[0]
+        if end > len(data) and not has_pixels:
+            raise IndexError
         if marker == 0xDA:
-            found = _JPEG_MARKER.search(data, end)
-            end = found.start() if found else len(data)
+            following = _JPEG_MARKER_AFTER_DATA.search(data, end)
+            end, has_pixels = following.start() if following else len(data), True
         if marker != 0xE0:  # JFIF comes first
             parts, rest = parts + rest, []
         if _keeps_segment(marker, data[position + 4 : position + 16]):
             parts.append(data[position:end])
-        position = end
-        if position >= len(data):
-            return b"".join(parts)
-    return b"".join(parts) + b"\xff\xd9"
+    if not has_pixels:
+        raise IndexError
+    return b"".join(parts)
 
 
 def _keeps_segment(marker: int, start: bytes) -> bool:

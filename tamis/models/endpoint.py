@@ -46,6 +46,7 @@ TOKENS_PER_MESSAGE = 64
 
 TOKENS_PER_IMAGE = 16_384
 """What the largest image becomes at most: the limit of the processor of Qwen2.5-VL."""
+_OWN_KEYS = frozenset({"model", "messages", "prompt", "temperature", "max_tokens", "stream", "n", "response_format"})
 _BILLION = 10**9
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _COUNTS = ("requests", "retries", "cached", "input_tokens", "output_tokens", "cost")
@@ -122,6 +123,31 @@ def check_url(url: str, owner: str) -> None:
         raise ParameterError(
             f"`endpoint` of `{owner}` must be an address without user, password or parameters",
             hint="put the key into an environment variable and name that with `api_key_env`",
+        )
+
+
+def check_extra_body(given: Mapping[str, Any], owner: str) -> None:
+    """Raise if the fields that a step adds to its requests cannot be sent, or are its own."""
+    taken = sorted(_OWN_KEYS & set(given))
+    if taken:
+        raise ParameterError(f"`extra_body` of `{owner}` cannot set `{taken[0]}`")
+    try:
+        json.dumps({"model": "", **given}, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"`extra_body` of `{owner}` cannot be written as JSON: {error}") from None
+    most = given.get("max_completion_tokens", 1)
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise ParameterError(
+            f"`max_completion_tokens` in `extra_body` of `{owner}` must be a whole number of at least 1, got {most!r}"
+        )
+
+
+def check_cache(folder: str | Path | None, owner: str) -> None:
+    """Raise if the folder for answers is not on a disk of this machine."""
+    if "://" in str(folder):
+        raise ParameterError(
+            f"`cache` of `{owner}` must be a folder on a local disk, got {str(folder)!r}",
+            hint="give its path, without ://",
         )
 
 

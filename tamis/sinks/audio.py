@@ -19,9 +19,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tamis.audio.edit import AudioConvert
+from tamis.audio.edit import AudioConvert, AudioHeader
 from tamis.audio.files import Info, read_info
-from tamis.media import LARGE_BYTES
+from tamis.errors import SinkError
+from tamis.media import LARGE_BYTES, is_media
 from tamis.operators import Operator, Shard, ShardWriter, operator
 from tamis.sinks.folder import FolderWriter, ShardFolder
 from tamis.sinks.samples import Content, Sample
@@ -30,6 +31,8 @@ from tamis.sinks.webdataset import add_member
 from tamis.sources.references import ReadMedia
 
 MANIFEST = "manifest.jsonl"
+
+_OTHER_COLUMN = 'name the column with the recordings: columns={"speech": "audio"}'
 
 
 @operator()
@@ -42,8 +45,10 @@ class AudioWriter(FolderWriter):
                   folders, so that all files may be moved into one
 
     Columns `text`, `language` and `speaker` become the supervision of a cut. Bytes are written unchanged, and
-    references are read first. Segments become FLAC files. With `format` "flac", "wav", "opus" or "mp3", recordings in
-    another format are converted. The media column is `audio`; rows without sound are written with an empty path.
+    references are read first. Segments become FLAC files, and a column `offset` is left out. With `format` "flac",
+    "wav", "opus" or "mp3", recordings in another format are converted. Recordings come from the column `audio`, or from
+    another one with `columns={"speech": "audio"}`; a row whose recording cannot be read fails, and one without sound is
+    written with an empty path. Other media columns are written as files too, except in Shar, where they are an error.
 
     >>> AudioWriter("clips/", format="opus").file_suffix
     ''
@@ -52,9 +57,23 @@ class AudioWriter(FolderWriter):
     manifest: Literal["nemo", "lhotse", "shar"] = "nemo"
     format: Literal["same", "flac", "wav", "opus", "mp3"] = "same"
 
+    @property
+    def _recordings(self) -> str:
+        """The column that is written as `audio`."""
+        return next((name for name, written in (self.columns or {}).items() if written == "audio"), "audio")
+
+    def reads(self) -> tuple[str, ...]:
+        return (*super().reads(), self._recordings)
+
+    def without(self, column: str) -> str:
+        if column != self._recordings:
+            return super().without(column)
+        return f"{_OTHER_COLUMN}, or use folder_writer or jsonl_writer for rows without recordings"
+
     def parts(self) -> Sequence[Operator]:
-        convert = () if self.format == "same" else (AudioConvert(format=self.format),)
-        return (*convert, ReadMedia(columns=self.fields, leave_above=LARGE_BYTES), self)
+        column = self._recordings
+        first = AudioHeader(column=column) if self.format == "same" else AudioConvert(self.format, column=column)
+        return (first, ReadMedia(columns=self.fields, leave_above=LARGE_BYTES), self)
 
     def packages(self) -> Mapping[str, str]:
         return {"av": "audio"}
@@ -65,7 +84,30 @@ class AudioWriter(FolderWriter):
         return _Manifest(folder / stem, self._selection, schema, self.manifest)
 
 
-class _Manifest(ShardFolder):
+class _Recordings(ShardFolder):
+    """A folder of recordings, which are in the column `audio`."""
+
+    takes_others = True
+    """Whether there is a place for the files of other media columns."""
+
+    def write(self, table: pa.Table) -> None:
+        if table.num_rows:
+            self._check(self._selection.table(table, self._expected).schema)
+        super().write(table)
+
+    def _check(self, schema: pa.Schema) -> None:
+        media = [each.name for each in schema if is_media(each.type) and each.name != "audio"]
+        if "audio" not in schema.names:
+            found = f", but the media columns {', '.join(media)}" if media else ""
+            raise SinkError(f"the rows have no column `audio`{found}", hint=_OTHER_COLUMN)
+        if media and not self.takes_others:
+            raise SinkError(
+                f"lhotse Shar has one recording for each row, and no place for the media column `{media[0]}`",
+                hint="leave it out with fields=[...]",
+            )
+
+
+class _Manifest(_Recordings):
     """A folder whose manifest has a line for each recording."""
 
     manifest_name = MANIFEST
@@ -82,15 +124,17 @@ class _Manifest(ShardFolder):
         info = None if found is None else _info(found[0])
         if self._kind == "nemo":
             head = {"audio_filepath": name, "duration": None if info is None else round(info.duration, 6)}
-            row = {**head, **{key: value for key, value in others.items() if key not in head}, **rest}
+            # The offset that a manifest had was that of a segment, which is a file of its own now.
+            row = {**head, **{key: value for key, value in others.items() if key not in (*head, "offset")}, **rest}
         else:
             row = _cut(f"{self._path.name}-{self._rows:08d}", name, info, {**others, **rest})
         return _json(row) + b"\n"
 
 
-class _Shar(ShardFolder):
+class _Shar(_Recordings):
     """A folder with a list of cuts and an archive of their recordings."""
 
+    takes_others = False
     manifest_compression = "gz"
 
     def __init__(self, path: Path, selection: Any, schema: pa.Schema) -> None:

@@ -23,13 +23,22 @@ from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.models.answers import Answer, Limit, default_folder
-from tamis.models.endpoint import Api, Endpoint, EndpointSettings, Question, check_url, is_loopback, read_key
+from tamis.models.endpoint import (
+    Api,
+    Endpoint,
+    EndpointSettings,
+    Question,
+    check_cache,
+    check_extra_body,
+    check_url,
+    is_loopback,
+    read_key,
+)
 from tamis.models.outputs import check_names
 from tamis.models.structured import AnswerError, arrow_type, instruction, object_schema, read_answer
 from tamis.operators import Expand, Filter, Map, Operator, Resources, Rule, Scores, between, operator
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_OWN_KEYS = frozenset({"model", "messages", "prompt", "temperature", "max_tokens", "stream", "n", "response_format"})
 _MEMORY = "48MB"
 """The HTTP client, its event loop and its connections; measured."""
 _BATCH_ROWS = 4096
@@ -168,7 +177,8 @@ class _Asking(Operator):
             value = getattr(self, name)
             if value is not None and not bound <= value < math.inf:
                 raise ParameterError(f"`{name}` of `{self.name}` must be at least {bound:g}, got {value}")
-        self._check_extra_body()
+        check_extra_body(self.extra_body, self.name)
+        check_cache(self.cache, self.name)
         if self.api == "completions" and self.system is not None:
             raise ParameterError(
                 f"`{self.name}` with api='completions' has no `system` message", hint="put it into `prompt`"
@@ -178,30 +188,11 @@ class _Asking(Operator):
                 f"`max_cost` of `{self.name}` needs prices",
                 hint="set price_per_million_input and price_per_million_output, in the same currency",
             )
-        if "://" in str(self.cache):
-            raise ParameterError(
-                f"`cache` of `{self.name}` must be a folder on a local disk, got {str(self.cache)!r}",
-                hint="give its path, without ://",
-            )
         if self.cache is None and not (self.max_cost is None and self.max_total_tokens is None):
             raise ParameterError(
                 f"`{self.name}` needs a `cache` to keep a budget", hint="it holds what all workers have spent"
             )
         read_key(self.api_key_env)
-
-    def _check_extra_body(self) -> None:
-        taken = sorted(_OWN_KEYS & set(self.extra_body))
-        if taken:
-            raise ParameterError(f"`extra_body` of `{self.name}` cannot set `{taken[0]}`")
-        try:
-            json.dumps({"model": "", **self.extra_body}, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ParameterError(f"`extra_body` of `{self.name}` cannot be written as JSON: {error}") from None
-        most = self.extra_body.get("max_completion_tokens", 1)
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise ParameterError(
-                f"`max_completion_tokens` in `extra_body` of `{self.name}` must be a whole number of at least 1, got {most!r}"
-            )
 
     def notes(self) -> list[str]:
         if self.api_key_env and self.endpoint.startswith("http:") and not is_loopback(self.endpoint):

@@ -23,7 +23,15 @@ from tamis.image.files import encoded
 from tamis.models.answers import Answer, Limit, default_folder
 from tamis.models.captioning import CONTINUE, PROMPT, Captioner, captioning_model, find_captioner
 from tamis.models.devices import Device, choose
-from tamis.models.endpoint import Endpoint, EndpointSettings, Question, check_url, read_key
+from tamis.models.endpoint import (
+    Endpoint,
+    EndpointSettings,
+    Question,
+    check_cache,
+    check_extra_body,
+    check_url,
+    read_key,
+)
 from tamis.models.files import with_files
 from tamis.models.structured import AnswerError
 from tamis.operators import Map, Resources, operator
@@ -104,6 +112,8 @@ class Caption(TrackStep, Map):
             self._check_local()
             return
         check_url(self.endpoint, self.name)
+        check_extra_body(self.extra_body, self.name)
+        check_cache(self.cache, self.name)
         if self.cache is None and self.max_total_tokens is not None:
             raise ParameterError(f"`{self.name}` needs a `cache` to keep a budget")
         read_key(self.api_key_env)

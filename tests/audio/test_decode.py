@@ -77,6 +77,24 @@ def test_every_format_is_decoded_and_its_segments_are_slices(name):
             np.testing.assert_array_equal(part, same)
 
 
+@pytest.mark.parametrize("channels", range(1, 9))
+@pytest.mark.parametrize("kind", ["wav", "flac", "opus"])
+def test_channels_keep_their_order_and_all_frequencies(kind, channels):
+    levels = np.linspace(0.2, 1, channels)
+    noise = np.random.default_rng(0).standard_normal((channels, 48_000)) * 0.1 * levels[:, None]
+    decoded = all_of(sound(noise.astype(np.float32), 48_000, kind))[:, :48_000]
+    assert len(decoded) == channels
+    for band in (slice(100, 3_000), slice(12_000, 18_000)):
+        strength = np.abs(np.fft.rfft(decoded))[:, band].mean(axis=1)
+        assert strength / strength[0] == pytest.approx(levels / levels[0], rel=0.1)
+
+
+def test_a_segment_of_floats_becomes_flac_of_24_bits_and_is_clipped():
+    samples = tone(1, level=3.0)
+    made = all_of(cut(item_of(batch_of(sound(samples, bits=32)))))
+    np.testing.assert_allclose(made, samples.clip(-1, 1), atol=2**-22)
+
+
 def test_what_a_file_says_about_itself_needs_no_decoding(monkeypatch):
     monkeypatch.setattr(files, "_samples", None)
     data = sound(tone(2, 48_000, 2), 48_000, "flac", bits=24)

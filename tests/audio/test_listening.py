@@ -1,5 +1,7 @@
 """Networks that listen return what the packages they come from return, and steps use them row by row."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -211,6 +213,30 @@ def test_turns_are_read_from_rttm_and_written_to_it(tmp_path):
         SpeakerTurns(rttm=str(tmp_path)).check()
     with pytest.raises(ColumnError, match="reads column `begin`"):
         Pipeline(AudioReader(str(tmp_path / "*.wav")), RttmWriter(str(tmp_path / "none"))).run(executor="inline")
+
+
+def test_recordings_with_spaces_in_their_names_find_their_turns_again(tmp_path):
+    names = ["my talk", "my_talk", "my%20talk", "100% \u3000sure"]
+    (tmp_path / "in").mkdir()
+    for name in names:
+        (tmp_path / f"in/{name}.wav").write_bytes(encoded(silence(4), RATE, "wav"))
+    turns = [
+        {
+            "audio": {"bytes": None, "path": str(tmp_path / f"in/{name}.wav")},
+            "begin": 1.0,
+            "duration": 2.0,
+            "speaker": str(number),
+        }
+        for number, name in enumerate(names)
+    ]
+    Pipeline(Rows(turns), RttmWriter(tmp_path / "turns")).run(executor="inline")
+    (written,) = (tmp_path / "turns").glob("*.rttm")
+    assert list(read_rttm(written)) == ["my%20talk", "my_talk", "my%2520talk", "100%%20%E3%80%80sure"]
+    reader = AudioReader(str(tmp_path / "in"))
+    found = Pipeline(reader, SpeakerTurns(rttm=tmp_path / "turns")).collect(executor="inline").to_pylist()
+    assert {(Path(row["path"]).stem, row["speaker"]) for row in found} == {
+        (name, str(number)) for number, name in enumerate(names)
+    }
 
 
 def test_a_row_that_cannot_be_decoded_fails_alone(tmp_path):

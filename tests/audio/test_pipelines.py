@@ -21,6 +21,7 @@ from tamis import (
     ParquetWriter,
     Pipeline,
     ReadMedia,
+    Rows,
     WebDatasetReader,
     WebDatasetWriter,
 )
@@ -39,6 +40,7 @@ from tamis.audio import (
 )
 from tamis.audio.decode import waveforms
 from tamis.batch import Batch
+from tamis.errors import ColumnError, SinkError
 from tamis.recipes.load import load_recipe
 from tamis.registry import build_operator
 from tamis.sources import references
@@ -172,6 +174,60 @@ def test_nemo_manifests_in_and_out(tmp_path):
         JsonlReader(str(folder / "manifest.jsonl")), NemoManifest(), AudioDuration(), ParquetWriter(tmp_path / "3")
     )
     assert again.run(workers=1).kept == 2
+
+
+def test_a_segment_that_was_cut_out_has_no_offset(tmp_path):
+    (tmp_path / "talk.flac").write_bytes(sound(tone(5), 16_000, "flac"))
+    row = {"audio_filepath": "talk.flac", "offset": 1.0, "duration": 2.0, "text": "good"}
+    (tmp_path / "manifest.json").write_text(json.dumps(row))
+    reader = JsonlReader(str(tmp_path / "manifest.json"))
+    Pipeline(reader, NemoManifest(), AudioWriter(tmp_path / "out")).run(executor="inline")
+    (manifest,) = (tmp_path / "out").glob("part-*/manifest.jsonl")
+    assert json.loads(manifest.read_text()) == {"audio_filepath": "00000000.flac", "duration": 2.0, "text": "good"}
+    again = Pipeline(JsonlReader(str(manifest)), NemoManifest(), AudioInfo()).collect(executor="inline")
+    assert again["duration"].to_pylist() == [2.0]
+
+
+@pytest.mark.parametrize("options", [{"manifest": "nemo"}, {"manifest": "shar"}, {"format": "flac"}])
+def test_a_recording_without_a_header_fails_and_the_others_are_written(options, tmp_path):
+    good = sound(tone(1))
+    rows = [
+        {"audio": None if file is None else {"bytes": file, "path": "a.wav"}}
+        for file in (good, b"", b"no sound", None, good)
+    ]
+    report = Pipeline(Rows(rows), AudioWriter(tmp_path / "out", **options)).run(executor="inline", on_error="isolate")
+    assert (report.kept, report.failed) == (3, 2)
+    (failed,) = (tmp_path / "out/.tamis/failed").iterdir()
+    assert [json.loads(line)["address"].rpartition(":")[2] for line in failed.read_text().splitlines()] == ["1", "2"]
+
+
+def test_recordings_may_be_in_a_column_of_another_name(tmp_path):
+    rows = [{"speech": {"bytes": sound(tone(1)), "path": "a.wav"}, "text": "good"}]
+    writer = AudioWriter(tmp_path / "out", columns={"speech": "audio"}, format="flac")
+    Pipeline(Rows(rows), writer).run(executor="inline")
+    (manifest,) = (tmp_path / "out").glob("part-*/manifest.jsonl")
+    assert json.loads(manifest.read_text()) == {"audio_filepath": "00000000.flac", "duration": 1.0, "text": "good"}
+
+
+@pytest.mark.parametrize("manifest", ["nemo", "lhotse", "shar"])
+def test_rows_without_a_column_of_recordings_are_an_error(manifest, tmp_path):
+    rows = Rows([{"speech": {"bytes": sound(tone(1)), "path": "a.wav"}}])
+    writer = AudioWriter(tmp_path / "out", manifest=manifest)
+    with pytest.raises(ColumnError, match=r'`audio_writer`, reads column `audio`(?s:.*)columns={"speech": "audio"}'):
+        Pipeline(rows, writer).run(executor="inline")
+    with pytest.raises(SinkError, match="no column `audio`, but the media columns speech"):
+        Pipeline(rows, lambda row: {"text": "good"}, writer).run(executor="inline")
+
+
+def test_shar_has_no_place_for_other_media(tmp_path):
+    picture = {"bytes": b"\xff\xd8\xff", "path": "a.jpg"}
+    rows = Rows([{"audio": {"bytes": sound(tone(1)), "path": "a.wav"}, "image": picture}])
+    with pytest.raises(SinkError, match="no place for the media column `image`"):
+        Pipeline(rows, AudioWriter(tmp_path / "all", manifest="shar")).run(executor="inline")
+    writer = AudioWriter(tmp_path / "some", manifest="shar", fields=["audio"])
+    assert Pipeline(rows, writer).run(executor="inline").kept == 1
+    assert Pipeline(rows, AudioWriter(tmp_path / "files")).run(executor="inline").kept == 1
+    assert len([*(tmp_path / "files").glob("part-*/*.jpg")]) == 1
 
 
 def test_lhotse_cuts_in_and_out(tmp_path):

@@ -140,7 +140,7 @@ def test_a_format_without_the_sample_rate_gets_another_one(format_, rate):
     assert made.info.duration == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize(("format_", "channels"), [("mp3", 6), ("flac", 9), ("opus", 9)])
+@pytest.mark.parametrize(("format_", "channels"), [("mp3", 6), ("flac", 9), ("opus", 9), ("wav", 9)])
 def test_more_channels_than_a_format_has_are_an_error(format_, channels):
     with pytest.raises(AudioError, match=f"{format_} has at most . channels, and it has {channels}"):
         encoded(tone(1, channels=channels), 16_000, format_)

@@ -68,6 +68,9 @@ def test_images_are_kept_by_their_label(tmp_path):
     assert report.dropped == {f"label not in {', '.join(others)}": 1, "label is missing": 1}
     with pytest.raises(ParameterError, match="no label 'plane'"):
         ImageClassifier(tmp_path, filter_by=["plane"]).check()
+    for wrong in ({"label_field": "score"}, {"score_field": "image"}):
+        with pytest.raises(ParameterError, match=r"two columns named `score`|replace the column `image`"):
+            ImageClassifier(tmp_path, **wrong).check()
 
 
 def test_photographs_have_the_tags_of_what_they_show():

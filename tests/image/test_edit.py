@@ -19,6 +19,7 @@ from tamis.image import (
     ImageResize,
 )
 from tamis.image.decode import full_pictures, headers
+from tamis.image.metadata import without_metadata
 from tests.image.files import animation, batch_of, opened, photo, pixels_of, row, saved
 
 
@@ -146,6 +147,25 @@ def test_removing_metadata_changes_nothing_else():
     assert opened(made).info["loop"] == 0
     apng = animation([photo(30, 30, seed) for seed in range(3)], "PNG")
     assert edited(ImageMetadataRemoval(), apng)["bytes"] == apng
+
+
+@pytest.mark.parametrize("skipped", [b"\0\0\0", b"private", b"\xff\x00private", b"\xff\xff\xff"])
+def test_bytes_between_segments_of_a_jpeg_are_skipped(skipped):
+    plain = saved(photo(64, 48), "JPEG")
+    file = plain[:20] + skipped + plain[20:]
+    assert (pixels_of(file) == pixels_of(plain)).all()
+    assert edited(ImageMetadataRemoval(), file)["bytes"] == plain
+
+
+def test_a_jpeg_without_pixels_fails():
+    plain = saved(photo(64, 48), "JPEG")
+    start = plain.index(b"\xff\xda")
+    for end in (20, 100, start, start + 5):
+        with pytest.raises(ImageError, match="truncated"):
+            without_metadata(plain[:end], "JPEG", 1)
+    with pytest.raises(ImageError, match="corrupt"):
+        without_metadata(plain[:start] + b"\xff\xd9", "JPEG", 1)
+    assert without_metadata(plain[:-20], "JPEG", 1) == plain[:-20]
 
 
 def test_formats_whose_metadata_cannot_be_removed_fail():

@@ -12,6 +12,7 @@ from tamis.context import Context
 from tamis.errors import ParameterError
 from tamis.image import BlurFaces, Faces, TextShare
 from tamis.sources.memory import Rows
+from tests.image.files import animation, opened, saved
 from tests.image.photographs import batch, photograph, row
 
 
@@ -84,6 +85,28 @@ def test_blurred_images_keep_their_format():
     assert image["path"] == "a.jpg"
     with pytest.raises(ParameterError, match="quality"):
         BlurFaces(quality=0).check()
+
+
+@pytest.mark.parametrize(
+    ("format_", "suffix", "expected"), [("AVIF", "avif", "png"), ("PPM", "ppm", "png"), ("TIFF", "tif", "tif")]
+)
+def test_blurred_images_are_named_by_their_format(format_, suffix, expected):
+    file = saved(Image.open(photograph("astronaut.png")).convert("RGB"), format_)
+    rows = Rows([{"image": {"bytes": file, "path": f"a.{suffix}"}}])
+    (image,) = Pipeline(rows, BlurFaces()).collect(executor="inline")["image"].to_pylist()
+    assert image["path"] == f"a.{expected}"
+    assert opened(image["bytes"]).format == ("PNG" if expected == "png" else format_)
+
+
+@pytest.mark.parametrize("format_", ["GIF", "TIFF", "WEBP"])
+def test_the_first_frame_of_an_animation_is_searched_and_kept(format_):
+    face = np.asarray(Image.open(photograph("astronaut.png")).convert("RGB"))
+    first, later = animation([face, face * 0], format_), animation([face * 0, face], format_)
+    rows = Rows([{"image": {"bytes": file, "path": "a"}} for file in (first, later)])
+    table = Pipeline(rows, BlurFaces()).collect(executor="inline")
+    assert table["num_blurred"].to_pylist() == [1, 0]
+    made = [opened(image["bytes"]) for image in table["image"].to_pylist()]
+    assert [getattr(image, "n_frames", 1) for image in made] == [1, 2]
 
 
 def test_pages_have_text_and_photographs_have_none():

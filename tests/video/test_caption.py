@@ -52,6 +52,9 @@ def test_a_second_pass_rewrites_the_caption():
     assert texts[1].startswith("Shorten: ")
     with pytest.raises(ParameterError, match="second_prompt"):
         Caption(endpoint=server.url, second_prompt="again").check()
+    for wrong in ({"cache": "s3://bucket/answers"}, {"extra_body": {"messages": []}}, {"extra_body": {"seed": {1}}}):
+        with pytest.raises(ParameterError, match=r"local disk|cannot set `messages`|written as JSON"):
+            Caption(endpoint=server.url, **wrong).check()
 
 
 # ------------------------------------------------------------------------------------------------------------ local models
