@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
+import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tamis.attributes import CACHE_BYTES, Lookup
-from tamis.batch import Batch, Column, as_array
+from tamis.batch import Batch, Column, Origin, as_array
 from tamis.context import Context
-from tamis.errors import ParameterError
+from tamis.errors import LedgerError, ParameterError
 from tamis.gathering import GROUPS
 from tamis.looking.corpus import domains_of
 from tamis.operators import Map, Resources, digest, operator
+from tamis.report import load_manifest
 from tamis.sampling import salt_of
-from tamis.sources.files import File, fingerprint, list_files
+from tamis.sources.files import File, fingerprint, is_local, list_files, local_path, open_file
+from tamis.sources.id_lists import once
 from tamis.store import INTERNAL, Store
 
 MOST_LINKS = 8
 """Deduplications that may follow each other in one run: a row kept by the first may be dropped by the second."""
+_AFTER_FOLDER = r"[^/]*:\d+(?:/\d+)*$"
+"""The end of an address: the name of a file, the position in it, and the numbers of children."""
 
 
-@operator()
+@operator(version=2)
 class Split(Map):
     """Add a column that assigns each row to a part, such as train and validation, so that no group is in two parts.
 
@@ -39,9 +49,11 @@ class Split(Map):
     - the value of column `by`; a null is a group of its own
     - with `domain`, the host of the URL in column `by`
     - with `groups`, the group of near-duplicates that a deduplication of the same input recorded in this output folder.
-      `FuzzyDedup(verify="none")` groups all that are linked, also through others
+      `FuzzyDedup(verify="none")` groups all that are linked, also through others. The paths of the input may be written in
+      another way; if files have been moved or copied since, their rows have no groups
 
-    The report counts rows by part. `Where(include="split == 'train'")` keeps one of them.
+    The report counts rows by part, and rows in folders in which no row is in a group. `Where(include="split == 'train'")` keeps
+    one of the parts.
 
     >>> from tamis import Pipeline, Rows
     >>> rows = [{"url": f"https://site{n % 50}.org/{n}"} for n in range(1000)]
@@ -102,10 +114,85 @@ class Split(Map):
         return known | {"parameters": parameters, "files": digest([fingerprint(file) for file in self._files()])}
 
     def open(self, context: Context) -> _Splitter:
-        lookup = None
-        if self.groups is not None:
-            lookup = Lookup.of(context, self._files(), "address", ["kept_address"])
-        return _Splitter(self, lookup)
+        if self.groups is None:
+            return _Splitter(self, None, None)
+        files = self._files()
+        named = _folders_in(files, context.shared_folder())
+        folders = _Folders(named, self._base(named))
+        return _Splitter(self, Lookup.of(context, files, "address", ["kept_address"]), folders)
+
+    def _base(self, named: Sequence[str]) -> str:
+        """The folder to which paths in the groups are relative: that in which the deduplication ran, if it has the files."""
+        assert self.groups is not None
+        manifest: dict[str, Any] = {}
+        with suppress(LedgerError):
+            manifest = load_manifest(self.groups)
+        reader = json.dumps(manifest.get("recipe", {}).get("steps", [])[:1])
+        if not named or '"file_paths"' not in reader:  # addresses of other sources are no paths
+            return "."
+        for base in (str(manifest.get("directory") or "."), "."):
+            if any(not is_local(each) or Path(_real(each, base)).is_dir() for each in named):
+                return base
+        raise ParameterError(
+            f"the groups in {self.groups} are of rows in {named[0]}, which does not exist",
+            hint="deduplicate the input where it is now",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ paths in the groups
+
+
+def _folders_in(files: Sequence[File], shared: Path) -> list[str]:
+    """The folders of the rows in groups, as addresses there write them. Of several processes, one reads the groups."""
+    folder = shared / f"folders-{digest([fingerprint(file) for file in files])}"
+
+    def write() -> None:
+        found: set[str] = set()
+        for addresses in _addresses_in(files):
+            found.update(pc.unique(_folders_of(addresses)).to_pylist())
+        (folder / "folders.json").write_text(json.dumps(sorted(found)))
+
+    once(folder, write)
+    return [str(each) for each in json.loads((folder / "folders.json").read_text())]
+
+
+def _folders_of(addresses: pa.Array) -> pa.Array:
+    """
+    >>> _folders_of(pa.array(["crawl/a.jsonl.gz@700:5", "/b.jsonl:8/2", "rows:3"])).to_pylist()
+    ['crawl/', '/', '']
+    """
+    return pc.replace_substring_regex(addresses, _AFTER_FOLDER, "")
+
+
+def _addresses_in(files: Sequence[File]) -> Iterator[pa.Array]:
+    for file in files:
+        with open_file(file.path) as opened:
+            for batch in pq.ParquetFile(opened).iter_batches(columns=["address", "kept_address", "index"]):
+                yield batch.column("address")
+                yield batch.column("kept_address").filter(batch.column("index").is_null())  # others are in other input
+
+
+def _real(folder: str, base: str) -> str:
+    return os.path.realpath(Path(base) / local_path(folder)) if is_local(folder) else folder
+
+
+class _Folders:
+    """Writes places as the groups do, so that rows are found however the paths of the input are written."""
+
+    def __init__(self, named: Sequence[str], base: str) -> None:
+        self._named = {_real(folder, base): folder for folder in named}
+        self._find = functools.lru_cache(maxsize=4096)(lambda folder: self._named.get(_real(folder, ".")))
+        self.num_others = 0
+        """Rows in other folders, whose places are unchanged."""
+
+    def rewritten(self, origin: Origin) -> Origin:
+        places = []
+        for place, rows in zip(origin.places, np.bincount(origin.place, minlength=len(origin.places)), strict=True):
+            folder, slash, name = place.rpartition("/")
+            known = self._find(folder + slash)
+            self.num_others += int(rows) if known is None else 0
+            places.append(place if known is None else known + name)
+        return replace(origin, places=tuple(places))
 
 
 def _prefixed(letter: str, values: pa.Array) -> pa.Array:
@@ -114,8 +201,8 @@ def _prefixed(letter: str, values: pa.Array) -> pa.Array:
 
 
 class _Splitter:
-    def __init__(self, step: Split, lookup: Lookup | None) -> None:
-        self._step, self._lookup = step, lookup
+    def __init__(self, step: Split, lookup: Lookup | None, folders: _Folders | None) -> None:
+        self._step, self._lookup, self._folders = step, lookup, folders
         self._names = list(step.shares)
         total = sum(step.shares.values())
         self._ends = np.array(list(accumulate(step.shares.values()))) / total
@@ -137,7 +224,8 @@ class _Splitter:
         return int.from_bytes(found, "little") / 2**64
 
     def _groups(self, batch: Batch) -> pa.Array:
-        own = pa.array(batch.origin.addresses(), pa.large_string())
+        origin = batch.origin if self._folders is None else self._folders.rewritten(batch.origin)
+        own = pa.array(origin.addresses(), pa.large_string())
         if self._lookup is not None:
             return self._linked(own)
         if self._step.by is None:
@@ -161,4 +249,7 @@ class _Splitter:
 
     def take_counts(self) -> dict[str, float]:
         taken, self._counts = self._counts, Counter()
+        if self._folders is not None and self._folders.num_others:
+            taken["rows in folders without groups"] = self._folders.num_others
+            self._folders.num_others = 0
         return {name: float(number) for name, number in taken.items()}

@@ -1,11 +1,12 @@
 """Splits: no group is in two parts, and the part of a row depends on nothing but its group."""
 
 import itertools
+import shutil
 from collections import Counter
 
 import pytest
 
-from tamis import JsonlWriter, Pipeline, Rows
+from tamis import JsonlReader, JsonlWriter, Pipeline, Rows
 from tamis.attributes import Where
 from tamis.dedup import ExactDedup, FuzzyDedup
 from tamis.errors import ParameterError
@@ -54,6 +55,54 @@ def test_near_duplicates_do_not_cross(tmp_path, steps):
     assert len(table) == 160
     assert len({(row["of"], row["split"]) for row in table}) == 40
     assert len({row["split"] for row in table}) == 2
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """A folder `here` with pairs of equal texts in `pages/`, the groups of a deduplication in `groups/`, and a link."""
+    here = tmp_path / "here"
+    (here / "pages").mkdir(parents=True)
+    (here / "link").symlink_to("pages")
+    monkeypatch.chdir(here)
+    rows = Rows([{"text": f"text {number // 2}"} for number in range(100)], rows_per_partition=25)
+    Pipeline(rows, JsonlWriter("pages/")).run(executor="inline")
+    Pipeline(JsonlReader("pages/"), ExactDedup(), JsonlWriter("groups/")).run(executor="inline")
+    return here
+
+
+def run_split(path, groups="groups/"):
+    """(how many texts are in both parts, the report)"""
+    step = Split(shares=HALVES, groups=str(groups))
+    report = Pipeline(JsonlReader(str(path)), step, JsonlWriter("split/")).run(executor="inline")
+    parts = {(row["text"], row["split"]) for row in Pipeline(JsonlReader("split/")).collect().to_pylist()}
+    return len(parts) - 50, report
+
+
+@pytest.mark.parametrize("path", ["pages/", "./pages", "pages/*.jsonl", "../here/pages/", "link/", "{here}/pages"])
+def test_groups_are_found_however_the_input_is_written(pages, path):
+    crossing, report = run_split(path.format(here=pages))
+    assert crossing == 0
+    assert "rows in folders without groups" not in report.operators[1]["counts"]
+
+
+def test_groups_are_found_from_another_folder_and_if_all_is_moved(pages, monkeypatch):
+    monkeypatch.chdir(pages.parent)
+    assert run_split(pages / "pages", pages / "groups")[0] == 0
+    pages.rename(pages.parent / "there")
+    monkeypatch.chdir(pages.parent / "there")
+    assert run_split("pages/")[0] == 0
+
+
+def test_groups_of_files_that_do_not_exist_are_refused(pages):
+    (pages / "pages").rename(pages / "other")
+    with pytest.raises(ParameterError, match="rows in pages/, which does not exist"):
+        run_split("other/")
+
+
+def test_rows_in_other_folders_are_counted(pages):
+    shutil.copytree("pages", "copy")
+    _, report = run_split("copy/")
+    assert report.operators[1]["counts"]["rows in folders without groups"] == 100
 
 
 def test_one_part_is_kept_by_where():

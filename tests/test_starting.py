@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
@@ -140,6 +142,20 @@ def test_a_recipe_for_texts_runs(tmp_path, capsys):
     assert (report["state"], report["read"], report["failed"]) == ("finished", 40, 0)
 
 
+@pytest.mark.parametrize("other", [5, None, {"length": 3}])
+def test_a_column_named_text_without_texts_is_renamed(tmp_path, capsys, other):
+    rows = [{"text": other, "other_text": n, "content": f"{PROSE}{n}"} for n in range(20)]
+    write_rows(tmp_path / "in.jsonl", rows)
+    out, _ = run_init(tmp_path, capsys, str(tmp_path / "in.jsonl"))
+    assert load_recipe(tmp_path / "recipe.yaml").steps[0].parameters["columns"] == {
+        "text": "content",
+        "other_text_2": "text",
+    }
+    assert main([*out.split()[1:], "--executor", "inline", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["state"], report["read"], report["failed"]) == ("finished", 20, 0)
+
+
 def test_languages_are_those_of_all_files(tmp_path, capsys):
     write_rows(tmp_path / "in" / "a.jsonl", [{"text": f"{FRENCH}{n}"} for n in range(200)])
     write_rows(tmp_path / "in" / "b.jsonl", [{"text": f"{PROSE}{n}", "url": None} for n in range(200)])
@@ -189,6 +205,14 @@ def test_init_says_that_no_row_can_be_read_and_how_to_see_why(tmp_path, capsys):
     assert "could be read" in shown
     assert f"tamis head {tmp_path}/in.jsonl" in shown
     assert not (tmp_path / "r.yaml").exists()
+
+
+def test_init_says_that_there_are_no_rows(tmp_path, capsys):
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "in.parquet")
+    assert main(["init", str(tmp_path / "in.parquet"), "--recipe", str(tmp_path / "r.yaml")]) == 2
+    shown = capsys.readouterr().err
+    assert f"there are no rows in {tmp_path}/in.parquet" in shown
+    assert "tamis head" not in shown
 
 
 def test_the_look_and_the_budget():

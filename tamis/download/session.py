@@ -3,7 +3,8 @@
     list --> not in the ledger --> Partial --transfer, again and again--> size, checksum --> ledger --> its name in the folder
 
 A file is complete, checked and synced before the ledger records it, and gets its name after. If a run ends in between, the next
-one gives it its name. A file that is in the ledger, and in the folder with the recorded size, is not requested again.
+one gives it its name. A file that is in the ledger, and in the folder with the recorded size, is not requested again, unless
+its list has another size or SHA-256 for it.
 """
 
 from __future__ import annotations
@@ -271,6 +272,7 @@ class _Session:
         wanted = list({each.url: each for each in wanted}.values())
         for each in wanted:
             _check_checksum(each)
+        self._forget_others(wanted)
         held = sum(each.size for each in self._ledger.downloads.values())
         most = None if self._limits.disk is None else parse_bytes(self._limits.disk)
         self._transfers.space = Space(self._folder, most, held, parts_in(self._folder))
@@ -302,6 +304,12 @@ class _Session:
                 gone.append({"kind": "forget download", "url": each.url})
         self._ledger.append(gone)
 
+    def _forget_others(self, wanted: Sequence[RemoteFile]) -> None:
+        """Forget files of which the list now says something else, so that they are downloaded again."""
+        known = self._ledger.downloads
+        changed = [each.url for each in wanted if each.url in known and _contradicts(each, known[each.url])]
+        self._ledger.append({"kind": "forget download", "url": url} for url in changed)
+
     def _publish(self, part: Path, name: str) -> None:
         self._store.publish(part, name)
         part.with_name(f"{part.name}.state").unlink(missing_ok=True)
@@ -310,7 +318,7 @@ class _Session:
         """Each file with its name in the folder. Of two with one name, the second has a digest of its URL in it."""
         used = {each.name for each in self._ledger.downloads.values()}
         for each in files:
-            name = safe_file_name(each.name or unquote(urlsplit(each.url).path).rpartition("/")[2])
+            name = safe_file_name(each.name or _last_part(each.url))
             if name in used:
                 stem, dot, rest = name.partition(".")
                 name = f"{stem}-{digest(each.url)[:10]}{dot}{rest}"
@@ -367,6 +375,19 @@ class _Session:
         self._ledger.append([record])
         partial.close()
         self._publish(partial.path, name)
+
+
+def _contradicts(listed: RemoteFile, found: Downloaded) -> bool:
+    """Whether a file that was downloaded is not the one that the list means."""
+    algorithm, _, value = (listed.checksum or "").partition(":")
+    return listed.size not in (None, found.size) or (algorithm == "sha256" and value.lower() != found.sha256)
+
+
+def _last_part(url: str) -> str:
+    try:
+        return unquote(urlsplit(url).path).rpartition("/")[2]
+    except ValueError:  # the transfer refuses it
+        return ""
 
 
 def _check_checksum(file: RemoteFile) -> None:

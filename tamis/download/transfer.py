@@ -13,7 +13,7 @@ import asyncio
 import re
 import time
 from typing import Any, NoReturn
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from tamis.download.limits import Pace, Space
 from tamis.download.partial import Partial
@@ -28,6 +28,7 @@ from tamis.sources.http import (
     FetchSettings,
     Refused,
     as_outcomes,
+    joined,
     retry_after_s,
 )
 from tamis.sources.robots import opted_out
@@ -64,7 +65,7 @@ class Transfers(Fetcher):
     async def fill(self, partial: Partial, *, has_checksum: bool) -> None:
         """Append the bytes that are missing; raises `Again`, `Refused`, `Changed` or `NoSpace` if that does not succeed."""
         try:
-            if urlsplit(partial.url).scheme in STORES:
+            if partial.url.partition("://")[0].lower() in STORES:
                 return await self._from_store(partial)
             await self._from_web(partial, has_checksum)
         except OSError as error:
@@ -85,7 +86,7 @@ class Transfers(Fetcher):
                 moved = await self._reply(url, host, partial, has_checksum)
             if moved is None:
                 return
-            url = urljoin(url, moved)
+            url = joined(url, moved)
         raise Refused("too many redirects")
 
     async def _until_quiet_ends(self, host: str) -> None:
@@ -216,6 +217,8 @@ class Transfers(Fetcher):
             raise Refused("permission denied") from None
         except TimeoutError:
             raise Again("time-out") from None
+        except ValueError:  # the name of a bucket or a repository that cannot exist
+            raise Refused("not a URL") from None
         except SourceError as error:
             raise Again(error.message) from error
         except OSError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tamis.batch import Batch
+from tamis.batch import Batch, Failure
 from tamis.context import Context
 from tamis.errors import SourceError, TamisError
 from tamis.formats import FORMATS
@@ -60,6 +60,8 @@ class Look:
     """Column names with their types; empty if no row could be read."""
     num_rows: int = 0
     """How many rows were looked at."""
+    failed: bool = False
+    """Whether rows or files could not be read."""
     text_column: str | None = None
     mean_characters: float = 0.0
     languages: Mapping[str, float] = field(default_factory=dict)
@@ -88,9 +90,11 @@ def look_at(path: str) -> Look:
     found = Look(path, form, len(files), sum(file.size for file in files))
     if FORMATS[form].is_media:
         return found
-    table = _sampled_rows([file.path for file in files])
+    failed: set[str] = set()
+    table = _sampled_rows([file.path for file in files], lambda failure: failed.add(failure.step))
+    found = replace(found, failed=bool(failed))
     if table is None:
-        return replace(found, notes=("no row could be read",))
+        return replace(found, notes=("no row could be read" if failed else "there are no rows",))
     columns = {name: _type_name(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
     found = replace(found, columns=columns, num_rows=len(table))
     name, mean = _text_column(table)
@@ -106,9 +110,7 @@ def suggested(look: Look, output: str) -> Recipe:
     title = f"Suggested by a look at {plural(look.num_files, look.format + ' file')}; edit it as you need."
     if look.format in _TABLES:
         if not look.columns:
-            raise SourceError(
-                f"no row of {look.path} could be read", hint=f"`tamis head {look.path}` shows the first error"
-            )
+            raise _nothing_read(look)
         if look.text_column is None:
             raise SourceError(
                 f"{look.path} has no column with texts; its columns are {', '.join(look.columns)}",
@@ -116,7 +118,7 @@ def suggested(look: Look, output: str) -> Recipe:
             )
         reader: dict[str, Any] = {"file_paths": look.path}
         if look.text_column != "text":
-            reader["columns"] = {"text": look.text_column}
+            reader["columns"] = _renamed(look)
         steps = [
             Step(FORMATS[look.format].reader, reader),
             *_text_steps(look),
@@ -128,6 +130,25 @@ def suggested(look: Look, output: str) -> Recipe:
     else:
         body = _IMAGE_STEPS
     return Recipe(body, "suggested", title, settings).with_paths(input=look.path, output=output)
+
+
+def _nothing_read(look: Look) -> SourceError:
+    if look.failed:
+        return SourceError(
+            f"no row of {look.path} could be read", hint=f"`tamis head {look.path}` shows the first error"
+        )
+    seen = min(look.num_files, SAMPLED_FILES)
+    where = look.path if seen == look.num_files else f"{seen} of the {plural(look.num_files, 'file')} of {look.path}"
+    return SourceError(f"there are no rows in {where}", hint="name files that have rows")
+
+
+def _renamed(look: Look) -> dict[str, str]:
+    """The names that columns get so that the texts are in `text`. Another column of this name gets one that is not taken."""
+    assert look.text_column is not None
+    if "text" not in look.columns:
+        return {"text": look.text_column}
+    names = ("other_text", *(f"other_text_{number}" for number in range(2, len(look.columns) + 2)))
+    return {"text": look.text_column, next(name for name in names if name not in look.columns): "text"}
 
 
 def suggested_memory(num_bytes: int) -> str:
@@ -152,12 +173,12 @@ def relative_to(path: str, folder: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------ the look
 
 
-def _sampled_rows(files: list[str]) -> pa.Table | None:
+def _sampled_rows(files: list[str], on_bad: Callable[[Failure], None]) -> pa.Table | None:
     """The first rows of files that are spread evenly over all of them."""
     count = min(len(files), SAMPLED_FILES)
     sampled: pa.Table | None = None
     for number in range(count):
-        rows = _first_rows(files[number * len(files) // count], SAMPLED_ROWS // count)
+        rows = _first_rows(files[number * len(files) // count], SAMPLED_ROWS // count, on_bad)
         if sampled is None or rows is None:
             sampled = rows if sampled is None else sampled
             continue
@@ -168,8 +189,8 @@ def _sampled_rows(files: list[str]) -> pa.Table | None:
     return sampled
 
 
-def _first_rows(path: str, count: int) -> pa.Table | None:
-    for seen in rows_of_reader(reader_of(path), None, lambda failure: None):
+def _first_rows(path: str, count: int, on_bad: Callable[[Failure], None]) -> pa.Table | None:
+    for seen in rows_of_reader(reader_of(path), None, on_bad):
         if len(seen.table):
             return seen.table.slice(0, count)
     return None

@@ -183,7 +183,7 @@ class Fetcher:
                 reply = await self._got(url, most or self.settings.max_bytes, whole=most is None)
             if isinstance(reply, bytes):
                 return reply
-            url = urljoin(url, reply)
+            url = joined(url, reply)
         raise Refused("too many redirects")
 
     @asynccontextmanager
@@ -296,6 +296,18 @@ class Fetcher:
                 return
             del self._rules[host]
             held -= size
+
+
+def joined(url: str, moved: str) -> str:
+    """The URL that a reply redirects to; raises `Refused` if it is none.
+
+    >>> joined("https://example.org/a", "/b")
+    'https://example.org/b'
+    """
+    try:
+        return urljoin(url, moved)
+    except ValueError:
+        raise Refused("not a URL") from None
 
 
 def _size(rules: Robots | Refused) -> int:

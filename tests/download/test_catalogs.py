@@ -11,7 +11,7 @@ from tamis.download import ArxivSources, CommonCrawl, Limits, WikipediaDump, dow
 from tamis.errors import ParameterError, SourceError
 from tests.file_server import FileServer
 
-QUICK = Limits(allow_private=True, timeout_s=5.0, retry_wait_s=0.001, retries=2)
+QUICK = Limits(allow_private=True, retry_wait_s=0.001, retries=2)
 
 
 def listing(names):

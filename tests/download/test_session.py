@@ -7,7 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import zlib
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +26,7 @@ from tamis.store import Store
 from tests.file_server import FileServer
 
 DATA = random.Random(1).randbytes(300_000)
-QUICK = {"allow_private": True, "timeout_s": 1.0, "retry_wait_s": 0.001}
+QUICK = {"allow_private": True, "retry_wait_s": 0.001}
 
 
 @pytest.fixture
@@ -112,6 +115,7 @@ def test_without_a_validator_a_file_begins_again(server, tmp_path):
         ([("status", 503, {"Retry-After": "86400"})], "HTTP 503"),
         ([("redirect", "/a.bin")] * 20, "too many redirects"),
         ([("redirect", "file:///etc/passwd")], "not a URL"),
+        ([("redirect", "http://[::1")], "not a URL"),
         ([("change", DATA + b"1"), ("cut", 1)], None),
     ],
 )
@@ -121,6 +125,15 @@ def test_each_file_ends_complete_or_with_a_reason(server, tmp_path, script, reas
     assert (tmp_path / "b.bin").read_bytes() == b"the second file"
     assert reasons(report) == ([] if reason is None else [reason])
     assert (tmp_path / "a.bin").exists() is (reason is None)
+
+
+def test_what_is_no_url_fails_alone(server, tmp_path):
+    wrong = ["http://[::1/x", "http://ex\u2100.org/", "hf://[x"]
+    path = tmp_path / "list.txt"
+    path.write_text("\n".join([*wrong, f"{server.url}/b.bin"]), encoding="utf-8")
+    report = download(UrlList(path), tmp_path / "out", Limits(**QUICK))
+    assert (tmp_path / "out" / "b.bin").read_bytes() == b"the second file"
+    assert report.failed == dict.fromkeys(wrong, "not a URL")
 
 
 def test_a_listed_size_and_checksum_decide(server, tmp_path):
@@ -134,6 +147,26 @@ def test_a_listed_size_and_checksum_decide(server, tmp_path):
     assert reasons(report) == ["300,000 bytes instead of the 7 that are listed"]
     with pytest.raises(ParameterError, match="is not one"):
         fetch(server, tmp_path / "z", RemoteFile(url, checksum="crc:1"))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"size": 15}, {"size": 999}),
+        ({"checksum": f"sha256:{hashlib.sha256(b'the second file').hexdigest().upper()}"}, {"checksum": "sha256:00"}),
+    ],
+)
+def test_a_file_is_downloaded_again_if_its_list_says_something_else(server, tmp_path, right, wrong):
+    listed = RemoteFile(f"{server.url}/b.bin")
+    server.files["/b.bin"] = b"an older file"
+    assert fetch(server, tmp_path, listed).downloaded == 1
+    server.files["/b.bin"] = b"the second file"
+    assert fetch(server, tmp_path, listed).present == 1
+    assert fetch(server, tmp_path, replace(listed, **right)).downloaded == 1
+    assert (tmp_path / "b.bin").read_bytes() == b"the second file"
+    assert fetch(server, tmp_path, replace(listed, **right)).present == 1
+    report = fetch(server, tmp_path, replace(listed, **wrong), retries=0)
+    assert (report.present, len(report.failed)) == (0, 1)
 
 
 def test_nothing_is_requested_twice_and_the_ledger_knows_each_file(server, tmp_path):
@@ -170,6 +203,13 @@ def test_a_run_that_ends_between_record_and_name_is_finished_by_the_next(server,
     assert len(server.requests) == asked
 
 
+def saved(folder):
+    """The bytes of each part that are on disk for certain."""
+    for file in (folder / ".tamis" / "partial").glob("*.state"):
+        with suppress(FileNotFoundError):  # that of a file which has just become complete
+            yield json.loads(file.read_text()[9:])["size"]
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_a_download_that_is_killed_continues_by_range(server, tmp_path, sign):
     server.script["/a.bin"] += [("stall", 200_000)]
@@ -182,11 +222,11 @@ def test_a_download_that_is_killed_continues_by_range(server, tmp_path, sign):
     )
     process = subprocess.Popen([sys.executable, "-c", f"{heed}; {code}"], stderr=subprocess.PIPE)
     assert server.held.wait(60)
-    states = tmp_path / "out" / ".tamis" / "partial"
-    while not (tmp_path / "out" / "b.bin").exists() or not any(
-        json.loads(file.read_text()[9:])["size"] >= 50_000 for file in states.glob("*.state")
-    ):
+    until = time.monotonic() + 60
+    while not (tmp_path / "out" / "b.bin").exists() or max(saved(tmp_path / "out"), default=0) < 50_000:
         assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
     process.send_signal(sign)
     process.communicate()
     assert process.returncode in (-sign, 130)

@@ -51,6 +51,7 @@ def server():
         ("/to?url=/ok/cat", b"cat"),
         ("/to?url=/to%3Furl=/ok/cat", b"cat"),
         ("/to?url=file:///etc/passwd", "not a URL"),
+        ("/to?url=http://%5B::1", "not a URL"),
         ("/loop", "too many redirects"),
         ("/noai/cat", "opt-out: noai"),
         ("/reserved/cat", "opt-out: tdm-reservation"),
