@@ -176,7 +176,10 @@ class ShardLedger(Ledger):
         busy = self._folder_lock.holder()
         if busy is not None:
             return busy
-        self._add_claim(self.shard.name, str(self.shard))
+        try:
+            self._add_claim(self.shard.name, str(self.shard))
+        except LedgerError:
+            return self.holder(self.shard.name) or {}  # it may have been released in the meantime
         busy = self._folder_lock.holder()
         if busy is None and not self._claims[0].lock.is_mine():
             busy = {}  # the folder was locked in between, and the lock of the shard removed

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import tamis
+from tests.executors.clusters import await_none
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 SCRIPTS = sorted(DEPLOY.glob("*.sh"))
@@ -209,5 +211,10 @@ def test_a_ray_cluster_in_a_slurm_job(work):
         ((error, code),) = ended(start(work, *script, **job, RAY_TMPDIR=folder))
     assert code == 0, error
     assert_complete(work)
-    left = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
-    assert not [line for line in left if any(f":{port}" in part or f"={port}" in part for part in line or ())]
+    named = re.compile(rf"[:=]{port}\b")
+
+    def left():
+        lines = [each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"])]
+        return [line for line in lines if any(map(named.search, line))]
+
+    await_none(left)

@@ -10,6 +10,7 @@ from tamis import JsonlReader, JsonlWriter, Pipeline, cli
 from tamis.dedup import ExactDedup
 from tamis.errors import ParameterError
 from tamis.events import PartitionCommitted
+from tamis.executors.resume import remove_attempts
 from tamis.sampling import Sample
 from tamis.store import Store, scratch_notes
 
@@ -159,3 +160,11 @@ def test_the_command_line_names_the_scratch_folder(tmp_path, source):
     assert len(rows_of(tmp_path / "out")) == 7
     assert (tmp_path / "scratch").is_dir()
     fsspec.filesystem("memory").store.clear()
+
+
+def test_what_a_worker_removes_at_the_same_time_is_no_error(tmp_path, monkeypatch):
+    """A worker that was asked to exit closes its stage, and removes its folder, while the driver cleans up."""
+    store = Store(str(tmp_path))
+    store.make()
+    monkeypatch.setattr(type(store.scratch()), "iterdir", lambda folder: iter([folder / "open-1"]))
+    remove_attempts(store)

@@ -429,6 +429,17 @@ def test_merge_publishes_a_part_and_closes_the_run(source, tmp_path):
     assert (report.state, report.kept) == ("finished", 280)
 
 
+def test_merge_says_how_many_rows_wait_for_a_gather(source, tmp_path):
+    run(source, tmp_path / "out", MIDDLES["exact"], shard="3/4")
+    report = merge(tmp_path / "out", partial=True)
+    waiting = report.read - report.failed - sum(report.dropped.values())
+    assert (report.kept, report.balances) == (0, False)
+    assert report.notes[-1] == (
+        f"not in the output: {waiting} rows that a step can decide about only with those of all shards"
+    )
+    assert waiting > 0
+
+
 def test_merge_finishes_if_the_last_shard_was_killed_before_it_could(source, tmp_path, monkeypatch):
     expected = run(source, tmp_path / "one", MIDDLES["two gathers"], ParquetWriter)
     monkeypatch.setattr("tamis.pipeline.merge_if_last", lambda run, emit: None)
@@ -517,6 +528,18 @@ def test_two_drivers_of_the_same_shard_are_refused(source, tmp_path):
             merge(tmp_path / "out")
         assert run(source, tmp_path / "out", shard="3/3").state == "shard"
     assert run(source, tmp_path / "out", shard="2/3").state == "finished"
+
+
+def test_a_shard_waits_while_another_one_does_its_work(source, tmp_path):
+    """Also if the other one takes the lock after this one has looked whether it is free."""
+    run(source, tmp_path / "out", shard="3/3")
+    ledgers = [ShardLedger(Store(str(tmp_path / "out")), parse_shard(shard)) for shard in ("1/3", "2/3")]
+    with ledgers[0] as own, ledgers[1] as other:
+        assert other.join() is None
+        with other.claim("0001") as mine:
+            assert mine
+            assert own.join()["shard"] == "2/3"
+        assert own.join() is None
 
 
 def test_a_shard_waits_while_the_folder_is_locked(source, tmp_path):

@@ -10,6 +10,7 @@ from tamis.errors import WorkerError
 from tamis.events import Events, WorkerDied
 from tamis.executors.crew import Crew, Worker
 from tamis.executors.schedule import MAX_CALL_DEATHS, count_compiled
+from tamis.executors.staffing import no_gpus_left
 from tamis.executors.worker_process import dumps
 from tamis.memory.governor import Governor
 from tamis.memory.slots import GpuNeed, GpuSlot, gpu_slots
@@ -73,9 +74,7 @@ class Calls:
         """By node, the places on its GPUs."""
         nodes = self._crew.nodes()
         if nodes and not any(map(self._crew.gpus_on, nodes)) and not self._crew.may_grow():
-            raise WorkerError(
-                "no node with a GPU is left", hint="rerun the same command to resume; committed work is kept"
-            )
+            raise no_gpus_left()
         for node in nodes:
             if node not in self._slots:
                 gpus = self._crew.gpus_on(node)

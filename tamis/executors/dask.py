@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -141,29 +143,32 @@ class _DaskNodes:
 
     def __init__(self, client: Any, *, with_gpus: bool = True) -> None:
         self._client, self._with_gpus = client, with_gpus
-        self._seen: dict[str, tuple[GpuDevice, ...]] = {}
+        self._answers: dict[str, Future[Any]] = {}
 
     def machines(self) -> dict[str, Machine]:
         """By address. A GPU that several workers of a host see belongs to one of them."""
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        new = [address for address in workers if address not in self._seen] if self._with_gpus else []
-        self._seen.update(self._ask(new) if new else {})
-        gpus = divided_gpus(
-            {address: (found["host"], self._seen.get(address, ())) for address, found in workers.items()}
-        )
+        if self._with_gpus:
+            self._ask([address for address in workers if address not in self._answers])
+        gpus = divided_gpus({address: (found["host"], self._seen_by(address)) for address, found in workers.items()})
         return {
             address: Machine(int(found["nthreads"]), int(found["memory_limit"] or 0), found["host"], gpus[address])
             for address, found in workers.items()
         }
 
-    def _ask(self, addresses: list[str]) -> dict[str, tuple[GpuDevice, ...]]:
-        try:
-            found = self._client.sync(
-                self._client._run, gpu_devices, workers=addresses, on_error="return", callback_timeout=CONNECT_S
-            )
-        except (OSError, TimeoutError):  # the agent says what is wrong with the worker
-            found = {}
-        return {address: answer if isinstance(answer := found.get(address), tuple) else () for address in addresses}
+    def _ask(self, addresses: list[str]) -> None:
+        """Ask each worker for its GPUs. One that does not answer keeps the others waiting once, and may answer later."""
+        for address in addresses:
+            asked = self._client._run(gpu_devices, workers=[address], on_error="return")
+            self._answers[address] = asyncio.run_coroutine_threadsafe(asked, self._client.loop.asyncio_loop)
+        wait([self._answers[address] for address in addresses], CONNECT_S)
+
+    def _seen_by(self, address: str) -> tuple[GpuDevice, ...]:
+        answer = self._answers.get(address)
+        if answer is None or not answer.done() or answer.exception() is not None:
+            return ()  # the agent says what is wrong with the worker
+        found = answer.result().get(address)
+        return found if isinstance(found, tuple) else ()
 
 
 def divided_gpus(seen: Mapping[str, tuple[str, tuple[GpuDevice, ...]]]) -> dict[str, tuple[GpuDevice, ...]]:

@@ -7,6 +7,7 @@ merge_into   the same with an open ledger; the last shard to finish does it, too
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tamis.ledger import Commit, Ledger
 from tamis.memory import spill
 from tamis.memory.spill import RESOLVE
 from tamis.operators import Sink
+from tamis.parameters import plural
 from tamis.registry import find_operator
 from tamis.remote import is_remote
 from tamis.report import Account, Report
@@ -44,7 +46,8 @@ def merge(
 
     Raises `ShardsMissing`, with the name and the state of each shard that is not complete. With `partial`, what is committed is
     published nevertheless, and the run is closed: the next one may have other settings or another number of shards, and keeps
-    what still holds. `exchange` is that of the shards, if they were given one; its contents are removed.
+    what still holds. A note counts the rows that wait for a Gather, and so are in no file. `exchange` is that of the shards, if
+    they were given one; its contents are removed.
     """
     store = Store(str(output), storage_options)
     found = Ledger(store)
@@ -199,6 +202,11 @@ def _report(ledger: Ledger, notes: list[str]) -> Report:
     report.streams = [stream for each in ended for stream in each["streams"]]
     report.state = "interrupted" if notes else "finished"
     report.notes = [*ledger.plan["notes"], *notes]
+    waiting = sum(before.kept - after.read for before, after in pairwise(accounts))
+    if notes and waiting:
+        report.notes.append(
+            f"not in the output: {plural(waiting, 'row')} that a step can decide about only with those of all shards"
+        )
     return report
 
 

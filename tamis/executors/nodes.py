@@ -34,7 +34,7 @@ ENDED_S = 5.0
 """How long the connection of a worker that has ended may stay open: a process that it started may hold it."""
 
 NO_NODE_S = 60.0
-"""How long a run waits for a node if it has none."""
+"""How long a run waits for a node if it has none, or none with the GPUs that it needs."""
 
 
 def node_name(node_id: str, host: str) -> str:
@@ -150,6 +150,8 @@ class ClusterCrew:
         self._refused: dict[str, str] = {}
         """By node, why it gets no work."""
         self._none_since = self._grew = time.monotonic()
+        self._lost = float("-inf")
+        """When a node was lost last."""
 
     def close(self) -> None:
         """Let idle workers close their steps and remove their files; agents kill the others and end."""
@@ -173,8 +175,10 @@ class ClusterCrew:
         return next((each.gpus for each in self._joined.values() if each.key == node), ())
 
     def may_grow(self) -> bool:
+        now = time.monotonic()
         more = len(self._usable()) < len(self._cluster.machines)
-        return more and time.monotonic() - self._grew < NO_NODE_S
+        # A node that was lost may come back, as a new one; until then the cluster does not list it.
+        return (more and now - self._grew < NO_NODE_S) or now - self._lost < NO_NODE_S
 
     def folders_on(self, node: str) -> Folders:
         return self._folders[node]
@@ -353,6 +357,7 @@ class ClusterCrew:
 
     def _lose(self, node: Node, why: str) -> Iterator[tuple[Worker, None]]:
         """Give up a node. If it is only out of reach, its agent ends when it finds its connection closed."""
+        self._lost = time.monotonic()
         self._emit(Note(f"node {node.name} was lost: {why}; its work is repeated by others"))
         yield from self._dismiss(node)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,8 +29,8 @@ class RayExecutor:
 
     `address` is that of a cluster, as in `ray.init`: "auto" for the one that runs on this machine. Without it, the cluster that
     this process is connected to or that `$RAY_ADDRESS` names is used; if there is none, Ray is started on this machine, and
-    stopped after the run. `workers` and the memory of a run are per node; each node reserves its cores. Nodes that join during
-    a run get work, and the work of nodes that are lost is done by others.
+    stopped after the run. A process that is connected to one cluster cannot use another. `workers` and the memory of a run are
+    per node; each node reserves its cores. Nodes that join during a run get work, and others do that of nodes that are lost.
     """
 
     address: str | None = None
@@ -44,6 +45,8 @@ class RayExecutor:
     def connected(self) -> Iterator[Machine]:
         ray = require("ray", extra="ray", purpose="the Ray executor")
         started = not ray.is_initialized()
+        if not started:
+            self._check_connected(getattr(ray.get_runtime_context(), "gcs_address", None))  # a Ray Client has none
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         if started:
             options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
@@ -60,6 +63,14 @@ class RayExecutor:
             if started:
                 ray.shutdown()
 
+    def _check_connected(self, known: str | None) -> None:
+        """Raise if this process is connected to another cluster than the one requested."""
+        if self.address is not None and known is not None and _differ(self.address, known):
+            raise ParameterError(
+                f"this process is connected to Ray at {known}, and the run is to use {self.address}",
+                hint="leave out `address` to use the cluster that this process is connected to, or call ray.shutdown() first",
+            )
+
     @contextmanager
     def session(self, governor: Governor, modules: set[str], emit: Events, stop: Stop) -> Iterator[ClusterSession]:
         import ray
@@ -75,6 +86,26 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_S).close()
+
+
+def _differ(address: str, known: str) -> bool:
+    """Whether two addresses are those of different clusters; False if that is uncertain.
+
+    >>> _differ("10.0.0.1:6379", "10.0.0.2:6379"), _differ("localhost:6379", "10.0.0.2:6379"), _differ("auto", "10.0.0.2:6379")
+    (True, False, False)
+    """
+    (host, _, port), (known_host, _, known_port) = address.rpartition(":"), known.rpartition(":")
+    if not port.isdigit() or "/" in host or address == known:
+        return False
+    ips, known_ips = _ips(host), _ips(known_host)
+    loopback = any(ipaddress.ip_address(ip).is_loopback for ip in ips | known_ips)
+    return port != known_port or not (loopback or ips & known_ips)
+
+
+def _ips(host: str) -> set[str]:
+    with suppress(OSError):
+        return {str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host.strip("[]"), None)}
+    return set()
 
 
 class RayAgent:

@@ -14,6 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,8 @@ def remove_attempts(store: Store) -> None:
     if store.scratch().exists():
         for left in store.scratch().iterdir():
             if left != store.work():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                with suppress(FileNotFoundError):  # a worker that is about to exit removes its own
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def withdraw_groups(store: Store, of: Callable[[int], bool]) -> None:

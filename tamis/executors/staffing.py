@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tamis.errors import BudgetError, ParameterError
+from tamis.errors import BudgetError, ParameterError, WorkerError
 from tamis.events import Events, LeakFound
 from tamis.executors.balance import balance
 from tamis.executors.crew import Crew, Worker
@@ -20,6 +20,13 @@ from tamis.memory.slots import GpuNeed, gpu_slots
 from tamis.parameters import format_bytes
 
 BALANCE_EVERY_S = 1.0
+
+
+def no_gpus_left() -> WorkerError:
+    """No node is left with the GPUs that a step needs, and none has joined."""
+    return WorkerError(
+        "no node with enough GPUs is left", hint="rerun the same command to resume; committed work is kept"
+    )
 
 
 def make_pools(crew: Crew, group: Group, governor: Governor, stream: StreamBudget | None) -> list[Pool]:
@@ -68,6 +75,8 @@ class Staffing:
             except (BudgetError, ParameterError) as error:
                 problem = error
         if problem is not None and not found and not self.crew.may_grow():
+            if self.pools[0].slots or not any(map(self.crew.gpus_on, self.crew.nodes())):
+                raise no_gpus_left() from problem
             raise problem
         return found
 
@@ -129,7 +138,8 @@ class Staffing:
     def worker_for(self, pool: Pool, task: Task, node: str | None) -> Worker | None:
         """An idle or new worker for a task, on a node if one is given; None if it has to wait."""
         workers = [worker for worker in pool.workers if node in (None, worker.place)]
-        if not self.crew.places(1) or (node is not None and node not in self.crew.nodes()):
+        nodes = self.nodes()
+        if not nodes or (node is not None and node not in nodes):
             return None
         if task.last_attempt:  # with all the memory of the pool, and so without other workers
             if any(worker.job is not None for worker in workers):

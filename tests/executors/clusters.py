@@ -6,9 +6,9 @@ import importlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
+import pytest
 
 from tamis import JsonlReader, JsonlWriter, Map, Pipeline, Resources, Rows, operator
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.dedup import FuzzyDedup, SemanticDedup
+from tamis.errors import OperatorError
 from tamis.events import CallsFinished, Event, Note, PartitionCommitted, WorkerDied
 from tamis.text.quality import WordCount
 
@@ -55,10 +57,34 @@ def keep_after(path: Path) -> Callable[[dict[str, Any]], bool]:
     """A filter that keeps every row, once a file exists."""
 
     def waits(row: dict[str, Any]) -> bool:
-        await_none(lambda: not path.exists(), most_s=150)
+        await_in_step(lambda: [] if path.exists() else [path])
         return True
 
     return waits
+
+
+def keep_once_at_work(folder: Path, nodes: int) -> Callable[[dict[str, Any]], bool]:
+    """A filter that keeps every row, once so many nodes have rows. The folder is empty."""
+
+    def meets(row: dict[str, Any]) -> bool:
+        meet(folder, str(os.getppid()), nodes)  # the fork server of the node
+        return True
+
+    return meets
+
+
+def meet(folder: Path, name: str, nodes: int) -> None:
+    """Wait in a step until so many nodes are at work: the first to start would otherwise finish before the others join."""
+    (folder / name).touch()
+    await_in_step(lambda: [f"{nodes} nodes"] if len(list(folder.iterdir())) < nodes else [])
+
+
+def await_in_step(missing: Callable[[], list[Any]]) -> None:
+    """Wait in a step until nothing is missing. If that takes too long, the run ends; another error would only fail the row."""
+    try:
+        await_none(missing, most_s=150)
+    except AssertionError as error:
+        raise OperatorError(f"a step of a test still waits for {missing()}") from error
 
 
 def dedup(source: Path, output: Path, *middle: Any, blocksize: str = "20kB", **options: Any) -> dict[str, Any]:
@@ -156,11 +182,17 @@ def hosts_listened_on(executor: Any) -> set[str]:
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node is given up because the machine is busy. One that ends is noticed by the end of its connection."""
+    monkeypatch.setattr("tamis.executors.nodes.SILENT_S", 60.0)
+
+
 class Faults:
     """Subscribes to a run, and does something at certain moments: "map" when rows are read, "calls" while a Gather decides,
-    "refused" when a node gets no work."""
+    "refused" when a node gets no work. An action that returns False found nothing to do, and is tried again at the next one."""
 
-    def __init__(self, **actions: Callable[[], None]) -> None:
+    def __init__(self, **actions: Callable[[], object]) -> None:
         self.left = dict(actions)
         self.notes: list[str] = []
         self.deaths: list[str] = []
@@ -176,9 +208,8 @@ class Faults:
             moment = "map" if event.stage == 0 else "write"
         elif isinstance(event, CallsFinished):
             moment = "calls"
-        action = self.left.pop(moment, None)
-        if action is not None:
-            action()
+        if moment in self.left and self.left[moment]() is not False:
+            del self.left[moment]
 
 
 def servers_of(parents: Iterator[int] | list[int]) -> list[psutil.Process]:
@@ -203,18 +234,43 @@ def servers_of(parents: Iterator[int] | list[int]) -> list[psutil.Process]:
 
 def at_work(servers: list[psutil.Process]) -> list[psutil.Process]:
     """Those that have workers: the driver knows their nodes, which is uncertain for an agent that has only just started."""
+    return [server for server in servers if workers_of([server])]
+
+
+def workers_of(servers: list[psutil.Process]) -> list[psutil.Process]:
+    """The workers that the driver is connected to; it closes the connection of one that is to exit."""
     found = []
     for server in servers:
         with suppress(psutil.NoSuchProcess):
-            found += [server] if server.children() else []
+            for worker in server.children():
+                with suppress(psutil.NoSuchProcess):
+                    connections = getattr(worker, "net_connections", None) or worker.connections  # before psutil 6
+                    states = {each.status for each in connections("tcp")}
+                    found += [worker] if psutil.CONN_ESTABLISHED in states else []
     return found
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def kill_one(processes: list[psutil.Process]) -> bool:
+    """Kill the first process that has not ended; returns whether there was one."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+                return True
+    return False
 
 
-def await_none(find: Callable[[], list[Any]], most_s: float = 30.0) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def await_none(find: Callable[[], object], most_s: float = 120.0) -> None:
     """Wait until nothing is found any more."""
     until = time.monotonic() + most_s
     while find():
@@ -237,25 +293,50 @@ clusters.dedup(Path(sys.argv[3]), Path(sys.argv[4]), executor=executor, memory="
 """
 
 
-def kill_a_driver(executor: str, address: str, source: Path, output: Path) -> None:
-    """Begin a run in another process, and kill that when it has committed something."""
-    said = output.with_name("driver.txt")
-    found: list[object] = []
-    for _ in range(3):  # with several clusters on the machine, Ray sometimes ends a driver while it connects
-        with said.open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-c", DRIVER, executor, address, str(source), str(output)],
+def kill_a_driver(executor: str, address: str, source: Path, output: Path) -> Path:
+    """Begin a run in another process, and kill that when it has committed something; returns its output."""
+    return run_driver(
+        lambda folder: ["-c", DRIVER, executor, address, str(source), str(folder)], output, kill_at="committed\n"
+    )[0]
+
+
+def run_driver(
+    arguments: Callable[[Path], list[str]], output: Path, kill_at: str | None = None, **environment: str
+) -> tuple[Path, str]:
+    """Run Python in another process, until it ends or prints a line; returns the folder of its output and what it has printed.
+
+    With several clusters on the machine, Ray sometimes ends a driver while it connects. If it has written nothing, it is
+    started again, with another folder.
+    """
+    found = []
+    for number in range(3):
+        folder, errors = output / str(number), output / f"{number}.txt"
+        output.mkdir(exist_ok=True)
+        with (
+            errors.open("wb") as file,
+            subprocess.Popen(
+                [sys.executable, *arguments(folder)],
                 stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-            )
-        with process:
+                stderr=file,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(Path.cwd()), **environment},
+            ) as process,
+        ):
             assert process.stdout is not None
-            lines: list[bytes] = []
-            while b"committed\n" not in lines and (line := process.stdout.readline()):
-                lines.append(line)
-            process.kill()
-        if b"committed\n" in lines:
-            return
-        found.append((process.returncode, lines, said.read_text()))
+            overdue = threading.Timer(300, process.kill)
+            overdue.start()
+            lines = []
+            try:
+                for line in process.stdout:
+                    lines.append(line)
+                    if line == kill_at:
+                        process.kill()
+                process.wait()
+            finally:
+                overdue.cancel()
+        if kill_at in lines or (kill_at is None and not process.returncode):
+            return folder, "".join(lines)
+        found.append((process.returncode, lines, errors.read_text()))
+        if folder.exists():
+            break
     raise AssertionError(found)

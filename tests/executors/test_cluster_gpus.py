@@ -7,15 +7,19 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
+from distributed import Client, LocalCluster
 
 from tamis import DaskExecutor, JsonlWriter, Map, Pipeline, RayExecutor, Resources, Rows, get_client, operator
 from tamis.dedup.shuffle import run_in_workers
-from tamis.errors import ParameterError
+from tamis.errors import ParameterError, WorkerError
+from tamis.executors import nodes as cluster_nodes
+from tamis.executors.dask import _DaskNodes
 from tamis.models import devices
 from tamis.sampling import Sample
-from tests.executors.clusters import await_none
+from tests.executors.clusters import Faults, await_none, end, meet, patience, servers_of  # noqa: F401
 
 pytestmark = pytest.mark.skipif(devices.gpu_count() > 0, reason="there is a GPU")
 
@@ -40,19 +44,19 @@ def pretended(tmp_path_factory):
 
 @contextmanager
 def dask_nodes(pretended):
-    from distributed import Client, LocalCluster
-
     with ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0"))
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
-        more = ["--nthreads", "2", "--memory-limit", "6GB", "--no-nanny", "--no-dashboard"]
         for name in NODES:
-            worker = subprocess.Popen([*command, *more], env=os.environ | pretended(name), stderr=subprocess.DEVNULL)
-            stack.callback(worker.wait)
-            stack.callback(worker.terminate)
+            stack.callback(end, dask_worker(cluster, pretended(name)))
         with Client(cluster.scheduler_address) as client:
             client.wait_for_workers(len(NODES), timeout=120)
         yield DaskExecutor(cluster.scheduler_address)
+
+
+def dask_worker(cluster, environment):
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+    more = ["--nthreads", "2", "--memory-limit", "6GB", "--no-nanny", "--no-dashboard"]
+    return subprocess.Popen([*command, *more], env=os.environ | environment, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -60,17 +64,16 @@ def ray_nodes(pretended):
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster()
-    for name, gpus in NODES.items():
-        num_gpus = len(gpus.split(",")) if gpus else 0
-        small = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
-        cluster.add_node(**small, num_gpus=num_gpus, env_vars=pretended(name))
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
-    try:
+    with ExitStack() as stack:
+        cluster = Cluster()
+        stack.callback(cluster.shutdown)
+        for name, gpus in NODES.items():
+            num_gpus = len(gpus.split(",")) if gpus else 0
+            small = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
+            cluster.add_node(**small, num_gpus=num_gpus, env_vars=pretended(name))
+        ray.init(cluster.address, log_to_driver=False, configure_logging=False)
+        stack.callback(ray.shutdown)
         yield RayExecutor()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module", params=["dask", "ray"])
@@ -98,17 +101,10 @@ class PlaceRunnerForTests:
         return {"place": pa.array([self.place] * len(batch))}
 
 
-def meet(folder):
-    """Wait until both nodes with GPUs are at work: the first to start would otherwise finish before the other joins."""
-    here = os.environ["NODE_FOR_TESTS"]
-    (Path(folder) / here).touch()
-    await_none(lambda: [name for name in "ab" if not (Path(folder) / name).exists()], most_s=150)
-    return here
-
-
 def reader_of(folder):
     def where(row):
-        return {"reader": meet(folder)}
+        meet(folder, os.environ["NODE_FOR_TESTS"], 2)
+        return {"reader": os.environ["NODE_FOR_TESTS"]}
 
     return where
 
@@ -117,7 +113,9 @@ ROWS = Rows([{"n": number} for number in range(600)], rows_per_partition=15)
 
 
 def test_each_gpu_of_each_node_has_a_worker(nodes, tmp_path):
-    table = Pipeline(ROWS, reader_of(tmp_path), PlaceOnGpuForTests()).collect(executor=nodes, memory="4GB")
+    met = tmp_path / "met"
+    met.mkdir()
+    table = Pipeline(ROWS, reader_of(met), PlaceOnGpuForTests()).collect(executor=nodes, memory="4GB")
     assert table["n"].to_pylist() == list(range(600))
     places = {tuple(place.split()) for place in table["place"].to_pylist()}
     workers = Counter(place[:3] for place in places)
@@ -130,7 +128,8 @@ def test_each_gpu_of_each_node_has_a_worker(nodes, tmp_path):
 
 
 def call_on_gpu(folder, number):
-    return [meet(folder), devices.assigned().device, os.environ["CUDA_VISIBLE_DEVICES"]]
+    meet(Path(folder), os.environ["NODE_FOR_TESTS"], 2)
+    return [os.environ["NODE_FOR_TESTS"], devices.assigned().device, os.environ["CUDA_VISIBLE_DEVICES"]]
 
 
 @operator(resources=Resources(memory=1))
@@ -156,6 +155,67 @@ def test_calls_of_a_gather_run_on_the_gpus_of_all_nodes(nodes, tmp_path):
     places = set((output / ".tamis" / "places.txt").read_text().splitlines())
     assert places <= {"a cuda:0 0", "a cuda:0 1", "b cuda:0 2"}
     assert {place[0] for place in places} == {"a", "b"}
+
+
+@contextmanager
+def losing_the_gpus(pretended):
+    """A cluster with one node that has a GPU and one that has none, and a function that ends the first, when both are there."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0"))
+        with_gpu, without = (dask_worker(cluster, pretended(name)) for name in "bc")
+        for worker in (with_gpu, without):
+            stack.callback(end, worker)
+        with Client(cluster.scheduler_address) as client:
+            client.wait_for_workers(2, timeout=120)
+
+        def lose(*, comes_back):
+            await_none(lambda: not servers_of([without.pid]))
+            with_gpu.kill()
+            if comes_back:
+                stack.callback(end, dask_worker(cluster, pretended("b")))
+
+        yield cluster.scheduler_address, lose
+
+
+@pytest.mark.parametrize("streaming", ["always", "never"])
+def test_a_run_waits_for_another_node_with_a_gpu_if_the_last_one_is_lost(pretended, streaming):
+    with losing_the_gpus(pretended) as (address, lose):
+        faults = Faults(map=lambda: lose(comes_back=True))
+        executor = DaskExecutor(address, streaming=streaming)
+        table = Pipeline(ROWS, PlaceOnGpuForTests()).collect(executor=executor, memory="4GB", on_event=faults)
+    assert table["n"].to_pylist() == list(range(600))
+    assert sum("was lost" in note for note in faults.notes) == 1
+
+
+def test_a_run_ends_if_no_other_node_with_a_gpu_joins(pretended, tmp_path, monkeypatch):
+    def lose_for_good():
+        monkeypatch.setattr(cluster_nodes, "NO_NODE_S", 1.0)
+        lose(comes_back=False)
+
+    with losing_the_gpus(pretended) as (address, lose):
+        faults = Faults(map=lose_for_good)
+        job = Pipeline(ROWS, PlaceOnGpuForTests(), JsonlWriter(tmp_path))
+        with pytest.raises(WorkerError, match="no node with enough GPUs is left"):
+            job.run(executor=DaskExecutor(address), memory="4GB", on_event=faults)
+
+
+@pytest.mark.parametrize("nodes", ["dask"], indirect=True)
+def test_a_node_that_does_not_answer_hides_no_gpus_of_others(nodes, monkeypatch):
+    monkeypatch.setattr("tamis.executors.dask.CONNECT_S", 0.1)
+    with Client(nodes.address, set_as_default=False) as client:
+        known = client.run(lambda: (os.environ["NODE_FOR_TESTS"], os.getpid()))
+        seen = _DaskNodes(client)
+
+        def gpus():
+            return {known[address][0]: len(machine.gpus) for address, machine in seen.machines().items()}
+
+        (frozen,) = [psutil.Process(pid) for name, pid in known.values() if name == "b"]
+        frozen.suspend()
+        try:
+            await_none(lambda: gpus() != {"a": 2, "b": 0, "c": 0})
+        finally:
+            frozen.resume()
+        await_none(lambda: gpus() != {"a": 2, "b": 1, "c": 0})
 
 
 def test_more_gpus_than_a_node_has_is_an_error(nodes):

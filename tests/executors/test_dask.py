@@ -6,13 +6,24 @@ import re
 import subprocess
 import sys
 
+import psutil
 import pytest
 from distributed import Client
 
 from tamis import DaskExecutor, Pipeline, Rows
 from tamis.errors import ParameterError
 from tests.executors import clusters
-from tests.executors.clusters import Faults, at_work, await_none, dedup, kill, servers_of
+from tests.executors.clusters import (
+    Faults,
+    at_work,
+    await_none,
+    dedup,
+    end,
+    kill_one,
+    patience,  # noqa: F401
+    servers_of,
+    workers_of,
+)
 from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 
 
@@ -42,13 +53,20 @@ def reference(source, tmp_path_factory):
     return dedup(source, tmp_path_factory.mktemp("reference") / "out", executor="inline", blocksize="10MB")
 
 
+def dask_workers(cluster):
+    """Their processes; a nanny that starts another one has none."""
+    return [nanny.pid for nanny in cluster.workers.values() if nanny.pid]
+
+
 def agents(cluster):
     """The fork servers of the agents of all Dask workers."""
-    return servers_of([worker.pid for worker in cluster.workers.values()])
+    return servers_of(dask_workers(cluster))
 
 
 def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, source, reference, tmp_path):
-    found = dedup(source, tmp_path / "out", executor=executor, memory="1GB")
+    met = tmp_path / "met"
+    met.mkdir()
+    found = dedup(source, tmp_path / "out", clusters.keep_once_at_work(met, 2), executor=executor, memory="1GB")
     assert found == reference
     nodes = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["memory"]["nodes"]
     assert [node["workers"] for node in nodes] == [1, 1]
@@ -80,8 +98,7 @@ def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
 
     def worker():
         servers = at_work(agents(dask_cluster))
-        kill(servers[0].children()[0].pid)
-        kill(servers[-1].pid)
+        return kill_one(workers_of(servers[:1])) and kill_one(servers[::-1])
 
     reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
     faults = Faults(map=worker)
@@ -111,13 +128,14 @@ def test_workers_servers_and_dask_workers_that_are_killed_cost_no_row(
     executor, dask_cluster, source, reference, tmp_path
 ):
     def worker():
-        kill(at_work(agents(dask_cluster))[0].children()[0].pid)
+        return kill_one(workers_of(agents(dask_cluster)))
 
     def server():
-        kill(at_work(agents(dask_cluster))[0].pid)
+        return kill_one(at_work(agents(dask_cluster)))
 
-    def dask_worker():
-        kill(at_work(agents(dask_cluster))[-1].ppid())  # its nanny starts another
+    def dask_worker():  # its nanny starts another
+        found = [pid for pid in dask_workers(dask_cluster) if at_work(servers_of([pid]))]
+        return kill_one([psutil.Process(pid) for pid in found])
 
     faults = Faults(map=worker, calls=server, write=dask_worker)
     found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults, blocksize="4kB")
@@ -133,8 +151,10 @@ def test_a_node_that_joins_while_a_gather_decides_gets_work(executor, dask_clust
 
     def join():
         known = {agent.pid for agent in agents(dask_cluster)}
-        kill(min(agent.pid for agent in at_work(agents(dask_cluster))))
+        if not kill_one(at_work(agents(dask_cluster))):
+            return False
         await_none(lambda: not {agent.pid for agent in agents(dask_cluster)} - known)
+        return True
 
     faults = Faults(calls=join)
     found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults)
@@ -146,9 +166,9 @@ def test_a_node_that_joins_while_a_gather_decides_gets_work(executor, dask_clust
 def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(
     executor, dask_cluster, source, reference, tmp_path
 ):
-    clusters.kill_a_driver("DaskExecutor", dask_cluster.scheduler_address, source, tmp_path / "out")
+    output = clusters.kill_a_driver("DaskExecutor", dask_cluster.scheduler_address, source, tmp_path / "out")
     await_none(lambda: agents(dask_cluster))
-    assert dedup(source, tmp_path / "out", executor=executor, memory="1GB", blocksize="4kB") == reference
+    assert dedup(source, output, executor=executor, memory="1GB", blocksize="4kB") == reference
 
 
 def test_a_node_without_a_package_is_named_and_gets_no_work(executor, dask_cluster, source, tmp_path):
@@ -161,15 +181,14 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(executor, dask_clust
     )
     try:
         with Client(dask_cluster) as client:
-            client.wait_for_workers(3)
+            client.wait_for_workers(3, timeout=120)
         refused = tmp_path / "refused"
         faults = Faults(refused=refused.touch)
         step = clusters.ColourForTests()
         steps = (step, clusters.keep_after(refused))
         found = dedup(source, tmp_path / "out", *steps, executor=executor, memory="1GB", on_event=faults)
     finally:
-        bare.terminate()
-        bare.wait()
+        end(bare)
     assert found == dedup(source, tmp_path / "inline", step, executor="inline", blocksize="10MB")
     (note,) = [note for note in faults.notes if "gets no work" in note]
     assert re.search(r"node \S+ \(127.0.0.1:\d+\) cannot import `colorsys`, which a step needs", note)
@@ -193,7 +212,7 @@ def test_without_a_cluster_one_is_started_on_this_machine(source, reference, tmp
 )
 def test_a_scheduler_that_cannot_be_reached_is_an_error_at_once(address, why, tmp_path):
     code = f"from tamis import *; Pipeline(Rows([{{'n': 1}}])).run(executor=DaskExecutor({address!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert f"cannot connect to Dask at {address}: " in done.stderr
     assert why in done.stderr
     assert "Exception ignored" not in done.stderr  # a client of Dask that has failed delays the exit

@@ -1,16 +1,12 @@
 """Clusters of one core: a long pipeline whose stages run at the same time finishes, and leaves no process behind."""
 
 import json
-import os
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.executors.clusters import await_none
+from tests.executors.clusters import await_none, run_driver
 
 SCRIPT = """
 import json
@@ -78,16 +74,9 @@ else:
 
 
 def run_script(engine, source, output, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, engine, str(source), str(output)],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        timeout=300,
-    )
-    assert not done.returncode, done.stderr
-    rows = [line for file in sorted(Path(output).glob("part-*")) for line in file.read_text().splitlines()]
-    return json.loads(done.stdout.splitlines()[-1]), rows
+    folder, printed = run_driver(lambda folder: ["-c", SCRIPT, engine, str(source), str(folder)], output, **environment)
+    rows = [line for file in sorted(folder.glob("part-*")) for line in file.read_text().splitlines()]
+    return json.loads(printed.splitlines()[-1]), rows
 
 
 def marked(mark):

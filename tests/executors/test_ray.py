@@ -15,7 +15,16 @@ from tamis import RayExecutor
 from tamis.errors import ParameterError, WorkerError
 from tamis.executors.ray import _reason
 from tests.executors import clusters
-from tests.executors.clusters import Faults, at_work, await_none, dedup, kill, servers_of
+from tests.executors.clusters import (
+    Faults,
+    at_work,
+    await_none,
+    dedup,
+    kill_one,
+    patience,  # noqa: F401
+    servers_of,
+    workers_of,
+)
 from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 
 SMALL = {"object_store_memory": 80_000_000}
@@ -69,12 +78,29 @@ def parents(cluster):
     found = []
     for server in at_work(agents(cluster)):
         with suppress(psutil.NoSuchProcess):
-            found += [server.ppid()] if server.ppid() not in raylets else []
+            agent = server.parent()
+            found += [agent] if agent is not None and agent.pid not in raylets else []
     return found
 
 
+def is_alive(node):
+    """Whether Ray lists a node. It lists one that was lost for another 16 seconds."""
+    import ray
+
+    return any(each["NodeID"] == node.node_id and each["Alive"] for each in ray.nodes())
+
+
+def leave(cluster, node):
+    """Let a node leave the cluster, so that the next test does not find it there."""
+    await_none(lambda: not is_alive(node))
+    cluster.remove_node(node)
+    await_none(lambda: is_alive(node))
+
+
 def test_the_same_rows_reasons_failures_and_groups(connected, source, reference, tmp_path):
-    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB")
+    met = tmp_path / "met"
+    met.mkdir()
+    found = dedup(source, tmp_path / "out", clusters.keep_once_at_work(met, 2), executor=RayExecutor(), memory="1GB")
     assert found == reference
     nodes = json.loads((tmp_path / "out" / ".tamis" / "report.json").read_text())["memory"]["nodes"]
     assert [node["workers"] for node in nodes] == [1, 1]
@@ -93,8 +119,7 @@ def test_stages_that_run_at_the_same_time(connected, source, tmp_path):
 
     def worker():
         servers = at_work(agents(connected))
-        kill(servers[0].children()[0].pid)
-        kill(servers[-1].pid)
+        return kill_one(workers_of(servers[:1])) and kill_one(servers[::-1])
 
     reference = clusters.divided(source, tmp_path / "inline", executor="inline", blocksize="10MB")
     faults = Faults(map=worker)
@@ -122,13 +147,13 @@ def test_everything_in_an_object_store(connected, bucket):  # noqa: F811
 
 def test_workers_servers_and_agents_that_are_killed_cost_no_row(connected, source, reference, tmp_path):
     def worker():
-        kill(at_work(agents(connected))[0].children()[0].pid)
+        return kill_one(workers_of(agents(connected)))
 
     def server():
-        kill(at_work(agents(connected))[0].pid)
+        return kill_one(at_work(agents(connected)))
 
     def agent():
-        kill(parents(connected)[-1])
+        return kill_one(parents(connected)[::-1])
 
     faults = Faults(map=worker, calls=server, write=agent)
     found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
@@ -151,7 +176,7 @@ def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tm
         lost.touch()
 
     def join():
-        joined.append(connected.add_node(num_cpus=1, **SMALL))
+        joined.append(connected.add_node(wait=False, num_cpus=1, **SMALL))
 
     faults = Faults(calls=join)
     with ThreadPoolExecutor() as pool:
@@ -166,7 +191,8 @@ def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tm
             blocksize="4kB",
         )
         losing.result()
-    connected.remove_node(joined[0], allow_graceful=False)
+    leave(connected, joined[0])
+    await_none(lambda: is_alive(extra))
     assert found == reference
     assert sum("was lost" in note for note in faults.notes) == 1
     assert all("lost with node" in how for how in faults.deaths)
@@ -179,24 +205,29 @@ def test_a_node_that_is_silent_is_given_up_and_does_no_harm_when_it_comes_back(
     stopped = []
 
     def suspend():
-        server = at_work(agents(connected))[0]
-        stopped.extend([psutil.Process(server.ppid()), server, *server.children()])
+        for agent in parents(connected)[:1]:
+            stopped.extend([agent, *agent.children(recursive=True)])
         for process in stopped:
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        return bool(stopped)
 
     faults = Faults(map=suspend)
-    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
-    for process in stopped:
-        process.resume()
+    try:
+        found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", on_event=faults, blocksize="4kB")
+    finally:
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
     await_none(lambda: agents(connected))
     assert found == reference == clusters.outcome_in(tmp_path / "out") | {"account": found["account"]}
     assert any("was silent for 5 seconds" in note for note in faults.notes)  # or more, on a busy machine
 
 
 def test_a_driver_that_is_killed_leaves_nothing_running_and_the_run_resumes(connected, source, reference, tmp_path):
-    clusters.kill_a_driver("RayExecutor", connected.address, source, tmp_path / "out")
+    output = clusters.kill_a_driver("RayExecutor", connected.address, source, tmp_path / "out")
     await_none(lambda: agents(connected))
-    found = dedup(source, tmp_path / "out", executor=RayExecutor(), memory="1GB", blocksize="4kB")
+    found = dedup(source, output, executor=RayExecutor(), memory="1GB", blocksize="4kB")
     assert found == reference
 
 
@@ -221,7 +252,7 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, t
     step = clusters.ColourForTests()
     steps = (step, clusters.keep_after(refused))
     found = dedup(source, tmp_path / "out", *steps, executor=RayExecutor(), memory="1GB", on_event=faults)
-    connected.remove_node(node, allow_graceful=False)
+    leave(connected, node)
     assert found == dedup(source, tmp_path / "inline", step, executor="inline", blocksize="10MB")
     (note,) = [note for note in faults.notes if "gets no work" in note]
     assert re.search(rf"node \S+ \({node.node_id[:8]}\) cannot import `colorsys`, which a step needs", note)
@@ -233,7 +264,7 @@ def test_a_node_without_tamis_gets_no_work(connected, source, reference, tmp_pat
     faults = Faults(refused=refused.touch)
     step = clusters.keep_after(refused)
     found = dedup(source, tmp_path / "out", step, executor=RayExecutor(), memory="1GB", on_event=faults)
-    connected.remove_node(node, allow_graceful=False)
+    leave(connected, node)
     assert found == reference
     (note,) = [note for note in faults.notes if "gets no work" in note]
     assert re.search(rf"node \S+ \({node.node_id[:8]}\) cannot start an agent: .*No module named 'tamis'", note)
@@ -245,14 +276,10 @@ def test_a_package_that_no_node_has(connected, source, tmp_path):
 
 
 def test_the_command_line(connected, source, tmp_path):
-    command = ["run", "length", "--input", str(source), "--output", str(tmp_path / "out"), "--memory", "1GB", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tamis", *command, "--executor", "ray", "--address", connected.address],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["read"] == 1200 + json.loads(done.stdout)["failed"]
+    command = ["-m", "tamis", "run", "length", "--input", str(source), "--memory", "1GB", "--json"]
+    ray = ["--executor", "ray", "--address", connected.address]
+    _, printed = clusters.run_driver(lambda output: [*command, *ray, "--output", str(output)], tmp_path / "out")
+    assert json.loads(printed)["read"] == 1200 + json.loads(printed)["failed"]
 
 
 def test_what_cannot_be_is_refused(connected, source, tmp_path):
@@ -262,9 +289,20 @@ def test_what_cannot_be_is_refused(connected, source, tmp_path):
 
 def test_a_cluster_that_cannot_be_reached_is_an_error_at_once(tmp_path):
     code = "from tamis import *; Pipeline(Rows([{'n': 1}])).run(executor=RayExecutor(address='127.0.0.1:1'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert "cannot connect to Ray at 127.0.0.1:1" in done.stderr
     assert "start it with `ray start --head`" in done.stderr
+
+
+def test_a_process_that_is_connected_to_another_cluster(connected):
+    port = connected.address.rpartition(":")[2]
+    for address in (None, "auto", connected.address, f"localhost:{port}"):
+        with RayExecutor(address).connected() as machine:
+            assert machine.cpus == 1
+    for address in (f"198.51.100.7:{port}", "localhost:1"):
+        error = f"connected to Ray at {connected.address}, and the run is to use {address}"
+        with pytest.raises(ParameterError, match=error), RayExecutor(address).connected():
+            pass
 
 
 def test_an_agent_that_ray_ended_for_lack_of_memory_says_so():
