@@ -169,6 +169,8 @@ def summary_text(report: Report) -> str:
     lines = [wrapped(str(report))]
     if report.state == "shard":
         lines += [wrapped(note) for note in report.notes[:1]]
+    elif report.state == "interrupted":  # `tamis merge --partial`
+        lines += [wrapped(f"note: {note}") for note in report.notes]
     if report.failed and report.output:
         lines.append(f"failed rows are in {report.output.rstrip('/')}/.tamis/failed/")
     if report.output:

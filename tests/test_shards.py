@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tamis import JsonlReader, JsonlWriter, ParquetWriter, Pipeline, Rows
+from tamis.console import summary_text
 from tamis.dedup import ExactDedup, FuzzyDedup
 from tamis.errors import LedgerError, ParameterError, ShardsMissing, ShardsRunning, TooManyFailed
 from tamis.events import Note, PartitionCommitted
@@ -438,6 +439,8 @@ def test_merge_says_how_many_rows_wait_for_a_gather(source, tmp_path):
         f"not in the output: {waiting} rows that a step can decide about only with those of all shards"
     )
     assert waiting > 0
+    for note in report.notes:
+        assert f"note: {note}" in summary_text(report).replace("\n  ", " ")
 
 
 def test_merge_finishes_if_the_last_shard_was_killed_before_it_could(source, tmp_path, monkeypatch):
