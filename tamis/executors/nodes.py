@@ -373,6 +373,7 @@ class ClusterCrew:
     def _dismiss(self, node: Node) -> Iterator[tuple[Worker, None]]:
         """Close the connection to a node, whose agent then ends; its workers are dead, and no row is blamed."""
         del self._joined[node.id]
+        self._none_since = time.monotonic()  # if it was the last one, even if the driver did not look for long
         node.control.close()
         for worker in list(node.workers.values()):
             worker.lost, worker.how, worker.ended = True, f"lost with node {node.name}", time.monotonic()
