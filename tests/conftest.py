@@ -26,6 +26,10 @@ os.environ.pop(
 os.fsync = lambda descriptor: None  # tests kill processes, not the machine; waiting for the disk takes minutes
 
 os.environ.setdefault(
+    "RAY_worker_niceness", "0"
+)  # otherwise any other process that computes leaves Ray's workers a thirtieth of a core
+
+os.environ.setdefault(
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False"
 )  # it samples idle workers a hundred times a second
 
@@ -99,11 +103,15 @@ def _dask(stack: ExitStack) -> Executor:
 
 
 @pytest.fixture(params=["inline", "local", *CLUSTERS])
-def executor(request: pytest.FixtureRequest) -> str | Executor:
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | Executor:
     """Every executor, by name or connected to a cluster that all tests share."""
     name: str = request.param
     if name not in CLUSTERS:
         return name
+    from tests.executors.clusters import PATIENCE
+
+    for constant, value in PATIENCE.items():
+        monkeypatch.setattr(f"tamis.executors.nodes.{constant}", value)
     if name not in _open_clusters:
         with ExitStack() as stack:
             found = (_ray if name == "ray" else _dask)(stack)

@@ -206,15 +206,16 @@ def test_a_ray_cluster_in_a_slurm_job(work):
     command(work, "srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
     command(work, "scontrol", "echo this-node")
     job = {"SLURM_JOB_NODELIST": "this-node", "SLURM_CPUS_PER_TASK": "2", "TAMIS_RAY_PORT": str(port)}
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # the names of its sockets must be short
-        script = [DEPLOY / "slurm_ray.sh", work / "recipe.yaml", "--memory", "1GB"]
-        ((error, code),) = ended(start(work, *script, **job, RAY_TMPDIR=folder))
-    assert code == 0, error
-    assert_complete(work)
     named = re.compile(rf"[:=]{port}\b")
 
     def left():
         lines = [each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"])]
         return [line for line in lines if any(map(named.search, line))]
 
-    await_none(left)
+    # The names of Ray's sockets must be short. Processes that are about to exit may still write there.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        script = [DEPLOY / "slurm_ray.sh", work / "recipe.yaml", "--memory", "1GB"]
+        ((error, code),) = ended(start(work, *script, **job, RAY_TMPDIR=folder))
+        assert code == 0, error
+        assert_complete(work)
+        await_none(left)

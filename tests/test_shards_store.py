@@ -93,6 +93,7 @@ def test_a_shard_takes_over_from_its_own_driver_on_a_machine_that_was_switched_o
     store.write(".tamis/shards/0001.lock", json.dumps(dead).encode())
     assert s3_job(bucket, "out", []).run(executor="inline", shard="1/2", shard_wait=0).state == "finished"
 
+    monkeypatch.setattr("tamis.lock.STALE_S", 30.0)  # renewed every five seconds
     s3_job(bucket, "both", []).run(executor="inline", shard="2/2", shard_wait=0)
     with ShardLedger(Store(f"{bucket.url}/both", bucket.storage_options), parse_shard("1/2")) as alive:
         alive.join()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -82,7 +85,7 @@ def meet(folder: Path, name: str, nodes: int) -> None:
 def await_in_step(missing: Callable[[], list[Any]]) -> None:
     """Wait in a step until nothing is missing. If that takes too long, the run ends; another error would only fail the row."""
     try:
-        await_none(missing, most_s=150)
+        await_none(missing, most_s=400)
     except AssertionError as error:
         raise OperatorError(f"a step of a test still waits for {missing()}") from error
 
@@ -131,6 +134,32 @@ class HeavyOnClustersForTests(Map):
 def divided(source: Path, output: Path, **options: Any) -> dict[str, Any]:
     """The outcome of a pipeline whose stages run at the same time."""
     return dedup(source, output, HeavyOnClustersForTests(), lambda row: {"double": 2 * row["weight"]}, **options)
+
+
+def breaks_its_worker(row: dict[str, Any]) -> bool:
+    """Three rows are too much for any worker: it is killed, does not get the memory, or holds memory that no cap counts."""
+    if row["n"] == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if row["n"] == 27:
+        np.ones(1_000_000_000)
+    if row["n"] == 38:
+        held = mmap.mmap(-1, 700_000_000)
+        for start in range(0, len(held), 4096):
+            held[start] = 1
+        signal.pause()
+    return True
+
+
+def broken(output: Path, **options: Any) -> tuple[list[int], dict[int, str]]:
+    """The rows that are left by a step that some rows break, and the errors of those."""
+    rows = Rows([{"n": number} for number in range(60)], rows_per_partition=20)
+    report = Pipeline(rows, breaks_its_worker, JsonlWriter(output)).run(memory="600MB", **options)
+    assert report.balances
+    kept = [json.loads(line)["n"] for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
+    failed = [
+        json.loads(line) for file in (output / ".tamis/failed").iterdir() for line in file.read_text().splitlines()
+    ]
+    return kept, {each["row"]["n"]: re.sub(r"[\d.,]+ ([KMG]?B)", r"N \1", each["error"]) for each in failed}
 
 
 @operator(reads="text", writes="colour")
@@ -182,10 +211,15 @@ def hosts_listened_on(executor: Any) -> set[str]:
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
+PATIENCE = {"SILENT_S": 60.0, "NO_NODE_S": 300.0}
+"""In seconds; see tamis/executors/nodes.py."""
+
+
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node is given up because the machine is busy. One that ends is noticed by the end of its connection."""
-    monkeypatch.setattr("tamis.executors.nodes.SILENT_S", 60.0)
+    """No node is given up, and no run without nodes, because the machine is busy. The end of a node ends its connection."""
+    for name, value in PATIENCE.items():
+        monkeypatch.setattr(f"tamis.executors.nodes.{name}", value)
 
 
 class Faults:
@@ -229,7 +263,16 @@ def servers_of(parents: Iterator[int] | list[int]) -> list[psutil.Process]:
             except psutil.NoSuchProcess:
                 continue
     servers = {process.pid for process in found}
-    return [process for process in found if process.ppid() not in servers]  # workers have the same command line
+    # Workers have the same command line.
+    return [process for process in found if _parent(process) not in {None, *servers}]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    """The process id of its parent; None if it has ended."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def at_work(servers: list[psutil.Process]) -> list[psutil.Process]:
@@ -270,7 +313,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def await_none(find: Callable[[], object], most_s: float = 120.0) -> None:
+def await_none(find: Callable[[], object], most_s: float = 300.0) -> None:
     """Wait until nothing is found any more."""
     until = time.monotonic() + most_s
     while find():
@@ -282,7 +325,10 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tests.executors import clusters
+from tamis.executors import nodes
 import tamis
+
+vars(nodes).update(clusters.PATIENCE)
 
 def show(event):
     if type(event).__name__ == "PartitionCommitted":
@@ -323,7 +369,7 @@ def run_driver(
             ) as process,
         ):
             assert process.stdout is not None
-            overdue = threading.Timer(300, process.kill)
+            overdue = threading.Timer(900, process.kill)
             overdue.start()
             lines = []
             try:

@@ -49,7 +49,7 @@ def dask_nodes(pretended):
         for name in NODES:
             stack.callback(end, dask_worker(cluster, pretended(name)))
         with Client(cluster.scheduler_address) as client:
-            client.wait_for_workers(len(NODES), timeout=120)
+            client.wait_for_workers(len(NODES), timeout=300)
         yield DaskExecutor(cluster.scheduler_address)
 
 
@@ -166,7 +166,7 @@ def losing_the_gpus(pretended):
         for worker in (with_gpu, without):
             stack.callback(end, worker)
         with Client(cluster.scheduler_address) as client:
-            client.wait_for_workers(2, timeout=120)
+            client.wait_for_workers(2, timeout=300)
 
         def lose(*, comes_back):
             await_none(lambda: not servers_of([without.pid]))

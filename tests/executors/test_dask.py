@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import psutil
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from tamis import DaskExecutor, Pipeline, Rows
 from tamis.errors import ParameterError
@@ -30,8 +31,6 @@ from tests.test_object_store import bucket, job, rows_out  # noqa: F401
 @pytest.fixture(scope="module")
 def dask_cluster():
     """Two Dask workers of one thread each, on this machine."""
-    from distributed import LocalCluster
-
     with LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit="2GB"
     ) as cluster:
@@ -75,7 +74,6 @@ def test_the_same_rows_reasons_failures_and_groups(executor, dask_cluster, sourc
 
 def test_a_worker_of_another_machine_could_join():
     """The only Dask worker is on this machine, and the driver still listens where others can reach it."""
-    from distributed import LocalCluster
     from distributed.utils import get_ip
 
     with LocalCluster(
@@ -113,6 +111,12 @@ def test_stages_that_run_at_the_same_time(dask_cluster, source, tmp_path):
     await_none(lambda: agents(dask_cluster))
 
 
+def test_rows_that_break_their_worker_fail_alone(executor, tmp_path):
+    kept, errors = clusters.broken(tmp_path / "dask", executor=executor)
+    assert (kept, sorted(errors)) == ([number for number in range(60) if number not in (13, 27, 38)], [13, 27, 38])
+    assert (kept, errors) == clusters.broken(tmp_path / "local", executor="local", workers=1)
+
+
 def test_semantic_deduplication(executor, tmp_path):
     kept = clusters.semantic(tmp_path / "dask", executor=executor, memory="1GB")
     assert kept == clusters.semantic(tmp_path / "inline", executor="inline")
@@ -134,8 +138,12 @@ def test_workers_servers_and_dask_workers_that_are_killed_cost_no_row(
         return kill_one(at_work(agents(dask_cluster)))
 
     def dask_worker():  # its nanny starts another
-        found = [pid for pid in dask_workers(dask_cluster) if at_work(servers_of([pid]))]
-        return kill_one([psutil.Process(pid) for pid in found])
+        for pid in dask_workers(dask_cluster):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if at_work(servers_of([pid])):
+                    return kill_one([process])
+        return False
 
     faults = Faults(map=worker, calls=server, write=dask_worker)
     found = dedup(source, tmp_path / "out", executor=executor, memory="1GB", on_event=faults, blocksize="4kB")
@@ -181,7 +189,7 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(executor, dask_clust
     )
     try:
         with Client(dask_cluster) as client:
-            client.wait_for_workers(3, timeout=120)
+            client.wait_for_workers(3, timeout=300)
         refused = tmp_path / "refused"
         faults = Faults(refused=refused.touch)
         step = clusters.ColourForTests()
@@ -219,8 +227,6 @@ def test_a_scheduler_that_cannot_be_reached_is_an_error_at_once(address, why, tm
 
 
 def test_a_scheduler_without_workers(monkeypatch):
-    from distributed import LocalCluster
-
     monkeypatch.setattr("tamis.executors.dask.CONNECT_S", 1)
     with (
         LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,

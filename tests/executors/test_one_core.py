@@ -16,8 +16,11 @@ import numpy as np
 
 from tamis import DaskExecutor, JsonlReader, JsonlWriter, Map, Pipeline, RayExecutor, Resources, operator
 from tamis.dedup import ExactDedup
+from tamis.executors import nodes
 from tamis.text.quality import WordCount
+from tests.executors.clusters import PATIENCE
 
+vars(nodes).update(PATIENCE)
 engine, source, output = sys.argv[1:]
 
 

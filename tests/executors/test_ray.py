@@ -90,6 +90,13 @@ def is_alive(node):
     return any(each["NodeID"] == node.node_id and each["Alive"] for each in ray.nodes())
 
 
+def join(cluster, **options):
+    """Let a node of one core join the cluster; Ray itself waits for 30 seconds at most."""
+    node = cluster.add_node(wait=False, num_cpus=1, **SMALL, **options)
+    await_none(lambda: not is_alive(node))
+    return node
+
+
 def leave(cluster, node):
     """Let a node leave the cluster, so that the next test does not find it there."""
     await_none(lambda: not is_alive(node))
@@ -134,6 +141,12 @@ def test_stages_that_run_at_the_same_time(connected, source, tmp_path):
     await_none(lambda: agents(connected))
 
 
+def test_rows_that_break_their_worker_fail_alone(connected, tmp_path):
+    kept, errors = clusters.broken(tmp_path / "ray", executor="ray")
+    assert (kept, sorted(errors)) == ([number for number in range(60) if number not in (13, 27, 38)], [13, 27, 38])
+    assert (kept, errors) == clusters.broken(tmp_path / "local", executor="local", workers=1)
+
+
 def test_semantic_deduplication(connected, tmp_path):
     kept = clusters.semantic(tmp_path / "ray", executor="ray", memory="1GB")
     assert kept == clusters.semantic(tmp_path / "inline", executor="inline")
@@ -165,20 +178,20 @@ def test_workers_servers_and_agents_that_are_killed_cost_no_row(connected, sourc
 
 
 def test_a_node_that_is_lost_and_one_that_joins(connected, source, reference, tmp_path):
-    extra = connected.add_node(num_cpus=1, **SMALL)
+    extra = join(connected)
     lost = tmp_path / "lost"
     joined = []
 
     def lose():
         """Remove the node once it is at work: until then the rows of all nodes wait, however long it takes to join."""
-        await_none(lambda: not at_work(servers_of([raylet(extra)])), most_s=120)
+        await_none(lambda: not at_work(servers_of([raylet(extra)])))
         connected.remove_node(extra, allow_graceful=False)
         lost.touch()
 
-    def join():
+    def add():
         joined.append(connected.add_node(wait=False, num_cpus=1, **SMALL))
 
-    faults = Faults(calls=join)
+    faults = Faults(calls=add)
     with ThreadPoolExecutor() as pool:
         losing = pool.submit(lose)
         found = dedup(
@@ -246,7 +259,7 @@ def test_a_node_that_does_not_see_the_output_is_named(connected, source, tmp_pat
 
 
 def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, tmp_path):
-    node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "colorsys"), **SMALL)
+    node = join(connected, env_vars=clusters.without_module(tmp_path, "colorsys"))
     refused = tmp_path / "refused"
     faults = Faults(refused=refused.touch)
     step = clusters.ColourForTests()
@@ -259,7 +272,7 @@ def test_a_node_without_a_package_is_named_and_gets_no_work(connected, source, t
 
 
 def test_a_node_without_tamis_gets_no_work(connected, source, reference, tmp_path):
-    node = connected.add_node(num_cpus=1, env_vars=clusters.without_module(tmp_path, "tamis"), **SMALL)
+    node = join(connected, env_vars=clusters.without_module(tmp_path, "tamis"))
     refused = tmp_path / "refused"
     faults = Faults(refused=refused.touch)
     step = clusters.keep_after(refused)
