@@ -177,6 +177,9 @@ class SemanticDedup(IndexedDedup):
         real = self.column if self.model is None else self.text_column
         return {name: name for name in self.reads()} | {self._read: real}
 
+    def packages(self) -> Mapping[str, str]:
+        return self._embed.packages() if self._embed is not None else {}
+
     def identity(self) -> dict[str, Any]:
         return super().identity() | ({"embed": self._embed.identity()} if self._embed is not None else {})
 

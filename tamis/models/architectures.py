@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.errors import TamisError, require
+from tamis.errors import TamisError, is_shortage, require
 from tamis.models.files import ModelError, find_folder
 from tamis.models.network import map_safetensors
 
@@ -210,14 +210,23 @@ def build_guarded_aegis(base: Path, adapter: Path, guard: Path) -> nn.Module:
 def _with_adapter(base: Path, adapter: Path) -> Any:
     transformers = require("transformers", extra="models", purpose="running LlamaGuard")
     transformers.utils.logging.disable_progress_bar()
-    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        base,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        dtype="auto",
-        output_loading_info=True,
-    )
+    try:
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            base,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
+        )
+    except Exception as error:
+        if is_shortage(error):
+            raise
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"the language model in {base} cannot be loaded: {first_line}",
+            hint="it needs config.json and complete weights in safetensors files; download it again",
+        ) from error
     missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     if missing or unexpected:
         raise _wrong_weights(base, missing, unexpected)

@@ -187,17 +187,42 @@ class TextGenerator:
             pad_token_id=self._ends[0] if self._ends else 0,
         )
         noise = [_Noise(torch, prompts, self._temperature, self._seed, width)] if self._temperature > 0 else []
+        broken = _Broken(torch, self._ends, width)
         with torch.inference_mode():
             made = self._loaded.module.generate(
                 torch.from_numpy(padded).to(self._device),
                 attention_mask=torch.from_numpy(mask).to(self._device),
                 generation_config=settings,
-                logits_processor=transformers.LogitsProcessorList(noise),
+                logits_processor=transformers.LogitsProcessorList([broken, *noise]),
+            )
+        if broken.count:
+            raise ValueError(
+                f"the model returned a value that is not a number for {broken.count} of {len(ids)} prompts"
             )
         return [self._loaded.tokenizer.text(self._until_end(row)) for row in made[:, width:].tolist()]
 
     def _until_end(self, ids: list[int]) -> list[int]:
         return ids[: next((place for place, token in enumerate(ids) if token in self._ends), len(ids))]
+
+
+class _Broken:
+    """Notes the rows with a logit that is not a number, whose next token would be arbitrary. Leaves logits as they are."""
+
+    def __init__(self, torch: Any, ends: Sequence[int], width: int) -> None:
+        self._torch, self._ends, self._width = torch, ends, width
+        self._rows: Any = None
+
+    @property
+    def count(self) -> int:
+        return 0 if self._rows is None else int(self._rows.sum())
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        torch = self._torch
+        ends = torch.tensor(self._ends, dtype=input_ids.dtype, device=input_ids.device)
+        has_ended = torch.isin(input_ids[:, self._width :], ends).any(dim=1)
+        found = torch.isnan(scores).any(dim=1) & ~has_ended
+        self._rows = found if self._rows is None else self._rows | found
+        return scores
 
 
 class _Noise:

@@ -16,6 +16,7 @@ from typing import Any
 from tamis.errors import require
 from tamis.models.files import PROMPTS_FILE, ModelError, json_object
 from tamis.models.network import SEES_PADDING, by_length, load_encoder, load_weights, padding_token
+from tamis.models.onnx import GraphPooling
 from tamis.models.tokens import default_prompt
 
 POOLINGS = {
@@ -47,7 +48,7 @@ def encoder(folder: Path, config: dict[str, Any]) -> Any:
         elif kind == "Normalize" and number < last_dense:
             rest.append(_normalize(torch, folder / path))
     fill = padding_token(inner) or 0
-    dimensions = _dimensions(folder)
+    dimensions = dimensions_of(folder)
 
     class Encoder(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -63,7 +64,20 @@ def encoder(folder: Path, config: dict[str, Any]) -> Any:
     return by_length(Encoder()) if inner.config.model_type in SEES_PADDING else Encoder()
 
 
-def _dimensions(folder: Path) -> int | None:
+def graph_pooling(folder: Path) -> GraphPooling:
+    """How the vectors of tokens that an ONNX graph returns become the vector of a text; the mean if its folder does not say."""
+    steps = sentence_modules(folder)
+    pooling = [_poolings(folder / path, folder) for kind, path in steps if kind == "Pooling"]
+    if any(kind == "Dense" for kind, _ in steps) or pooling not in ([], [["mean"]], [["cls"]]):
+        raise ModelError(
+            f"the ONNX graph in {folder} returns the vectors of tokens, and modules.json has steps after it that are "
+            "not supported",
+            hint="export the graph with the output `sentence_embedding`, or use model.safetensors",
+        )
+    return "cls" if pooling == [["cls"]] else "mean"
+
+
+def dimensions_of(folder: Path) -> int | None:
     """How many values of each vector sentence-transformers keeps; None for all."""
     path = folder / PROMPTS_FILE
     found = json_object(path).get("truncate_dim")

@@ -325,7 +325,15 @@ def _default(name: str, packaged: Packaged, needs: Needs) -> ModelFiles:
 
 def _of_file(name: str, path: Path) -> ModelFiles:
     if path.suffix == ".onnx":
-        names = ("tokenizer.json", "config.json", "tokenizer_config.json", PROMPTS_FILE, *SENTENCE_FILES)
+        names = (
+            "tokenizer.json",
+            "config.json",
+            "tokenizer_config.json",
+            "modules.json",
+            "1_Pooling/config.json",
+            PROMPTS_FILE,
+            *SENTENCE_FILES,
+        )
         beside = [path.parent / file for file in names]
         return ModelFiles(name, path.parent, "onnx", (path,), tuple(file for file in beside if file.is_file()))
     raise ModelError(

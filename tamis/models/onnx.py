@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
@@ -21,6 +21,8 @@ from tamis.context import Context
 from tamis.errors import is_shortage, require
 from tamis.models.files import ModelError, ModelFiles
 from tamis.models.tokens import LongTexts
+
+GraphPooling: TypeAlias = Literal["mean", "cls"]
 
 RAW_CHARS = 2_000
 """The longest text, in characters, that a graph of raw texts is given at a time; its memory grows with the square."""
@@ -62,17 +64,22 @@ def takes_raw_texts(session: Any) -> bool:
 
 
 class OnnxNetwork:
-    """A graph over token ids. If it returns a vector per token, their mean is the vector of the text."""
+    """A graph over token ids. If it returns a vector per token, the vector of the text is their mean, or the first of them."""
 
     vocabulary: int | None = None
+    pooling: GraphPooling = "mean"
+    dimensions: int | None = None
+    """How many values of each vector are returned; None for all."""
 
     def __init__(self, session: Any, name: str) -> None:
         self._session = session
         self._inputs = {given.name: given.type for given in session.get_inputs()}
         outputs = session.get_outputs()
         chosen = next((each for each in outputs if each.name == "sentence_embedding"), None)
-        chosen = chosen or next((each for each in outputs if len(each.shape) == 2), None) or outputs[0]
-        self._output = chosen.name
+        # `pooler_output` was trained to predict the next sentence; the vector of a text is made from those of its tokens.
+        others = [each for each in outputs if each.name != "pooler_output"] or outputs
+        chosen = chosen or next((each for each in others if len(each.shape) == 2), None) or others[0]
+        self._output, self.has_token_vectors = chosen.name, len(chosen.shape) == 3
         unknown = self._inputs.keys() - {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
         if unknown or "input_ids" not in self._inputs:
             raise ModelError(
@@ -92,9 +99,11 @@ class OnnxNetwork:
             for name, kind in self._inputs.items()
         }
         (found,) = self._session.run([self._output], feed)
-        if found.ndim == 3:
+        if found.ndim == 3 and self.pooling == "cls":
+            found = found[:, 0]
+        elif found.ndim == 3:
             found = (found * mask[:, :, None]).sum(axis=1) / np.maximum(mask.sum(axis=1, keepdims=True), 1)
-        result = np.asarray(found, np.float32)
+        result = np.asarray(found, np.float32)[:, : self.dimensions]
         return lambda: result
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from tamis.context import Context
 from tamis.errors import BudgetError, is_shortage
 from tamis.models.batching import SMALLEST_TOKENS, TokenBudget, pad, plan_batches, round_up
 from tamis.models.devices import open_torch, release_cached
+from tamis.models.encoders import dimensions_of, graph_pooling
 from tamis.models.files import ModelError, ModelFiles
 from tamis.models.network import Build, Network, TorchNetwork, sequence_classifier
 from tamis.models.onnx import OnnxNetwork
@@ -90,7 +91,11 @@ def _load(found: ModelFiles, build: Build, context: Context) -> Loaded:
 
 def load_onnx(found: ModelFiles, session: Any) -> Loaded:
     """A graph over token ids, with the tokenizer beside it."""
-    return Loaded(OnnxNetwork(session, found.name), load_tokenizer(found), longest_input(found))
+    network = OnnxNetwork(session, found.name)
+    network.dimensions = dimensions_of(found.folder)
+    if network.has_token_vectors:
+        network.pooling = graph_pooling(found.folder)
+    return Loaded(network, load_tokenizer(found), longest_input(found))
 
 
 def input_length(limit: int | None, max_tokens: int | None) -> int:

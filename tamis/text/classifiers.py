@@ -84,7 +84,12 @@ class PublishedClassifier(ReadsTokens, Filter):
         check_lengths(self.name, max_chars=self.max_chars, model_inference_batch_size=self.model_inference_batch_size)
         check_names(self.name, self.writes(), {self.column})
         choose(self.device)
-        self.files()
+        found = self.files()
+        if found.kind != "transformers":
+            raise ModelError(
+                f"`{self.name}` needs config.json and model.safetensors, and {found.name} is another kind of model",
+                hint="use `Classifier` for ONNX graphs",
+            )
         self.build()
         known = self.labels()
         for label in self.filter_by:
@@ -113,6 +118,9 @@ class PublishedClassifier(ReadsTokens, Filter):
     def columns(self, outputs: np.ndarray) -> Columns:
         """The columns of rows with these outputs, by the names in `score_columns`."""
         raise NotImplementedError
+
+    def packages(self) -> Mapping[str, str]:
+        return self.files().packages
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self.files())

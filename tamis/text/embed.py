@@ -16,17 +16,25 @@ import pyarrow.compute as pc
 
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.errors import ParameterError
-from tamis.models import onnx, static
+from tamis.models import static
 from tamis.models.devices import Device, choose
 from tamis.models.encoders import encoder
 from tamis.models.files import ModelFiles, find, with_files
 from tamis.models.outputs import vectors
-from tamis.models.text_model import TextModel, load_onnx
+from tamis.models.text_model import TextModel
 from tamis.models.tokens import LongTexts
 from tamis.operators import Map, Operator, Resources, operator
 from tamis.text.clean import strings
-from tamis.text.neural import ACTIVATION_BYTES, ReadsTokens, check_lengths, known, network_resources, tokenized_before
+from tamis.text.neural import (
+    ReadsTokens,
+    check_lengths,
+    check_place,
+    known,
+    network_resources,
+    onnx_resources,
+    open_network,
+    tokenized_before,
+)
 
 
 @operator(reads="text", writes="embedding")
@@ -67,11 +75,7 @@ class Embed(ReadsTokens, Map):
 
     def check(self) -> None:
         check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars, batch_size=self.batch_size)
-        found = self._found()
-        if self.device == "gpu" and found.kind != "transformers":
-            raise ParameterError(f'`device="gpu"`: {self.model} runs on the CPU only', hint='use device="auto"')
-        if self.tokens is not None and found.kind != "transformers":
-            raise ParameterError(f"`tokens`: {self.model} reads texts", hint="leave out `tokens`")
+        check_place(self._found(), self.device, self.tokens)
         choose(self.device)
 
     def packages(self) -> Mapping[str, str]:
@@ -94,9 +98,7 @@ class Embed(ReadsTokens, Map):
         if found.kind == "static":
             return Resources(shared={static.key_of(found): static.memory_bytes(found)})
         if found.kind == "onnx":
-            return Resources(
-                memory=ACTIVATION_BYTES, shared={onnx.key_of(found): onnx.RUNTIME_BYTES + 2 * found.num_bytes}
-            )
+            return onnx_resources(found)
         return network_resources(found, self.device, encoder)
 
     def open(self, context: Context) -> Embedder:
@@ -119,18 +121,15 @@ def open_vectors(step: Embed, found: ModelFiles, context: Context) -> VectorMode
     """The model of a step, loaded once per worker."""
     if found.kind == "static":
         return static.StaticTexts.open(found, context, step.max_tokens, step.max_chars, step.long_texts)
-    settings: dict[str, Any] = {
-        "max_tokens": step.max_tokens,
-        "max_chars": step.max_chars,
-        "long_texts": step.long_texts,
-        "batch_size": step.batch_size,
-    }
-    if found.kind == "transformers":
-        return TextModel.open(found, context, build=encoder, **settings)
-    session = onnx.shared_session(found, context)
-    if onnx.takes_raw_texts(session):
-        return onnx.RawTexts(session, step.max_chars, step.long_texts)
-    return TextModel(load_onnx(found, session), context, **settings)
+    return open_network(
+        found,
+        context,
+        encoder,
+        max_tokens=step.max_tokens,
+        max_chars=step.max_chars,
+        long_texts=step.long_texts,
+        batch_size=step.batch_size,
+    )
 
 
 class Embedder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,6 +81,9 @@ class EmbeddingClassifier(Filter):
                     f"{self.model} was trained on other vectors than those of {self._embed(head).model}",
                     hint="use the files of the embedding model that it was trained with, or train it again",
                 )
+
+    def packages(self) -> Mapping[str, str]:
+        return {} if self.embedding is not None else self._embed(Head.load(find_model(self.model))).packages()
 
     def identity(self) -> dict[str, Any]:
         return with_model(super().identity(), find_model(self.model))

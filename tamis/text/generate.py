@@ -5,7 +5,7 @@ For models that need a server, or many at a time, see `tamis.text.ask`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,9 @@ class NeuralPerplexity(Filter):
             )
         choose(self.device)
         self._found()
+
+    def packages(self) -> Mapping[str, str]:
+        return self._found().packages
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())
@@ -168,6 +171,9 @@ class Generate(Map):
             raise ParameterError(f"`stop` of `{self.name}` must not contain an empty string")
         choose(self.device)
         self._found()
+
+    def packages(self) -> Mapping[str, str]:
+        return self._found().packages
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), self._found())

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
-from tamis.models import text_model
+from tamis.models import onnx, text_model
 from tamis.models.devices import Device, choose, why_not_gpu
-from tamis.models.files import ModelFiles, find, with_files
+from tamis.models.files import ModelError, ModelFiles, find, with_files
 from tamis.models.network import Build, sequence_classifier
 from tamis.models.outputs import Task, check_labels, check_names, label_scores, task_of
-from tamis.models.text_model import TextModel, input_length
+from tamis.models.text_model import TextModel, input_length, load_onnx
 from tamis.models.tokens import LongTexts, TextTokenizer, load_tokenizer, longest_input
 from tamis.models.word_cache import CACHE_BYTES
 from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, between, one_of, operator
@@ -51,6 +51,44 @@ def network_resources(found: ModelFiles, device: Device, build: Build) -> Resour
         gpus = 1 / WORKERS_PER_GPU if found.num_bytes <= SMALL_NETWORK_BYTES else 1
         return Resources(gpus=gpus, shared=shared)
     return Resources(memory=ACTIVATION_BYTES + CACHE_BYTES, shared=shared)
+
+
+def onnx_resources(found: ModelFiles) -> Resources:
+    """What a step needs that runs an ONNX graph."""
+    return Resources(memory=ACTIVATION_BYTES, shared={onnx.key_of(found): onnx.RUNTIME_BYTES + 2 * found.num_bytes})
+
+
+def open_network(
+    found: ModelFiles,
+    context: Context,
+    build: Build,
+    *,
+    max_tokens: int | None,
+    max_chars: int | None,
+    long_texts: LongTexts,
+    batch_size: int | None,
+) -> TextModel | onnx.RawTexts:
+    """A network of transformers, made by `build`, or an ONNX graph; loaded once per worker."""
+    settings: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "max_chars": max_chars,
+        "long_texts": long_texts,
+        "batch_size": batch_size,
+    }
+    if found.kind != "onnx":
+        return TextModel.open(found, context, build=build, **settings)
+    session = onnx.shared_session(found, context)
+    if onnx.takes_raw_texts(session):
+        return onnx.RawTexts(session, max_chars, long_texts)
+    return TextModel(load_onnx(found, session), context, **settings)
+
+
+def check_place(found: ModelFiles, device: Device, tokens: str | None) -> None:
+    """Raise if a model can neither use a GPU nor read tokens, but has to."""
+    if device == "gpu" and found.kind != "transformers":
+        raise ParameterError(f'`device="gpu"`: {found.name} runs on the CPU only', hint='use device="auto"')
+    if tokens is not None and found.kind != "transformers":
+        raise ParameterError(f"`tokens`: {found.name} reads texts", hint="leave out `tokens`")
 
 
 def known(model: str | Path) -> ModelFiles | None:
@@ -96,6 +134,9 @@ class Tokenize(Map):
     def check(self) -> None:
         check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars)
         find(self.model)
+
+    def packages(self) -> Mapping[str, str]:
+        return {"tokenizers": "models"}
 
     def identity(self) -> dict[str, Any]:
         return with_files(super().identity(), find(self.model))
@@ -159,8 +200,9 @@ class ReadsTokens(Operator):
 class Classifier(ReadsTokens, Filter):
     """Add the label that a sequence-classification model gives each document, and keep only some labels if requested.
 
-    `model` is a folder with config.json, safetensors weights and a tokenizer, or a Hugging Face name in the local cache. Its
-    logits equal those of transformers. By the configuration of the model:
+    `model` is a folder with config.json, safetensors weights and a tokenizer, a Hugging Face name in the local cache, or an
+    ONNX file with config.json and tokenizer.json beside it. Its logits equal those of transformers. By the configuration of the
+    model:
 
     task           label_field                                     score_field
     single label   the most probable label                         its probability (softmax)
@@ -207,8 +249,14 @@ class Classifier(ReadsTokens, Filter):
     def check(self) -> None:
         check_lengths(self.name, max_tokens=self.max_tokens, max_chars=self.max_chars,
                       model_inference_batch_size=self.model_inference_batch_size)  # fmt: skip
-        choose(self.device)
         found = self._found()
+        if found.kind not in ("transformers", "onnx"):
+            raise ModelError(
+                f"`{self.name}` needs a sequence-classification model, and {self.model} is not one",
+                hint="give a folder of transformers, or an ONNX file beside its config.json and tokenizer.json",
+            )
+        check_place(found, self.device, self.tokens)
+        choose(self.device)
         task, labels = task_of(found)
         if self.filter_by and task == "regression":
             raise ParameterError(
@@ -229,13 +277,18 @@ class Classifier(ReadsTokens, Filter):
     @property
     def resources(self) -> Resources:
         found = known(self.model)
-        return Resources() if found is None else network_resources(found, self.device, sequence_classifier)
+        if found is None:
+            return Resources()
+        if found.kind == "onnx":
+            return onnx_resources(found)
+        return network_resources(found, self.device, sequence_classifier)
 
     def open(self, context: Context) -> _Labeler:
         found = self._found()
-        model = TextModel.open(
+        model = open_network(
             found,
             context,
+            sequence_classifier,
             max_tokens=self.max_tokens,
             max_chars=self.max_chars,
             long_texts=self.long_texts,
@@ -285,7 +338,7 @@ class AnyOf(Rule):
 
 
 class _Labeler:
-    def __init__(self, step: Classifier, model: TextModel, task: Task, labels: list[str]) -> None:
+    def __init__(self, step: Classifier, model: TextModel | onnx.RawTexts, task: Task, labels: list[str]) -> None:
         self._step, self._model, self._task = step, model, task
         self._labels = pa.array(labels, pa.string())
 
@@ -295,14 +348,17 @@ class _Labeler:
         return {name: values for name, values in found.items() if name in self._step.score_columns()}
 
     def take_limits(self) -> dict[str, int]:
-        return self._model.take_limits()
+        return self._model.take_limits() if isinstance(self._model, TextModel) else {}
 
     def close(self) -> None:
         self._model.close()
 
 
-def outputs(model: TextModel, batch: Batch, tokens: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+def outputs(model: TextModel | onnx.RawTexts, batch: Batch, tokens: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(which texts are null, the outputs of the network), from texts or from their tokens."""
     column = batch[tokens] if tokens else strings(batch["text"])
     empty = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False), np.bool_)
-    return empty, model.predict_tokens(column) if tokens else model.predict(column)
+    if tokens:
+        assert isinstance(model, TextModel)
+        return empty, model.predict_tokens(column)
+    return empty, model.predict(column)

@@ -161,22 +161,25 @@ def write_masked_language_model(folder: Path) -> Path:
     return folder
 
 
-def write_onnx(folder: Path, target: Path) -> Path:
-    """An encoder folder as an ONNX graph, with its tokenizer, as exported for other runtimes."""
+def write_onnx(
+    folder: Path, target: Path, kind: str = "AutoModel", outputs: tuple[str, ...] = ("last_hidden_state",)
+) -> Path:
+    """A folder of transformers as an ONNX graph, with its tokenizer, as exported for other runtimes."""
     import torch
-    from transformers import AutoModel
+    import transformers
 
     warnings.simplefilter(
         "ignore"
     )  # the exporter that needs no other package is deprecated; pytest restores the filters
 
-    class Tokens(torch.nn.Module):
+    class Outputs(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+            self.inner = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager").eval()
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return self.inner(input_ids, attention_mask).last_hidden_state
+            found = self.inner(input_ids, attention_mask)
+            return tuple(found[name] for name in outputs)
 
     target.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -186,12 +189,53 @@ def write_onnx(folder: Path, target: Path) -> Path:
     vars(utilities)["_add_onnxscript_fn"] = lambda content, _: content
     ids = torch.ones((2, 5), dtype=torch.long)
     axes = {0: "rows", 1: "tokens"}
+    whole = {name: axes if name == "last_hidden_state" else {0: "rows"} for name in outputs}
     torch.onnx.export(
-        Tokens(), (ids, ids), str(target / "model.onnx"), dynamo=False, input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state"],
-        dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes},
+        Outputs(), (ids, ids), str(target / "model.onnx"), dynamo=False, input_names=["input_ids", "attention_mask"],
+        output_names=list(outputs), dynamic_axes={"input_ids": axes, "attention_mask": axes, **whole},
     )  # fmt: skip
     return target / "model.onnx"
+
+
+def write_word_counts(path: Path, words: tuple[str, ...]) -> Path:
+    """An ONNX graph that takes texts and counts these words in them: a tokenizer within the graph, in its simplest form.
+
+    Its messages are written here, since the package that has them is not needed for anything else.
+    """
+
+    def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+        out = b""
+        for number, value in fields:
+            content = value.encode() if isinstance(value, str) else value
+            head = varint(number << 3 | (0 if isinstance(content, int) else 2))
+            out += head + (varint(content) if isinstance(content, int) else varint(len(content)) + content)
+        return out
+
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    def attribute(name: str, field: int, kind: int, *values: int | str) -> tuple[int, bytes]:
+        return 5, message((1, name), *((field, value) for value in values), (20, kind))
+
+    def tensor(name: str, kind: int, *sizes: str) -> bytes:
+        shape = message(*((1, message((2, size))) for size in sizes))
+        return message((1, name), (2, message((1, message((1, kind), (2, shape))))))
+
+    one, many, numbers = 2, 8, 7
+    split = message((1, "inputs"), (2, "words"), (2, "lengths"), (4, "StringSplit"))
+    count = message(
+        (1, "words"), (2, "counts"), (4, "TfIdfVectorizer"),
+        attribute("mode", 4, 3, "TF"), attribute("min_gram_length", 3, one, 1),
+        attribute("max_gram_length", 3, one, 1), attribute("max_skip_count", 3, one, 0),
+        attribute("ngram_counts", 8, numbers, 0), attribute("ngram_indexes", 8, numbers, *range(len(words))),
+        attribute("pool_strings", 9, many, *words),
+    )  # fmt: skip
+    graph = message(
+        (1, split), (1, count), (2, "counts"),
+        (11, tensor("inputs", 8, "rows")), (12, tensor("counts", 1, "rows", "counted")),
+    )  # fmt: skip
+    path.write_bytes(message((1, 9), (8, message((2, 20))), (7, graph)))
+    return path
 
 
 if __name__ == "__main__":

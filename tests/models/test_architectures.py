@@ -1,6 +1,7 @@
 """Networks of published classifiers: the same numbers as transformers' own modules, and strict loading."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -245,6 +246,15 @@ class TestAegis:
         (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
         with pytest.raises(ModelError, match="cannot be merged"):
             architectures.merge_adapter(model, tmp_path / "a")
+
+    def test_a_base_model_that_cannot_be_loaded(self, folders, tmp_path):
+        root, _ = folders
+        shutil.copytree(root / "base", tmp_path / "base")
+        (file,) = (tmp_path / "base").glob("*.safetensors")
+        for content in (file.read_bytes()[:1000], b"", None):
+            file.unlink() if content is None else file.write_bytes(content)
+            with pytest.raises(ModelError, match=r"the language model in .* cannot be loaded"):
+                architectures.build_aegis(tmp_path / "base", root / "adapter")
 
     def test_half_an_adapter(self, folders, tmp_path):
         _, model = folders

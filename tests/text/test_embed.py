@@ -17,7 +17,7 @@ from tamis.errors import ParameterError, TooManyFailed
 from tamis.executors.opening import opened
 from tamis.models.files import ModelError, find
 from tamis.text import Embed, Tokenize
-from tests.models.make_models import write_encoder, write_onnx
+from tests.models.make_models import write_encoder, write_onnx, write_word_counts
 
 TEXTS = [
     "The cat sat on a mat.",
@@ -269,6 +269,56 @@ def test_a_text_whose_vector_is_not_a_number_fails_alone(folder, tmp_path):
 def test_an_onnx_export_gives_the_vectors_of_its_network(folder, tmp_path):
     path = write_onnx(folder, tmp_path)
     np.testing.assert_allclose(vectors_of(Embed(path), TEXTS), vectors_of(Embed(folder), TEXTS), atol=1e-4)
+
+
+def test_a_graph_with_a_pooler_gives_the_mean_of_its_tokens(folder, tmp_path):
+    path = write_onnx(folder, tmp_path, outputs=("pooler_output", "last_hidden_state"))
+    np.testing.assert_allclose(vectors_of(Embed(path), TEXTS), vectors_of(Embed(folder), TEXTS), atol=1e-4)
+
+
+def test_a_graph_pools_and_cuts_vectors_as_its_folder_says(folder, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers.sentence_transformer import modules
+
+    model = write_sentence_model(folder, tmp_path / "model", pooling="cls", truncate_dim=5)
+    expected = vectors_of(Embed(model), TEXTS)
+    identity = Embed(write_onnx(folder, tmp_path / "plain")).identity()
+    write_onnx(folder, model)
+    np.testing.assert_allclose(vectors_of(Embed(model / "model.onnx"), TEXTS), expected, atol=1e-4)
+    (model / "model.safetensors").unlink()
+    np.testing.assert_allclose(vectors_of(Embed(model), TEXTS), expected, atol=1e-4)
+    assert Embed(model / "model.onnx").identity() != identity
+    other = write_sentence_model(folder, tmp_path / "dense", modules.Dense(32, 8))
+    with pytest.raises(ModelError, match="has steps after it that are not supported"):
+        vectors_of(Embed(write_onnx(folder, other)), ["a"])
+
+
+@pytest.fixture
+def word_counts(tmp_path):
+    return write_word_counts(tmp_path / "counts.onnx", ("cat", "mat"))
+
+
+def test_a_graph_of_raw_texts_gives_the_vector_of_each_text(word_counts):
+    rows = [{"text": text} for text in ["cat mat cat", "a mat", "", None, "dog"]]
+    table = Pipeline(Rows(rows), Embed(word_counts, normalize=False)).collect(executor="inline")
+    assert table["embedding"].to_pylist() == [[2, 1], [0, 1], [0, 0], None, [0, 0]]
+    unit = Pipeline(Rows(rows[:2]), Embed(word_counts)).collect(executor="inline")["embedding"].to_pylist()
+    assert unit == [pytest.approx([0.8944, 0.4472], abs=1e-4), [0, 1]]
+
+
+def test_long_texts_of_a_graph_of_raw_texts(word_counts, monkeypatch):
+    monkeypatch.setattr("tamis.models.onnx.RAW_CHARS", 8)  # "cat cat " and so on
+
+    def counted(**parameters):
+        return vectors_of(Embed(word_counts, normalize=False, **parameters), ["cat cat mat mat mat mat"])[0].tolist()
+
+    assert counted() == [2, 0]
+    assert counted(max_chars=4) == [1, 0]
+    assert counted(long_texts="head_tail") == [0, 1]  # "ca" and "at mat": 2 and 6 characters
+    # "cat cat", " mat", " mat" and " mat mat", weighted by their characters
+    expected = np.average([[2, 0], [0, 1], [0, 1], [0, 2]], axis=0, weights=[7, 4, 4, 8])
+    assert counted(long_texts="windows") == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_static_vectors_are_means(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,24 @@ def test_batches_are_halved_when_memory_runs_out(folders):
     sizes.clear()
     assert generator.texts(TEXTS) == expected
     assert max(sizes) < 5, "what worked is remembered"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_logits_are_not_numbers_fails_alone(folders, tmp_path, temperature):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folders["llama"], broken)
+    weights = load_file(broken / "model.safetensors")
+    vocabulary = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]
+    weights["model.embed_tokens.weight"][vocabulary["river"]] = math.nan
+    weights["lm_head.weight"][vocabulary["river"]] = 0  # so that other rows do not generate it
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    rows = Rows([{"text": text} for text in ("the cat", "old mill by the river", "one")])
+    step = Generate(broken, prompt="{text}", max_new_tokens=3, temperature=temperature)
+    report = Pipeline(rows, step).run(executor="inline", on_error="isolate", max_failed=1)
+    assert (report.kept, report.failed) == (2, 1)
+    assert "not a number for 1 of 1 prompts" in report.errors[0]["error"]
 
 
 def test_generate_in_a_pipeline(folders, tmp_path):

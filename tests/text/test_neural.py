@@ -9,11 +9,20 @@ import pytest
 
 from tamis import JsonlWriter, Pipeline, Rows
 from tamis.context import Context
-from tamis.errors import ParameterError
+from tamis.dedup import SemanticDedup
+from tamis.errors import MissingExtra, ParameterError
 from tamis.models.files import ModelError, find
 from tamis.models.text_model import TextModel
-from tamis.text import Classifier
-from tests.models.make_models import SIZES, write_classifier
+from tamis.text import (
+    Classifier,
+    Embed,
+    FineWebEduClassifier,
+    Generate,
+    NeuralPerplexity,
+    QualityClassifier,
+    Tokenize,
+)
+from tests.models.make_models import SIZES, write_classifier, write_onnx
 
 TEXTS = ["the cat sat on a mat", "", "one", "two three " * 60, "the old mill, by the river!", "bad bad", "x" * 300]
 
@@ -172,6 +181,50 @@ def test_a_model_that_turns_out_not_to_fit_ends_the_run_and_fails_no_row(tmp_pat
     rows = Rows([{"text": text} for text in TEXTS])
     with pytest.raises(ModelError, match=r"a token has number \d+, but the network only knows"):
         Pipeline(rows, Classifier(folder), JsonlWriter(tmp_path / "out")).run(executor="inline", on_error="isolate")
+
+
+def test_a_graph_gives_the_labels_of_its_network(tmp_path):
+    folder = write_classifier(tmp_path / "model")
+    expected = classified(folder, [*TEXTS, None], probabilities="p")
+    path = write_onnx(folder, tmp_path / "graph", "AutoModelForSequenceClassification", ("logits",))
+    (tmp_path / "graph" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    for model in (path, tmp_path / "graph"):
+        found = classified(model, [*TEXTS, None], probabilities="p")
+        assert found["label"].to_pylist() == expected["label"].to_pylist()
+        np.testing.assert_allclose(found["p"].to_pylist()[:-1], expected["p"].to_pylist()[:-1], atol=1e-4)
+        assert found["p"].to_pylist()[-1] is None
+    with pytest.raises(ParameterError, match="runs on the CPU only"):
+        Classifier(path, device="gpu").check()
+    (tmp_path / "graph" / "config.json").unlink()
+    with pytest.raises(ModelError, match="has 3 outputs but 2 names of labels"):
+        classified(path, ["cat"])
+
+
+def test_a_model_of_another_kind_is_explained_before_the_run(tmp_path):
+    with pytest.raises(ModelError, match="`classifier` needs a sequence-classification model, and wordllama is not"):
+        classified("wordllama", ["cat"])
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match="`quality_classifier` needs config"):
+        QualityClassifier(model=tmp_path / "model.onnx").check()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Classifier,
+        Embed,
+        Tokenize,
+        lambda folder: FineWebEduClassifier(model=folder),
+        lambda folder: NeuralPerplexity(folder, score_only=True),
+        lambda folder: Generate(folder, prompt="{text}"),
+        lambda folder: SemanticDedup(model=str(folder)),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_before_the_run(make, tmp_path, monkeypatch):
+    folder = write_classifier(tmp_path / "model")
+    monkeypatch.setattr("tamis.plan.is_installed", lambda module: False)
+    with pytest.raises(MissingExtra, match=r"step 2, .* `tokenizers`[\s\S]*pip install 'tamis\[models\]'"):
+        Pipeline(Rows([{"text": "a"}]), make(folder)).run(executor="inline")
 
 
 def test_scores_are_kept_for_other_filters_and_labels_stay_with_score_only(tmp_path):
