@@ -282,7 +282,7 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
         (entry,) = by_fate["dropped"][:1]
         where = f" in the index {entry['index']}" if entry.get("index") else ""
         other = _title(entry.get("kept_id"), entry["kept_address"])
-        return [f"{step}: duplicate of {other}{where}", f"  {_similarity(entry)}"]
+        return [f"{step}: duplicate of {other}{where}", f"  {_measures(entry)}"]
     lines = []
     if by_fate["cut"]:
         lines += [f"{step}: kept, without the text that repeats other rows", *_unit_lines(by_fate["cut"])]
@@ -290,7 +290,7 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
         others = by_fate["kept"]
         lines.append(f"{step}: kept, in a group of {len(others) + 1:,} rows; dropped as duplicates of it:")
         for entry in others[:SHOWN]:
-            lines += [f"  {_title(entry.get('id'), entry['address'])}", f"    {_similarity(entry)}"]
+            lines += [f"  {_title(entry.get('id'), entry['address'])}", f"    {_measures(entry)}"]
         if len(others) > SHOWN:
             lines.append(f"  and {len(others) - SHOWN:,} more")
     elif by_fate["kept"] and not lines:
@@ -308,6 +308,12 @@ def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
         )
         lines.append(f"  {_similarity(entry)}, {limit}")
     return lines or [f"{step}: no duplicate found"]
+
+
+def _measures(entry: Mapping[str, Any]) -> str:
+    """How similar a dropped row is to the one kept instead, and how far it is from the centre of its cluster."""
+    distance = entry.get("distance")
+    return _similarity(entry) + (f", distance to its centre {distance:.4f}" if distance is not None else "")
 
 
 def _similarity(entry: Mapping[str, Any]) -> str:

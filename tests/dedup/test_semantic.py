@@ -440,7 +440,8 @@ def test_groups_have_similarity_and_distance_and_are_explained(tmp_path):
     assert all(0.85 <= pair["similarity"] < 0.9 for pair in near)
     result = CliRunner().invoke(app, ["explain", out, table["id"][0].as_py()])
     assert "was dropped by semantic_dedup" in result.output
-    assert "cosine similarity 0.9" in result.output
+    similarity, distance = table["similarity"][0].as_py(), table["distance"][0].as_py()
+    assert f"cosine similarity {similarity:.4f}, distance to its centre {distance:.4f}" in result.output
     shown = CliRunner().invoke(app, ["explain", out]).output
     assert "kept rows closest to the threshold" in shown
 
