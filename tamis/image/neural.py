@@ -191,7 +191,7 @@ class NetworkStep(Operator):
     def parts(self) -> Sequence[Operator]:
         if self._pixels or self._device == "cpu" or why_not_gpu("torch") or self._known() is None:
             return [self]
-        output = f"{self.name}_pixels"
+        output = f"pixels for {self.name} (of this run)"  # replaces no column of the user
         return [self.tensor_step(output), self.changed(pixels=output)]
 
     def _known(self) -> ModelFiles | None:

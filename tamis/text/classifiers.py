@@ -128,7 +128,7 @@ class PublishedClassifier(ReadsTokens, Filter):
     def parts(self) -> Sequence[Operator]:
         if not self.reads_texts_as_they_are:
             return [self]
-        return tokenized_before(self, getattr(self, "model"), self.device, self.column, f"{self.name}_tokens")  # noqa: B009
+        return tokenized_before(self, getattr(self, "model"), self.device, self.column)  # noqa: B009
 
     @property
     def resources(self) -> Resources:

@@ -85,7 +85,7 @@ class Embed(ReadsTokens, Map):
         return with_files(super().identity(), self._found())
 
     def parts(self) -> Sequence[Operator]:
-        return tokenized_before(self, self.model, self.device, self.column, f"{self.output}_tokens")
+        return tokenized_before(self, self.model, self.device, self.column)
 
     def writes(self) -> tuple[str, ...]:
         return (self.output,)

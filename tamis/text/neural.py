@@ -170,7 +170,7 @@ class _Tokenizer:
         return {step.output: found}
 
 
-def tokenized_before(step: Operator, model: str | Path, device: Device, column: str, tokens: str) -> list[Operator]:
+def tokenized_before(step: Operator, model: str | Path, device: Device, column: str) -> list[Operator]:
     """On a GPU, a step that tokenizes in CPU workers and the step itself, which reads the tokens; else the step."""
     found = known(model)
     if getattr(step, "tokens", None) or found is None or found.kind != "transformers" or why_not_gpu("torch"):
@@ -178,6 +178,7 @@ def tokenized_before(step: Operator, model: str | Path, device: Device, column: 
     if device == "cpu":
         return [step]
     settings = {name: getattr(step, name) for name in ("model", "max_tokens", "max_chars", "long_texts")}
+    tokens = f"tokens for {step.name} (of this run)"  # replaces no column of the user
     return [Tokenize(column=column, output=tokens, as_part=True, **settings), step.changed(tokens=tokens)]
 
 
@@ -272,7 +273,7 @@ class Classifier(ReadsTokens, Filter):
         return with_files(super().identity(), self._found())
 
     def parts(self) -> Sequence[Operator]:
-        return tokenized_before(self, self.model, self.device, self.column, f"{self.label_field}_tokens")
+        return tokenized_before(self, self.model, self.device, self.column)
 
     @property
     def resources(self) -> Resources:

@@ -156,7 +156,7 @@ def test_on_a_gpu_images_are_prepared_by_other_workers(monkeypatch):
     monkeypatch.setattr("tamis.image.neural.why_not_gpu", lambda library: None)
     first, second = ImageEmbed(column="picture").parts()
     assert isinstance(first, ImageTensor)
-    assert (first.column, first.output) == ("picture", "image_embed_pixels")
+    assert (first.column, first.output) == ("picture", "pixels for image_embed (of this run)")
     assert isinstance(second, ImageEmbed)
     assert second.pixels == first.output
     assert list(second.parts()) == [second]

@@ -16,8 +16,8 @@ from tamis.context import Context
 from tamis.errors import ParameterError, TooManyFailed
 from tamis.executors.opening import opened
 from tamis.models.files import ModelError, find
-from tamis.text import Embed, Tokenize
-from tests.models.make_models import write_encoder, write_onnx, write_word_counts
+from tamis.text import Classifier, Embed, Tokenize
+from tests.models.make_models import write_classifier, write_encoder, write_onnx, write_word_counts
 
 TEXTS = [
     "The cat sat on a mat.",
@@ -205,6 +205,18 @@ def test_tokens_of_another_worker_give_the_same_vectors(folder):
         assert found.column_names == expected.column_names == ["text", "embedding"]
         for one, other in zip(found["embedding"].to_pylist(), expected["embedding"].to_pylist(), strict=True):
             assert one == (None if other is None else pytest.approx(other, abs=1e-5))
+
+
+@pytest.mark.parametrize("make", [Embed, lambda folder: Classifier(folder, label_field="embedding")])
+def test_tokens_of_another_worker_replace_no_column(make, tmp_path, monkeypatch):
+    with monkeypatch.context() as gpu:
+        gpu.setattr("tamis.text.neural.why_not_gpu", lambda library: None)
+        first, second = make(write_classifier(tmp_path / "model")).parts()
+    assert isinstance(first, Tokenize)
+    names = ("embedding_tokens", "embed_tokens", "classifier_tokens", "tokens")
+    table = Pipeline(Rows([{"text": "a cat", **dict.fromkeys(names, 7)}]), first, second).collect(executor="inline")
+    assert all(table[name].to_pylist() == [7] for name in names)
+    assert set(table.column_names) == {"text", "embedding", *names} | set(second.writes())
 
 
 def test_a_long_text_is_embedded_like_its_start(folder):
