@@ -150,7 +150,7 @@ class Transcribe(AudioStep, Map):
     def parts(self) -> Sequence[Operator]:
         if self.samples or not self._on_gpu():
             return [self]
-        output = f"{self.output}_samples"
+        output = f"samples for {self.name} (of this run)"  # replaces no column of the user
         return [AudioSamples(self.column, output, as_part=True), self.changed(samples=output)]
 
     def _on_gpu(self) -> bool:
