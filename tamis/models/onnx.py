@@ -3,12 +3,13 @@
     inputs input_ids, attention_mask, ...   exported from transformers: tokenized here, pooled here if needed (OnnxNetwork)
     one input of strings                    the tokenizer is in the graph, as in the Universal Sentence Encoder (RawTexts)
 
-Graphs of raw texts are run on one text at a time: quantised graphs scale their numbers by the largest value in the batch, so
-that texts would change each other's vectors.
+Graphs of raw texts, and graphs that quantise their inputs as they run, are run on one text at a time: they scale numbers by the
+largest value in the batch, so that texts would change each other's vectors.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -57,6 +58,16 @@ def open_graph(path: Path, name: str, threads: int = 1, *, arena: bool = False) 
             raise ModelError(
                 f"{path} is not an ONNX graph that can be run: {error}", hint="download it again"
             ) from error
+
+
+_SCALING = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul")
+"""Operations that divide numbers by the largest one in the batch, as onnxruntime.quantization.quantize_dynamic adds them."""
+
+
+def scales_by_batch(found: ModelFiles) -> bool:
+    """Whether the outputs for a text change with the other texts of its batch, from the operations that a graph names."""
+    with found.weights[0].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(content.find(name) >= 0 for name in _SCALING)
 
 
 def takes_raw_texts(session: Any) -> bool:

@@ -80,6 +80,8 @@ def open_network(
     session = onnx.shared_session(found, context)
     if onnx.takes_raw_texts(session):
         return onnx.RawTexts(session, max_chars, long_texts)
+    if onnx.scales_by_batch(found):
+        settings["batch_size"] = 1
     return TextModel(load_onnx(found, session), context, **settings)
 
 

@@ -197,45 +197,70 @@ def write_onnx(
     return target / "model.onnx"
 
 
-def write_word_counts(path: Path, words: tuple[str, ...]) -> Path:
-    """An ONNX graph that takes texts and counts these words in them: a tokenizer within the graph, in its simplest form.
+def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+    """A message of protocol buffers, in which ONNX files are written. The package onnx is not needed for anything else."""
+    out = b""
+    for number, value in fields:
+        content = value.encode() if isinstance(value, str) else value
+        out += _varint(number << 3 | (0 if isinstance(content, int) else 2))
+        out += _varint(content) if isinstance(content, int) else _varint(len(content)) + content
+    return out
 
-    Its messages are written here, since the package that has them is not needed for anything else.
-    """
 
-    def message(*fields: tuple[int, int | str | bytes]) -> bytes:
-        out = b""
-        for number, value in fields:
-            content = value.encode() if isinstance(value, str) else value
-            head = varint(number << 3 | (0 if isinstance(content, int) else 2))
-            out += head + (varint(content) if isinstance(content, int) else varint(len(content)) + content)
-        return out
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
 
-    def varint(value: int) -> bytes:
-        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
 
-    def attribute(name: str, field: int, kind: int, *values: int | str) -> tuple[int, bytes]:
-        return 5, message((1, name), *((field, value) for value in values), (20, kind))
+FLOAT, INT64, STRING = 1, 7, 8
+"""Types of tensors in ONNX."""
 
-    def tensor(name: str, kind: int, *sizes: str) -> bytes:
-        shape = message(*((1, message((2, size))) for size in sizes))
-        return message((1, name), (2, message((1, message((1, kind), (2, shape))))))
 
-    one, many, numbers = 2, 8, 7
-    split = message((1, "inputs"), (2, "words"), (2, "lengths"), (4, "StringSplit"))
-    count = message(
-        (1, "words"), (2, "counts"), (4, "TfIdfVectorizer"),
-        attribute("mode", 4, 3, "TF"), attribute("min_gram_length", 3, one, 1),
-        attribute("max_gram_length", 3, one, 1), attribute("max_skip_count", 3, one, 0),
-        attribute("ngram_counts", 8, numbers, 0), attribute("ngram_indexes", 8, numbers, *range(len(words))),
-        attribute("pool_strings", 9, many, *words),
-    )  # fmt: skip
-    graph = message(
-        (1, split), (1, count), (2, "counts"),
-        (11, tensor("inputs", 8, "rows")), (12, tensor("counts", 1, "rows", "counted")),
-    )  # fmt: skip
+def _node(kind: str, inputs: str, outputs: str, *attributes: bytes) -> tuple[int, bytes]:
+    named = [(1, name) for name in inputs.split()] + [(2, name) for name in outputs.split()]
+    return 1, message(*named, (4, kind), *((5, attribute) for attribute in attributes))
+
+
+def _attribute(name: str, field: int, kind: int, *values: int | str) -> bytes:
+    return message((1, name), *((field, value) for value in values), (20, kind))
+
+
+def _tensor(name: str, kind: int, *sizes: str) -> bytes:
+    shape = message(*((1, message((2, size))) for size in sizes))
+    return message((1, name), (2, message((1, message((1, kind), (2, shape))))))
+
+
+def _write_graph(path: Path, nodes: list[tuple[int, bytes]], given: bytes, result: bytes, *constants: bytes) -> Path:
+    graph = message(*nodes, (2, "graph"), *((5, each) for each in constants), (11, given), (12, result))
     path.write_bytes(message((1, 9), (8, message((2, 20))), (7, graph)))
     return path
+
+
+def write_word_counts(path: Path, words: tuple[str, ...]) -> Path:
+    """An ONNX graph that takes texts and counts these words in them: a tokenizer within the graph, in its simplest form."""
+    one, many, numbers = 2, 8, 7
+    count = _node(
+        "TfIdfVectorizer", "words", "counts", _attribute("mode", 4, 3, "TF"),
+        _attribute("min_gram_length", 3, one, 1), _attribute("max_gram_length", 3, one, 1),
+        _attribute("max_skip_count", 3, one, 0), _attribute("ngram_counts", 8, numbers, 0),
+        _attribute("ngram_indexes", 8, numbers, *range(len(words))), _attribute("pool_strings", 9, many, *words),
+    )  # fmt: skip
+    split = _node("StringSplit", "inputs", "words lengths")
+    given, result = _tensor("inputs", STRING, "rows"), _tensor("counts", FLOAT, "rows", "counted")
+    return _write_graph(path, [split, count], given, result)
+
+
+def write_quantising(folder: Path) -> Path:
+    """An ONNX graph whose output is the mean token id of each text, in steps of a 255th of the largest id in the batch."""
+    write_tokenizer(folder)
+    nodes = [
+        _node("Cast", "input_ids", "exact", _attribute("to", 3, 2, FLOAT)),
+        _node("DynamicQuantizeLinear", "exact", "steps scale zero"),
+        _node("DequantizeLinear", "steps scale zero", "rounded"),
+        _node("ReduceMean", "rounded axis", "means", _attribute("keepdims", 3, 2, 1)),
+    ]
+    given, result = _tensor("input_ids", INT64, "rows", "tokens"), _tensor("means", FLOAT, "rows", "one")
+    axis = message((1, 1), (2, INT64), (7, 1), (8, "axis"))  # a tensor with the number 1
+    return _write_graph(folder / "model.onnx", nodes, given, result, axis)
 
 
 if __name__ == "__main__":

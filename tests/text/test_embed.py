@@ -17,7 +17,7 @@ from tamis.errors import ParameterError, TooManyFailed
 from tamis.executors.opening import opened
 from tamis.models.files import ModelError, find
 from tamis.text import Classifier, Embed, Tokenize
-from tests.models.make_models import write_classifier, write_encoder, write_onnx, write_word_counts
+from tests.models.make_models import write_classifier, write_encoder, write_onnx, write_quantising, write_word_counts
 
 TEXTS = [
     "The cat sat on a mat.",
@@ -304,6 +304,13 @@ def test_a_graph_pools_and_cuts_vectors_as_its_folder_says(folder, tmp_path):
     other = write_sentence_model(folder, tmp_path / "dense", modules.Dense(32, 8))
     with pytest.raises(ModelError, match="has steps after it that are not supported"):
         vectors_of(Embed(write_onnx(folder, other)), ["a"])
+
+
+def test_a_graph_that_quantises_as_it_runs_gives_each_text_its_own_vector(tmp_path):
+    path = write_quantising(tmp_path)
+    texts = ["a b", "river cat", "the mat", "x good"]  # of as many tokens
+    alone = [vectors_of(Embed(path, normalize=False), [text])[0].tolist() for text in texts]
+    assert vectors_of(Embed(path, normalize=False), texts).tolist() == alone
 
 
 @pytest.fixture
