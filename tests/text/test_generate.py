@@ -32,6 +32,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt2": {},
     "gemma2": {"head_dim": 8, "final_logit_softcapping": 2.0, "tie_word_embeddings": False},  # its logits are capped
+    "gemma3_text": {
+        "head_dim": 8,
+        "sliding_window": 8,
+        "tie_word_embeddings": False,
+    },  # as Gemma 3 270M, with a short window
 }
 
 
