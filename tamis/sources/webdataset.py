@@ -325,7 +325,8 @@ class WebDatasetReader(ByteSource):
                 row.json = archive.content(member, most)
                 row.size += 2 * member.size
             return
-        if wanted is not None and column not in wanted:
+        # Whether there is a `json_caption` depends on the caption.
+        if wanted is not None and column not in wanted and (use == "media" or f"json_{column}" not in wanted):
             row.values[column] = None
             return
         row.size += member.size

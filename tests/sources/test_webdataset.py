@@ -126,7 +126,7 @@ def test_a_caption_in_the_json_is_not_lost(tmp_path, read_all):
     assert [row["json_caption"] for row in rows] == [None, "a dog", None]
     assert [row["json_label"] for row in rows] == [None, None, "mammal"]
     assert (rows[1]["json_image"], rows[1]["json___key__"]) == ("x", "y")
-    for columns in (("caption",), ("label", "__key__"), ("image", "caption", "label")):
+    for columns in (("caption",), ("label", "__key__"), ("image", "caption", "label"), ("json_caption", "json_label")):
         some = read_all(WebDatasetReader(tmp_path / "a.tar"), columns=columns).rows
         assert some == [{name: row[name] for name in row if name in columns} for row in rows]
 
