@@ -164,7 +164,7 @@ def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[
     if column.null_count == len(column) or _has_only_nulls(column.type):
         return {"data": np.full(len(column), None, dtype=object)}
     if not is_media(column.type):
-        raise MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {column.type}")
+        raise _no_media(column.type)
     content, paths = _fields(column)
     data = np.full(len(column), None, dtype=object)
     with Files(access or MediaAccess()) as files:
@@ -178,6 +178,13 @@ def _load(column: pa.Array, origin: Origin, access: MediaAccess | None) -> dict[
                 except MediaError as error:
                     data[row] = error
     return {"data": data}
+
+
+def _no_media(kind: pa.DataType) -> MediaError:
+    """The error for a column of another type."""
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    step = "; the step media_reference makes one of paths" if text else ""
+    return MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {kind}{step}")
 
 
 @dataclass(frozen=True)
@@ -262,7 +269,7 @@ def media_items(batch: Batch, column: str) -> list[MediaItem | None]:
     if values.null_count == len(values) or _has_only_nulls(values.type):
         return [None] * len(values)
     if not is_media(values.type):
-        raise MediaError(f"a media column is struct<bytes: binary, path: string>; this one is {values.type}")
+        raise _no_media(values.type)
     access, origin = batch.access or MediaAccess(), batch.origin
     items: list[MediaItem | None] = []
     for row, (held, path) in enumerate(zip(*_fields(values), strict=True)):

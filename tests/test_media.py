@@ -18,6 +18,7 @@ from tamis import (
     ImageReader,
     JsonlReader,
     JsonlWriter,
+    MediaReference,
     ParquetReader,
     ParquetWriter,
     Pipeline,
@@ -506,6 +507,15 @@ def test_a_file_is_read_once_for_all_operators_and_not_again_when_rows_fail(fold
     assert read_bytes(left, "image") == [b"aaaa", b"bb", b"two", b"a"]
     assert read_bytes(left.view({"picture": "image"}), "picture") == [b"aaaa", b"bb", b"two", b"a"]
     assert len(reads) == 4
+
+
+def test_a_column_of_paths_is_no_media_column_until_a_step_makes_it_one(folder):
+    (folder / "data/in.jsonl").write_text('{"image": "a.bin"}\n')
+    reader = JsonlReader(folder / "data/in.jsonl")
+    report = Pipeline(reader, SizeForTests()).run(executor="inline", on_error="isolate", max_failed="100%")
+    assert "this one is string; the step media_reference makes one of paths" in report.errors[0]["error"]
+    table = Pipeline(reader, MediaReference(column="image", to="image"), SizeForTests()).collect(executor="inline")
+    assert table["size"].to_pylist() == [4]
 
 
 def test_rows_whose_media_cannot_be_read_fail_and_the_others_continue(folder):

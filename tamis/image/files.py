@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -202,6 +203,8 @@ def encoded(pixels: np.ndarray, format_: str, quality: int = 90) -> bytes:
 
 @functools.cache
 def _pillow(module: str) -> Any:
+    # What is wrong with a file is the outcome of its row.
+    logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
     return require(f"PIL.{module}", extra="image", purpose="decoding images")
 
 
@@ -262,7 +265,10 @@ def count_frames(data: Data, header: Header) -> int:
         return 1
     image = _opened(data)
     if header.format != "TIFF":
-        return min(MOST_FRAMES, getattr(image, "n_frames", 1))
+        try:
+            return min(MOST_FRAMES, getattr(image, "n_frames", 1))
+        except Exception as error:  # decoders raise all kinds of errors for damaged files
+            raise _explained(error, header) from error
     for number in range(1, MOST_FRAMES):  # a chain of pages may be endless
         try:
             image.seek(number)

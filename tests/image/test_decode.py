@@ -131,6 +131,20 @@ def test_frames_are_counted():
     assert decode.frame_counts(batch, "image").tolist() == [5, 5, 5, 5, 5, 1, 0]
 
 
+def test_frames_that_cannot_be_counted_are_damage():
+    file = animation([photo(8, 6, seed) for seed in range(3)], "GIF")
+    found = {_counted(file[:cut]) for cut in range(len(file) // 3, len(file))}
+    assert found <= {"1", "2", "3", "truncated", "corrupt"}
+    assert {"3", "corrupt"} <= found
+
+
+def _counted(file):
+    try:
+        return str(decode.frame_counts(batch_of(file), "image")[0])
+    except ImageError as error:
+        return error.problem
+
+
 @pytest.mark.parametrize("quality", [1, 5, 20, 49, 50, 51, 75, 90, 95, 99, 100])
 def test_the_quality_of_a_jpeg_is_that_it_was_saved_with(quality):
     assert decode.jpeg_qualities(batch_of(saved(photo(20, 20), "JPEG", quality=quality)), "image").tolist() == [quality]
@@ -254,6 +268,14 @@ SMALL = {
     format_: saved(photo(40, 32), format_)
     for format_ in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "JPEG2000", "ICO", "PPM")
 }
+
+
+def test_decoders_log_nothing_but_raise_errors(caplog):
+    file = bytearray(saved(photo(40, 32), "TIFF"))
+    at = file.index(b"\x15\x01\x03\0") + 8  # the number of samples per pixel
+    file[at : at + 2] = struct.pack("<H", 2048)
+    assert problems(batch_of(bytes(file)), "image").tolist() == ["corrupt"]
+    assert not caplog.records
 
 
 def test_a_jpeg_with_bytes_between_its_segments_is_fine():
