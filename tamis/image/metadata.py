@@ -102,17 +102,23 @@ def _clean_jpeg(data: bytes, exif: bytes) -> bytes:
             end, has_pixels = following.start() if following else len(data), True
         if marker != 0xE0:  # JFIF comes first
             parts, rest = parts + rest, []
-        if _keeps_segment(marker, data[position + 4 : position + 16]):
-            parts.append(data[position:end])
+        parts.append(_clean_segment(marker, data[position:end]))
     if not has_pixels:
         raise IndexError
     return b"".join(parts)
 
 
-def _keeps_segment(marker: int, start: bytes) -> bool:
-    if marker == 0xE2:
-        return start.startswith(b"ICC_PROFILE\0")
-    return marker in (0xE0, 0xEE) or not (0xE1 <= marker <= 0xEF or marker == 0xFE)
+def _clean_segment(marker: int, segment: bytes) -> bytes:
+    """What is kept of a segment: without markers of programs that decoders do not need, and without a thumbnail."""
+    start = segment[4:16]
+    if marker == 0xE0:
+        if not start.startswith(b"JFIF\0"):
+            return b""
+        return segment if len(segment) < 18 else segment[:2] + b"\0\x10" + segment[4:16] + b"\0\0"
+    if 0xE1 <= marker <= 0xEF or marker == 0xFE:
+        kept = {0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}.get(marker)
+        return segment if kept is not None and start.startswith(kept) else b""
+    return segment
 
 
 def _clean_png(data: bytes, exif: bytes) -> bytes:

@@ -149,6 +149,16 @@ def test_removing_metadata_changes_nothing_else():
     assert edited(ImageMetadataRemoval(), apng)["bytes"] == apng
 
 
+def test_thumbnails_in_jfif_segments_are_removed():
+    plain = saved(photo(64, 48), "JPEG")
+    assert plain[2:11] == b"\xff\xe0\0\x10JFIF\0"
+    small = b"\1\2secret"  # 1 x 2 pixels of 3 bytes
+    extended = b"\xff\xe0\0\x0fJFXX\0\x10private"
+    file = plain[:4] + b"\0\x16" + plain[6:18] + small + extended + b"\xff\xee\0\x09private" + plain[20:]
+    assert (pixels_of(file) == pixels_of(plain)).all()
+    assert edited(ImageMetadataRemoval(), file)["bytes"] == plain
+
+
 @pytest.mark.parametrize("skipped", [b"\0\0\0", b"private", b"\xff\x00private", b"\xff\xff\xff"])
 def test_bytes_between_segments_of_a_jpeg_are_skipped(skipped):
     plain = saved(photo(64, 48), "JPEG")
