@@ -4,10 +4,12 @@
     python benchmarks/image.py filters FOLDER      images per second of one core, from bytes to scores
     python benchmarks/image.py hashes FOLDER --peers PYTHON
                                                    the filters and pHash, against loops with ImageHash and imagededup
+    python benchmarks/image.py captions FOLDER     what the recipe `image_text` keeps of captions in many languages
 
-FOLDER has image files of any format; without one, photos are made. PYTHON is that of an environment with
-`pip install imagehash imagededup opencv-python-headless`. Times are seconds of CPU of one thread, the best of several
-rounds, so that other load on the machine matters little.
+FOLDER has image files of any format; without one, photos are made. For captions it is that of the Debian package
+tuxpaint-stamps-default: NAME.png, and NAME.txt with lines such as `de.utf8=Ein Kakadu.`, the first one in English.
+PYTHON is that of an environment with `pip install imagehash imagededup opencv-python-headless`. Times are seconds of CPU
+of one thread, the best of several rounds, so that other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.dataset as ds
 
+from tamis import JsonlReader, MediaReference, ParquetWriter, Pipeline
 from tamis.batch import Batch
 from tamis.errors import ImageError
 from tamis.image import (
@@ -40,6 +45,8 @@ from tamis.image import (
     ImageSize,
 )
 from tamis.image.decode import headers, pictures
+from tamis.recipes.load import load_recipe
+from tamis.registry import build_operator
 
 SIZES = ((500, 375), (1024, 768), (2048, 1536), (4000, 3000))
 STEPS = (
@@ -282,15 +289,44 @@ def hashes(folder: Path | None, peers: str) -> None:
         say(f"| {tool} | " + " | ".join(cells) + " |")
 
 
+def captions(folder: Path) -> None:
+    """The rows that `image_text` keeps and drops, by the language of the caption."""
+    rows = []
+    for place in sorted(folder.rglob("*.txt")):
+        picture = place.with_suffix(".png")
+        if picture.is_file():
+            first, *others = place.read_text(encoding="utf-8", errors="replace").splitlines()
+            named = [("en", first), *(line.split(".utf8=", 1) for line in others if ".utf8=" in line)]
+            rows += [{"file": str(picture.absolute()), "language": name, "caption": text} for name, text in named]
+    spoken, pictures_seen = Counter(row["language"] for row in rows), {row["file"] for row in rows}
+    say(f"{len(rows):,} captions of {len(pictures_seen)} pictures in {len(spoken)} languages")
+    steps = [build_operator(each.name, each.parameters) for each in load_recipe("image_text").steps]
+    with tempfile.TemporaryDirectory() as place:
+        list_, output = Path(place) / "list.jsonl", f"{place}/out"
+        list_.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        reader = JsonlReader(list_, media_roots=[str(folder.absolute())])
+        report = Pipeline(reader, MediaReference(column="file"), *steps, ParquetWriter(output)).run(progress=False)
+        kept = Counter(ds.dataset(output).to_table(columns=["language"])["language"].to_pylist())
+    say("| read | kept | " + " | ".join(report.dropped) + " | failed |")
+    say("|---" * (len(report.dropped) + 3) + "|")
+    counts = [report.read, report.kept, *report.dropped.values(), report.failed]
+    say("| " + " | ".join(f"{count:,}" for count in counts) + " |")
+    english = sum(count for name, count in kept.items() if name.startswith("en"))
+    say(f"{100 * english / report.kept:.1f} % of the captions kept are in English")
+    say(", ".join(f"{name} {count}" for name, count in kept.most_common(12)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("decoders", "filters", "hashes"))
+    parser.add_argument("part", choices=("decoders", "filters", "hashes", "captions"))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--peers", default=sys.executable)
     chosen = parser.parse_args()
     say(f"{platform.machine()}, Python {platform.python_version()}")
     if chosen.part == "hashes":
         hashes(chosen.folder, chosen.peers)
+    elif chosen.part == "captions":
+        captions(chosen.folder)
     else:
         (decoders if chosen.part == "decoders" else filters)(chosen.folder)
 

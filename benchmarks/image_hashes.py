@@ -1,6 +1,7 @@
 """Perceptual hashes and the deduplication of images: `python benchmarks/image_hashes.py SECTION [FOLDER]`.
 
     recall FOLDER     recall and precision per hash and radius, on the pictures below FOLDER and transforms of them
+    sizes FOLDER      recall and precision on pictures that are published in many sizes: NAME/contents/images/WIDTHxHEIGHT.jpg
     reduced FOLDER    bits that differ between the hash of all pixels and that of a reduced picture
     speed FOLDER      images per second and core: decode and hash, against the packages ImageHash and pdqhash
     pairs             a million made hashes: seconds and memory, against numpy and, where installed, faiss
@@ -150,6 +151,60 @@ def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return sum(
         np.bitwise_count(left[:, None, word] ^ right[None, :, word]).astype(np.int64) for word in range(left.shape[1])
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+SAME_SHAPE = 0.02
+"""Two sizes have the same shape if their aspect ratios differ by less than this part: then neither can be a crop."""
+
+
+def sizes(folder: str) -> None:
+    """Wallpapers of KDE: NAME/contents/images/ holds one picture in many sizes, NAME/contents/screenshot is a small copy."""
+    below = (file for file in files_below(folder) if not file.is_symlink())
+    files = [file for file in below if file.parents[1].name == "contents" or file.stem == "screenshot"]
+    names = np.array([_picture_of(file) for file in files])
+    datas = [file.read_bytes() for file in files]
+    found = [read_header(data) for data in datas]
+    shapes = np.log([header.width / header.height for header in found])
+    print(f"{len(files)} files, {len(set(names))} pictures, {sum(map(len, datas)) / 1e6:.0f} MB\n")
+    shown = {side: [decoded(data, side) for data in datas] for side in sorted(set(SIDES.values()))}
+    for kind, bits in BITS.items():
+        made = hash_pictures(shown[SIDES[kind]], kind)
+        enough = (made.quality >= 10) & ~says_little(made.words)
+        left, right = np.triu_indices(int(enough.sum()), 1)
+        apart = _distances(made.words[enough], made.words[enough])[left, right]
+        same = names[enough][left] == names[enough][right]
+        like = np.abs(shapes[enough][left] - shapes[enough][right]) < SAME_SHAPE
+        rows = {
+            "same picture and shape, %": same & like,
+            "same picture, other shape, %": same & ~like,
+        }
+        print(
+            f"| {kind}, {int(enough.sum())} files compared | " + " | ".join(f"r {each}" for each in RADII[bits]) + " |"
+        )
+        print("|---" * (len(RADII[bits]) + 1) + "|")
+        for title, chosen in rows.items():
+            shares = [100 * np.mean(apart[chosen] <= radius) for radius in RADII[bits]]
+            print(f"| {title} of {int(chosen.sum()):,} pairs | " + " | ".join(f"{each:.0f}" for each in shares) + " |")
+        wrong = [int(np.count_nonzero(apart[~same] <= radius)) for radius in RADII[bits]]
+        print(
+            f"| other pictures, of {int((~same).sum()):,} pairs | " + " | ".join(map(str, wrong)) + " |\n", flush=True
+        )
+    with tempfile.TemporaryDirectory() as place:
+        for kind in BITS:
+            source = ImageReader([str(file) for file in files])
+            report = Pipeline(source, ImageDedup(hash=kind, keep="largest"), ParquetWriter(f"{place}/{kind}")).run()
+            kept = [_picture_of(Path(path)) for path in ds.dataset(f"{place}/{kind}").to_table()["path"].to_pylist()]
+            print(
+                f"{kind}: {report.kept} of {report.read} files kept, of {len(set(kept))} of {len(set(names))} pictures"
+            )
+
+
+def _picture_of(file: Path) -> str:
+    """The name of a wallpaper; the dark version of one is another picture."""
+    name = next(each.parent.name for each in file.parents if each.name == "contents")
+    return f"{name} dark" if file.parent.name == "images_dark" else name
 
 
 # -------------------------------------------------------------------------------------------------------------- reduced
@@ -397,5 +452,5 @@ def _print_labelled(title: str, columns: dict[str, tuple[np.ndarray, float, np.n
 if __name__ == "__main__":
     section, *arguments = sys.argv[1:]
     numbers = [int(each) if each.isdecimal() else each for each in arguments]
-    sections = (recall, reduced, speed, pairs, unpack, labelled, embedded)
+    sections = (recall, sizes, reduced, speed, pairs, unpack, labelled, embedded)
     {each.__name__: each for each in sections}[section](*numbers)

@@ -62,7 +62,8 @@ class ImageDedup(PictureStep, IndexedDedup):
 
     Pictures with little detail have the same hash, whatever they show. An image is therefore kept and compared with no other if
     its quality, PDQ's measure of detail from 0 to 100, is below `min_quality`, or if fewer than an eighth of the bits of its
-    hash are set, or not set. `ExactDedup` removes those that are really equal.
+    hash are set, or not set. `ExactDedup` removes those that are really equal. Pictures of few pixels, and pictures of one kind
+    of object on a plain background, need a smaller radius or PDQ: with the defaults, many are dropped that are not duplicates.
 
     `hash_column` names a column that already has the hashes, as bytes, as text in hex or, for 64 bits, as integers; then no
     image is decoded, and `min_quality` is not applied. A row without image or hash is kept.
