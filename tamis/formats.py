@@ -24,7 +24,7 @@ class Format:
 
 _IMAGES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl"),
-    *(".jp2", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".tga", ".svg"),
+    *(".jp2", ".j2k", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".qoi", ".apng", ".tga", ".svg"),
 )
 _SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aiff", ".aif", ".au", ".sph")
 _VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv", ".wmv", ".flv", ".3gp")

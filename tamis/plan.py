@@ -25,6 +25,7 @@ from tamis.executors.scores import measured_operators, measuring_identity
 from tamis.executors.steps import visible
 from tamis.executors.tasks import Group, Stage
 from tamis.features import after_writing, features_of, with_features
+from tamis.formats import FORMATS
 from tamis.functions import Function
 from tamis.media import has_media
 from tamis.memory.budget import (
@@ -183,6 +184,10 @@ def _where_to_get(name: str, number: int, step: Operator, read: list[str]) -> st
     like = next((each for each in usual if each in read), None)
     if like is not None:
         return f'name it at the source: columns={{"{name}": "{like}"}}'
+    paths = next((each for each in (f"{name}_file_name", "file_name", "path", "file") if each in read), None)
+    media = {each.name for each in FORMATS.values() if each.is_media}
+    if name in media and paths is not None and media.isdisjoint(read):
+        return f'if `{paths}` has paths of files, put this before it: MediaReference(column="{paths}", to="{name}")'
     return f'name it at the source: columns={{"{name}": "..."}}, or put a step that writes it before this one'
 
 

@@ -16,6 +16,7 @@ from tamis import Batch, CsvWriter, JsonlReader, JsonlWriter, ParquetReader, Par
 from tamis.dedup import SemanticDedup
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
+from tamis.image import ImageSize
 from tamis.operators import Expand, Filter, Map, Resources, at_least, operator
 from tamis.report import Report
 from tamis.sampling import Sample
@@ -182,6 +183,12 @@ class TestColumns:
         with pytest.raises(ColumnError) as caught:
             Pipeline(JsonlReader(tmp_path / "a.jsonl"), SemanticDedup()).collect()
         hint = 'name it at the source: columns={"embedding": "..."}, or put a step that writes it before this one'
+        assert caught.value.hint == hint
+
+    def test_a_column_of_paths_is_suggested_to_become_a_media_column(self):
+        with pytest.raises(ColumnError) as caught:
+            Pipeline(Rows([{"file_name": "0.png", "caption": "x"}]), ImageSize()).collect()
+        hint = 'if `file_name` has paths of files, put this before it: MediaReference(column="file_name", to="image")'
         assert caught.value.hint == hint
 
     def test_a_field_of_a_struct_is_suggested_to_be_copied(self):

@@ -148,6 +148,7 @@ def test_formats_and_codecs_are_known_by_name():
     assert format_of("a/b.JSONL.GZ") == "jsonl"
     assert format_of("b.tsv.xz") == "csv"
     assert format_of("b.gz") is None
+    assert {format_of(f"a{s}") for s in (".avif", ".j2k", ".qoi", ".apng")} == {"image"}
     assert [codec_of(f"x.jsonl{s}") for s in ("", ".gz", ".zst", ".bz2", ".xz", ".lz4")] == [
         None, "gzip", "zstd", "bz2", "xz", "lz4",
     ]  # fmt: skip
