@@ -182,6 +182,23 @@ def test_a_recipe_for_images_runs(tmp_path, capsys):
     assert load_recipe(tmp_path / "recipe.yaml").steps[-1].name == "folder_writer"
 
 
+@pytest.mark.parametrize("kind", ["manifest", "parquet"])
+def test_a_recipe_for_a_table_with_images_runs(tmp_path, capsys, kind):
+    (tmp_path / "photos").mkdir()
+    picture = tmp_path / "photos" / "a.png"
+    Image.effect_mandelbrot((300, 300), (-2, -1.5, 1, 1.5), 50).save(picture)
+    if kind == "manifest":
+        write_rows(tmp_path / "photos" / "metadata.jsonl", [{"file_name": "a.png", "caption": "a fractal"}])
+    else:
+        images = [{"bytes": picture.read_bytes(), "path": "a.png"}, {"bytes": b"no image", "path": "b.png"}]
+        pq.write_table(pa.table({"image": images, "label": [1, 2]}), tmp_path / "photos" / "a.parquet")
+    out, err = run_init(tmp_path, capsys, str(tmp_path / "photos"))
+    assert ("images: column `file_name`, with paths" if kind == "manifest" else "images: column `image`\n") in err
+    assert main([*out.split()[1:], "--executor", "inline", "--quiet"]) == 0
+    (row,) = pq.read_table(tmp_path / "out").to_pylist()
+    assert row["image"]["bytes"] == picture.read_bytes()
+
+
 def test_paths_in_the_recipe_are_relative_to_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(Path("in/a.jsonl"), [{"text": PROSE}])

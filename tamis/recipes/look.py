@@ -18,8 +18,10 @@ import pyarrow as pa
 from tamis.batch import Batch, Failure
 from tamis.context import Context
 from tamis.errors import SourceError, TamisError
-from tamis.formats import FORMATS
+from tamis.features import features_of
+from tamis.formats import FORMATS, media_kind
 from tamis.looking.rows import reader_of, rows_of_reader
+from tamis.media import is_media
 from tamis.memory.budget import DEFAULT_SHARE, usable_memory
 from tamis.parameters import format_bytes, plural
 from tamis.recipes.load import Recipe, Settings, Step, find_shipped
@@ -33,6 +35,8 @@ SHORT_CHARACTERS = 300
 """Texts shorter than this on average are no documents, and rules for web pages would drop most of them."""
 LEAST_SHARE = 0.05
 """Languages with a smaller share of the sample are not kept: they are often mistakes of the model."""
+LEAST_IMAGES = 0.9
+"""A column has the paths of images if this share of its values has such a suffix."""
 BUDGETS = ((10**9, 2), (20 * 10**9, 4), (200 * 10**9, 8))
 """Sizes of the input in bytes, and the gigabytes with which deduplication needs few passes."""
 
@@ -64,6 +68,9 @@ class Look:
     """Whether rows or files could not be read."""
     text_column: str | None = None
     mean_characters: float = 0.0
+    image_column: str | None = None
+    """The column with images, or with the paths of image files if `image_paths`."""
+    image_paths: bool = False
     languages: Mapping[str, float] = field(default_factory=dict)
     """The share of each language in the sample; empty if it is not known."""
     notes: tuple[str, ...] = ()
@@ -73,6 +80,8 @@ class Look:
         yield f"{self.path}: {plural(self.num_files, self.format + ' file')}, {format_bytes(self.num_bytes)}"
         if self.columns:
             yield "columns: " + ", ".join(f"{name} ({kind})" for name, kind in self.columns.items())
+        if self.image_column:
+            yield f"images: column `{self.image_column}`{', with paths' if self.image_paths else ''}"
         if self.text_column:
             yield f"texts: column `{self.text_column}`, {self.mean_characters:,.0f} characters on average"
         if self.languages:
@@ -98,6 +107,8 @@ def look_at(path: str) -> Look:
     columns = {name: _type_name(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
     found = replace(found, columns=columns, num_rows=len(table))
     name, mean = _text_column(table)
+    if mean < SHORT_CHARACTERS and (image := _image_column(table)) is not None:
+        return replace(found, image_column=image, image_paths=not is_media(table.schema.field(image).type))
     if name is None:
         return found
     languages, notes = _languages(table[name])
@@ -111,6 +122,10 @@ def suggested(look: Look, output: str) -> Recipe:
     if look.format in _TABLES:
         if not look.columns:
             raise _nothing_read(look)
+        if look.image_column is not None:
+            return Recipe(
+                (*_steps_of_table(look), Step("parquet_writer", {"path": output})), "suggested", title, settings
+            )
         if look.text_column is None:
             raise SourceError(
                 f"{look.path} has no column with texts; its columns are {', '.join(look.columns)}",
@@ -130,6 +145,19 @@ def suggested(look: Look, output: str) -> Recipe:
     else:
         body = _IMAGE_STEPS
     return Recipe(body, "suggested", title, settings).with_paths(input=look.path, output=output)
+
+
+def _steps_of_table(look: Look) -> Iterator[Step]:
+    """The steps for a table with images, whose rows then hold the bytes of the images that are left."""
+    column = look.image_column
+    yield Step(FORMATS[look.format].reader, {"file_paths": look.path})
+    if look.image_paths:
+        made = column if "image" in look.columns else "image"
+        yield Step("media_reference", {"column": column, "to": made})
+        column = made
+    named = {} if column == "image" else {"column": column}
+    yield from (replace(step, parameters={**step.parameters, **named}) for step in _IMAGE_STEPS)
+    yield Step("read_media")
 
 
 def _nothing_read(look: Look) -> SourceError:
@@ -210,6 +238,21 @@ def _text_column(table: pa.Table) -> tuple[str | None, float]:
     usual = [name for name in TEXT_NAMES if name in means]
     best = usual[0] if usual else max(means, key=lambda name: means[name], default=None)
     return best, means.get(best, 0.0) if best is not None else 0.0
+
+
+def _image_column(table: pa.Table) -> str | None:
+    """The first column with images, or else with names of image files."""
+    known = features_of(table.schema)
+    for spec in table.schema:
+        if is_media(spec.type) and (spec.name == "image" or known.get(spec.name, {}).get("_type") == "Image"):
+            return str(spec.name)
+    for spec in table.schema:
+        if pa.types.is_string(spec.type) or pa.types.is_large_string(spec.type):
+            paths = [path for path in table[spec.name].to_pylist() if path]
+            images = [path for path in paths if media_kind(path) == "image" and "://" not in path]
+            if images and len(images) >= LEAST_IMAGES * len(paths):
+                return str(spec.name)
+    return None
 
 
 def _languages(column: pa.ChunkedArray) -> tuple[dict[str, float], tuple[str, ...]]:
