@@ -33,6 +33,7 @@ from tamis.parameters import plural
 from tamis.registry import build_operator
 from tamis.report import Report, load_manifest
 from tamis.segments import split_segment
+from tamis.sources.references import MediaReference
 from tamis.store import INTERNAL, TABLE, Store, check_writable, writing
 
 _Step: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -106,6 +107,9 @@ class _Sheet:
         self._folder = Path(load_manifest(output).get("directory") or ".")
         self._reader: _Step | None = steps[0] if steps else None
         self._writer: _Step | None = steps[-1] if steps else None
+        made = [given for name, given in steps if name == "media_reference" and given.get("to", "image") == column]
+        self._made = MediaReference(**made[0]) if made else None
+        """The step of the run that makes the column of paths, of which the input has none."""
         self._wanted: dict[str, list[Card]] = {}
         self.lacks_column: ColumnError | None = None
         """That the output has no such column."""
@@ -271,7 +275,7 @@ class _Sheet:
         assert isinstance(source, Source)
         # A run names rows by paths as they were given, perhaps relative to another folder.
         left = {path + address[len(file) :]: address for address in addresses}
-        for batch in _batches(source, self._column, source.access):
+        for batch in _batches(source, self._column, source.access, made=self._made):
             for row, address in enumerate(batch.origin.addresses()):
                 if address in left:
                     for card in cards(batch.select(slice(row, row + 1)), self._column):
@@ -309,11 +313,15 @@ def access_of(reader: _Step | None, folder: Path) -> MediaAccess:
 
 
 def _batches(
-    source: Source, column: str, access: MediaAccess | None, partitions: Sequence[int] | None = None
+    source: Source,
+    column: str,
+    access: MediaAccess | None,
+    partitions: Sequence[int] | None = None,
+    made: MediaReference | None = None,
 ) -> Iterator[Batch]:
-    """Batches of the rows of a source; bad rows are left out."""
+    """Batches of the rows of a source, with the column that `made` makes; bad rows are left out."""
     layout = source.layout(PARTITION_BYTES)
-    names = set(layout.schema.names)
+    names = {*layout.schema.names, *(made.writes() if made is not None else ())}
     if column not in names:
         media = [each.name for each in layout.schema if is_media(each.type)]
         hint = (
@@ -325,7 +333,8 @@ def _batches(
     reading = Reading(None, layout.schema, BATCH_BYTES, lambda failure: None)
     for number in range(len(layout.partitions)) if partitions is None else partitions:
         for batch in source.read(layout.partitions[number], reading):
-            yield Batch(batch.table, batch.origin, access=access)
+            read = Batch(batch.table, batch.origin, access=access)
+            yield read if made is None else read.with_columns(made.apply(read.view({"path": made.column})))
 
 
 def _sampled(source: Source, column: str, access: MediaAccess, count: int) -> Iterator[Card]:

@@ -1,6 +1,7 @@
 """The contact sheet shows kept, dropped and duplicate images, and says what it cannot show."""
 
 import io
+import json
 import re
 
 import numpy as np
@@ -8,7 +9,17 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tamis import ImageReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, WebDatasetWriter
+from tamis import (
+    ImageReader,
+    JsonlReader,
+    JsonlWriter,
+    MediaReference,
+    ParquetReader,
+    ParquetWriter,
+    Pipeline,
+    Rows,
+    WebDatasetWriter,
+)
 from tamis.cli import app
 from tamis.dedup import ImageDedup
 from tamis.errors import ColumnError
@@ -88,6 +99,24 @@ def test_images_that_no_longer_exist_are_named(folder):
     page = (folder / "sheet.html").read_text()
     assert "0-copy.jpg" in page
     assert sections(page)["Duplicates: image_dedup"] == 4
+
+
+@pytest.mark.parametrize("column", ["file", "image"])
+def test_images_of_a_manifest_are_shown(folder, column):
+    names = sorted(path.name for path in (folder / "in").iterdir())
+    lines = "".join(json.dumps({column: name}) + "\n" for name in names)
+    (folder / "in" / "list.jsonl").write_text(lines)
+    steps = [MediaReference(column=column), ImageSize(min_width=200, min_height=150), ImageDedup(keep="largest")]
+    source, sink = JsonlReader(str(folder / "in" / "list.jsonl")), ParquetWriter(str(folder / "out"))
+    Pipeline(source, *steps, sink).run(executor="inline", rejects=True)
+    assert write_contact_sheet(str(folder / "out"), folder / "sheet.html") == 14
+    assert sections((folder / "sheet.html").read_text()) == {
+        "Kept": 3,
+        "Dropped: width &lt; 200": 1,
+        "Dropped: similar image": 3,
+        "Borderline": 1,
+        "Duplicates: image_dedup": 6,
+    }
 
 
 def test_images_in_tables_and_the_limits(tmp_path):
