@@ -156,55 +156,53 @@ def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
 SAME_SHAPE = 0.02
-"""Two sizes have the same shape if their aspect ratios differ by less than this part: then neither can be a crop."""
+"""Two sizes have the same shape if their aspect ratios differ by less than this part; if not, one is a crop of the other."""
 
 
 def sizes(folder: str) -> None:
-    """Wallpapers of KDE: NAME/contents/images/ holds one picture in many sizes, NAME/contents/screenshot is a small copy."""
+    """Wallpapers of KDE: NAME/contents/images/ holds one picture in many sizes, NAME/contents/screenshot is a small copy,
+    and NAME/contents/images_dark/ has the same in dark colours."""
     below = (file for file in files_below(folder) if not file.is_symlink())
     files = [file for file in below if file.parents[1].name == "contents" or file.stem == "screenshot"]
-    names = np.array([_picture_of(file) for file in files])
+    names = np.array([_wallpaper(file) for file in files])
+    dark = np.array([file.parent.name == "images_dark" for file in files])
     datas = [file.read_bytes() for file in files]
     found = [read_header(data) for data in datas]
     shapes = np.log([header.width / header.height for header in found])
-    print(f"{len(files)} files, {len(set(names))} pictures, {sum(map(len, datas)) / 1e6:.0f} MB\n")
+    print(f"{len(files)} files, {len(set(names))} wallpapers, {sum(map(len, datas)) / 1e6:.0f} MB\n")
     shown = {side: [decoded(data, side) for data in datas] for side in sorted(set(SIDES.values()))}
     for kind, bits in BITS.items():
         made = hash_pictures(shown[SIDES[kind]], kind)
-        enough = (made.quality >= 10) & ~says_little(made.words)
-        left, right = np.triu_indices(int(enough.sum()), 1)
-        apart = _distances(made.words[enough], made.words[enough])[left, right]
-        same = names[enough][left] == names[enough][right]
-        like = np.abs(shapes[enough][left] - shapes[enough][right]) < SAME_SHAPE
+        enough = np.flatnonzero((made.quality >= 10) & ~says_little(made.words))
+        left, right = (enough[each] for each in np.triu_indices(len(enough), 1))
+        apart = np.bitwise_count(made.words[left] ^ made.words[right]).sum(axis=1)
+        same, alike = names[left] == names[right], np.abs(shapes[left] - shapes[right]) < SAME_SHAPE
         rows = {
-            "same picture and shape, %": same & like,
-            "same picture, other shape, %": same & ~like,
+            "same shape": same & alike & (dark[left] == dark[right]),
+            "other shape, a crop": same & ~alike & (dark[left] == dark[right]),
+            "light and dark": same & (dark[left] != dark[right]),
+            "other wallpapers": ~same,
         }
         print(
-            f"| {kind}, {int(enough.sum())} files compared | " + " | ".join(f"r {each}" for each in RADII[bits]) + " |"
+            f"| {kind}, {len(enough)} files compared | pairs | "
+            + " | ".join(f"r {each}" for each in RADII[bits])
+            + " |"
         )
-        print("|---" * (len(RADII[bits]) + 1) + "|")
+        print("|---" * (len(RADII[bits]) + 2) + "|")
         for title, chosen in rows.items():
-            shares = [100 * np.mean(apart[chosen] <= radius) for radius in RADII[bits]]
-            print(f"| {title} of {int(chosen.sum()):,} pairs | " + " | ".join(f"{each:.0f}" for each in shares) + " |")
-        wrong = [int(np.count_nonzero(apart[~same] <= radius)) for radius in RADII[bits]]
-        print(
-            f"| other pictures, of {int((~same).sum()):,} pairs | " + " | ".join(map(str, wrong)) + " |\n", flush=True
-        )
+            within = " | ".join(f"{np.count_nonzero(apart[chosen] <= radius):,}" for radius in RADII[bits])
+            print(f"| {title} | {np.count_nonzero(chosen):,} | {within} |")
+        print(flush=True)
     with tempfile.TemporaryDirectory() as place:
         for kind in BITS:
             source = ImageReader([str(file) for file in files])
             report = Pipeline(source, ImageDedup(hash=kind, keep="largest"), ParquetWriter(f"{place}/{kind}")).run()
-            kept = [_picture_of(Path(path)) for path in ds.dataset(f"{place}/{kind}").to_table()["path"].to_pylist()]
-            print(
-                f"{kind}: {report.kept} of {report.read} files kept, of {len(set(kept))} of {len(set(names))} pictures"
-            )
+            kept = {_wallpaper(Path(path)) for path in ds.dataset(f"{place}/{kind}").to_table()["path"].to_pylist()}
+            print(f"{kind}: {report.kept} of {report.read} files kept, of {len(kept)} of {len(set(names))} wallpapers")
 
 
-def _picture_of(file: Path) -> str:
-    """The name of a wallpaper; the dark version of one is another picture."""
-    name = next(each.parent.name for each in file.parents if each.name == "contents")
-    return f"{name} dark" if file.parent.name == "images_dark" else name
+def _wallpaper(file: Path) -> str:
+    return next(each.parent.name for each in file.parents if each.name == "contents")
 
 
 # -------------------------------------------------------------------------------------------------------------- reduced
