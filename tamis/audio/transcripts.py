@@ -10,6 +10,7 @@ renaming: `Rename({"text": "transcript"})`.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,8 @@ PHRASES = (
 )  # fmt: skip
 """What Whisper writes for silence and music, as Koenecke et al. (2024) and users of the model report it."""
 
+_UNSPACED = r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]\pM*)"
+
 LONGEST_LOOP = 12
 """Words of the longest n-gram whose repetitions are counted."""
 
@@ -292,10 +295,11 @@ class Hallucination(Filter):
     repeats              how often an n-gram of up to 12 words follows itself; at most 5
     invented_phrase      1 if the whole text is one of `phrases`, else 0
 
-    Words are compared without case and punctuation. All bounds but the one of `repeats` are those of NeMo Curator, which
-    also drops a share of exactly 0.4, and allows 34 characters and any ratio in languages with long words. Combine it with
-    `SpeechRate`, which finds text that is too fast to be spoken. `phrases` replaces the list of what Whisper writes for
-    silence. An empty transcript has no such mark.
+    Words are compared without case and punctuation. In scripts without spaces, such as Chinese, Japanese and Thai, each
+    letter is a word in `repeats` and `longest_word`, and `longest_word_ratio` is 0. All bounds but the one of `repeats`
+    are those of NeMo Curator, which also drops a share of exactly 0.4, and allows 34 characters and any ratio in
+    languages with long words. Combine it with `SpeechRate`, which finds text that is too fast to be spoken. `phrases`
+    replaces the list of what Whisper writes for silence. An empty transcript has no such mark.
 
     >>> batch = Batch.from_rows([{"transcript": "Thank you for watching!"}, {"transcript": "no no no no no no no no"}])
     >>> scores = Hallucination().score(batch)
@@ -312,18 +316,20 @@ class Hallucination(Filter):
 
     def score(self, batch: Batch) -> Scores:
         texts = normalized(batch["transcript"])
-        ((ids, offsets),) = word_ids(texts)
+        apart = _letters_apart(texts)
+        ((ids, offsets),) = word_ids(apart)
         repeats = np.zeros(len(texts), np.int64)
         most_repeats(ids, offsets, LONGEST_LOOP, repeats)
+        ((ids, offsets),) = word_ids(texts)
         distinct = np.array([len(np.unique(ids[start:stop])) for start, stop in itertools.pairwise(offsets)], np.int64)
         counts = np.diff(offsets)
-        longest, ratio = _longest(texts)
+        longest, ratio = _longest(apart)
         known = normalized(pa.array(list(self.phrases), pa.string()))
         invented = pc.and_(pc.is_in(texts, value_set=known), pc.greater(pc.binary_length(texts), 0))
         return {
             "unique_words": np.where(counts > 0, distinct / np.maximum(counts, 1), 1.0),
             "longest_word": longest,
-            "longest_word_ratio": ratio,
+            "longest_word_ratio": np.where(pc.equal(apart, texts), ratio, 0.0),
             "repeats": repeats,
             "invented_phrase": invented.to_numpy(zero_copy_only=False).astype(np.int64),
         }
@@ -336,6 +342,13 @@ class Hallucination(Filter):
             at_most("repeats", self.max_repeats),
             at_most("invented_phrase", 0),
         ]
+
+
+def _letters_apart(texts: pa.Array) -> pa.Array:
+    """Normalized texts with a space around each letter of a script that puts none between words."""
+    return pc.utf8_trim_whitespace(
+        pc.replace_substring_regex(pc.replace_substring_regex(texts, _UNSPACED, r" \1 "), " +", " ")
+    )
 
 
 def _longest(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -357,10 +370,10 @@ def _longest(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 class TranscriptLanguage(Filter):
     """Keep rows whose transcript is in the language of their label.
 
-    The language of the transcript is found by lid.176 (Joulin et al. 2017), as by `Language`. Labels are codes such as
-    "en", "en-US" or "en_us", of which the first part counts. `language_agrees` is 1 if both are the same and 0 if not.
-    It is 0.5 if the transcript is blank, the label is missing, or the model is less confident than `sure`: short
-    transcripts such as names look like many languages. Only rows with 0 are dropped, unless `keep_unsure` is False.
+    The language of the transcript is found by lid.176 (Joulin et al. 2017), as by `Language`. Labels are codes such as "en",
+    "en-US" or "en_us", of which the first part counts. `language_agrees` is 1 if both are the same and 0 if not. It is 0.5 if
+    the transcript is blank, the label is missing or not a code of the model, or the model is less confident than `sure`:
+    short transcripts such as names look like many languages. Only rows with 0 are dropped, unless `keep_unsure` is False.
 
         TranscriptLanguage(label="lang", sure=0.5)
     """
@@ -401,9 +414,13 @@ class _LanguageComparer:
     def score(self, batch: Batch) -> Scores:
         found = self._scorer.score(Batch(pa.table({"text": strings(batch["transcript"])})))
         labels = pc.utf8_lower(pc.utf8_trim_whitespace(strings(batch["language"])))
-        labels = pc.replace_substring_regex(labels, "[-_].*", "")
-        agrees = pc.equal(pa.array(found["language"]), labels).cast(pa.float64())
-        unsure = pc.fill_null(pc.less(pa.array(found["language_confidence"]), self._step.sure), True)
+        labels, languages = (
+            pc.replace_substring_regex(codes, "[-_].*", "") for codes in (labels, pa.array(found["language"]))
+        )
+        agrees = pc.equal(languages, labels).cast(pa.float64())
+        known = pc.is_in(labels, value_set=pa.array([re.sub("[-_].*", "", code) for code in self._scorer.languages]))
+        doubtful = pc.fill_null(pc.less(pa.array(found["language_confidence"]), self._step.sure), True)
+        unsure = pc.or_(doubtful, pc.invert(known))
         return {
             "text_language": found["language"],
             "text_language_confidence": found["language_confidence"],

@@ -140,6 +140,18 @@ def test_what_whisper_invents_is_dropped(text, reason):
     assert list(report.dropped) == [reason]
 
 
+def test_scripts_without_spaces_are_not_taken_for_long_words():
+    texts = [
+        "我昨天在图书馆里看了一整天的书因为今天要参加一个非常重要的考试",
+        "今日はとても天気がいいので、公園を散歩しましょう。",
+        "วันนี้อากาศดีมากเราไปเดินเล่นที่สวนสาธารณะกันเถอะ",
+        "我们昨天用kubernetes部署了20000个实例",
+        "好的好的好的好的好的好的好的",
+    ]
+    report = Pipeline(Rows([{"transcript": text} for text in texts]), Hallucination()).run(executor="inline")
+    assert (report.kept, report.dropped) == (4, {"repeats > 5": 1})
+
+
 def test_repeats_of_ngrams_are_counted():
     data = np.array([1, 2, 1, 2, 1, 2, 3, 3, 4], np.int32)
     out = np.zeros(3, np.int64)
@@ -153,6 +165,8 @@ def test_the_language_of_a_transcript_is_compared_with_its_label():
         {"transcript": "Das Wetter ist heute in den Bergen sehr schön.", "language": "en"},
         {"transcript": "ok", "language": "de"},
         {"transcript": None, "language": "en"},
+        {"transcript": "The weather is very nice in the mountains today.", "language": ""},
+        {"transcript": "The weather is very nice in the mountains today.", "language": "eng"},
     ]
     report = Pipeline(Rows(rows), TranscriptLanguage()).run(workers=1)
     assert report.dropped == {"language_agrees < 0.5": 1}
