@@ -18,7 +18,7 @@ from tamis.audio.decode import RATE, AudioStep, Recording, recordings
 from tamis.audio.neural import ACTIVATION_BYTES
 from tamis.batch import Batch, Column
 from tamis.context import Context
-from tamis.errors import AudioError, ParameterError, TamisError
+from tamis.errors import AudioError, ParameterError, TamisError, did_you_mean
 from tamis.models import onnx
 from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import ModelFiles, with_files
@@ -103,9 +103,9 @@ class Transcribe(AudioStep, Map):
                       (wav2vec 2.0, HuBERT, WavLM, ...; transformers), or of Moonshine (ONNX)
 
     `transcript_confidence` is the geometric mean of the probabilities of the tokens. `transcript_language` is the
-    language that the model recognized, or the one given as `language`. With `times`, the column `words` has the words
-    with their begin, end (in seconds from the begin of the row) and confidence; Whisper folders of transformers have
-    longer pieces there, and Moonshine has none (null).
+    language that the model recognized, or the one given as `language`, which it must know. With `times`, the column
+    `words` has the words with their begin, end (in seconds from the begin of the row) and confidence; Whisper folders
+    of transformers have longer pieces there, and Moonshine has none (null).
 
     Recordings longer than 30 s (60 s for CTC) are cut at quiet places; their memory does not depend on their length.
     The transcript of a row without sound is null. Transcripts do not depend on the other rows of a batch, except for
@@ -194,7 +194,14 @@ class Transcribe(AudioStep, Map):
     def open(self, context: Context) -> Transcriber:
         device = context.device if self._on_gpu() else "cpu"
         wish = Wish(self.language, self.times, self.beams, self.batch_size, self.max_tokens)
-        return Transcriber(self, open_shared(find_recognizer(self.model), context, device), wish)
+        recognizer = open_shared(find_recognizer(self.model), context, device)
+        known = recognizer.languages
+        if self.language is not None and known is not None and self.language not in known:
+            raise ParameterError(
+                f"`language`: {self.model} does not know {self.language!r}",
+                hint=did_you_mean(self.language.lower(), known) or f"it knows {', '.join(sorted(known))}",
+            )
+        return Transcriber(self, recognizer, wish)
 
 
 def recognizer_resources(found: ModelFiles, on_gpu: bool) -> Resources:

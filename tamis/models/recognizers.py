@@ -69,6 +69,8 @@ class Recognizer(Protocol):
 
     max_s: float
     """The longest clip."""
+    languages: Sequence[str] | None
+    """The languages that can be requested; None if the model does not say."""
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]: ...
 
@@ -207,6 +209,7 @@ def _shifted(heard: Heard, seconds: float) -> Heard:
 class _Moonshines:
     max_s = 30.0
     """The model takes 64 s, but its transcripts are best up to the length of most clips that it was trained on."""
+    languages = ("en",)
 
     def __init__(self, found: ModelFiles) -> None:
         assert self.max_s <= MAX_S
@@ -284,6 +287,7 @@ class _ConvertedWhisper:
             ) from error
         self._vocabulary = _Vocabulary.of(found.folder)
         self._bands = int(getattr(self._model, "n_mels", 80))
+        self.languages = tuple(self._vocabulary.languages) if self._model.is_multilingual else ("en",)
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
         on_cpu = self._model.device == "cpu"
@@ -300,7 +304,7 @@ class _ConvertedWhisper:
             languages = [wish.language] * len(clips)
             if wish.language is None:
                 languages = [found[0][0][2:-2] for found in self._model.detect_language(encoded)]
-            prompts = [[start, words.languages.get(str(each), start + 1), task, plain] for each in languages]
+            prompts = [[start, words.languages[str(each)], task, plain] for each in languages]
         else:
             languages, prompts = ["en"] * len(clips), [[start, plain]] * len(clips)
         results = self._model.generate(
@@ -370,6 +374,8 @@ class _Whisper:
         self._module = module.eval().to(device=device, dtype=self._type)
         self._vocabulary = _Vocabulary.of(found.folder)
         self._bands = int(load_config(found.folder).num_mel_bins)
+        # Of many languages, transformers knows names too, and checks them.
+        self.languages = None if getattr(self._module.generation_config, "is_multilingual", False) else ("en",)
         self._most = sys.maxsize  # clips at a time, once memory has run out
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
@@ -490,6 +496,7 @@ class CtcRecognizer:
 
     max_s = 60.0
     """The attention of these networks grows with the square of the length."""
+    languages = None
 
     def __init__(self, model: Any) -> None:
         self.model = model

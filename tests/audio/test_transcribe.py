@@ -20,6 +20,7 @@ from tamis.audio.transcribe import recognizer_resources
 from tamis.batch import Batch
 from tamis.context import Context
 from tamis.dedup import SemanticDedup
+from tamis.errors import ParameterError
 from tamis.kernels.ctc import align
 from tamis.models import mel
 from tamis.models.files import ModelError
@@ -287,6 +288,13 @@ def test_samples_that_cpu_workers_decode_give_the_same_transcript():
     direct = Transcribe().open(Context()).apply(batch)["transcript"]
     passed = Transcribe(samples="samples").open(Context()).apply(Batch(pa.table({"samples": samples})))["transcript"]
     assert direct == passed
+
+
+@pytest.mark.parametrize(("model", "language"), [("moonshine-tiny", "de"), ("whisper-tiny.en", "german")])
+def test_a_language_that_the_model_does_not_know_is_an_error(model, language):
+    with pytest.raises(ParameterError, match=f"{model} does not know '{language}'"):
+        Transcribe(model, language=language).open(Context())
+    assert Transcribe(model, language="en").open(Context())
 
 
 def test_a_folder_that_is_no_recognizer_is_refused(tmp_path):
