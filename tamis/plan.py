@@ -172,6 +172,10 @@ def _missing_column(name: str, number: int, total: int, step: Operator, here: li
     )
 
 
+_MANIFESTS = {"audio_filepath": "nemo_manifest", "recording": "lhotse_manifest"}
+"""The steps that read recordings by the columns of their manifests."""
+
+
 def _where_to_get(name: str, number: int, step: Operator, read: list[str]) -> str:
     if isinstance(step, Sink):
         return step.without(name)
@@ -180,6 +184,9 @@ def _where_to_get(name: str, number: int, step: Operator, read: list[str]) -> st
     struct, dot, field = name.partition(".")
     if dot and struct in read:
         return f'copy the field before this step: Copy("{struct}", field="{field}", into="...")'
+    maker = next((maker for column, maker in _MANIFESTS.items() if column in read), None)
+    if name == "audio" and maker is not None:
+        return f"put `{maker}` before this step: it makes `audio` from the columns of a manifest"
     usual = ("content", "raw_content", "body", "document", "page_content") if name == "text" else ()
     like = next((each for each in usual if each in read), None)
     if like is not None:

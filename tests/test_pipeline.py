@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tamis import Batch, CsvWriter, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, Rows, Sequential
+from tamis.audio import AudioDuration
 from tamis.dedup import SemanticDedup
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
@@ -190,6 +191,14 @@ class TestColumns:
             Pipeline(Rows([{"file_name": "0.png", "caption": "x"}]), ImageSize()).collect()
         hint = 'if `file_name` has paths of files, put this before it: MediaReference(column="file_name", to="image")'
         assert caught.value.hint == hint
+
+    @pytest.mark.parametrize(
+        ("column", "step"), [("audio_filepath", "nemo_manifest"), ("recording", "lhotse_manifest")]
+    )
+    def test_a_manifest_is_suggested_to_become_recordings(self, column, step):
+        with pytest.raises(ColumnError) as caught:
+            Pipeline(Rows([{column: "a.wav"}]), AudioDuration()).collect()
+        assert caught.value.hint == f"put `{step}` before this step: it makes `audio` from the columns of a manifest"
 
     def test_a_field_of_a_struct_is_suggested_to_be_copied(self):
         with pytest.raises(ColumnError) as caught:
