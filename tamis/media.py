@@ -8,7 +8,7 @@ A media column is `struct<bytes: binary, path: string>`, the convention of Huggi
     shard.tar#cats/1.png                  a member of a tar or zip archive
     shard.tar@1536+20480                  20,480 bytes from byte 1,536 on; a name may follow: shard.tar@1536+20480#1.png
     @1536+20480#1.png                     the same, in the `.media` file that belongs to the source file
-    talk.mp3#t=12.5,20                    a part in time of any of these; see `tamis/segments.py`
+    talk.mp3#t=12.5,20                    a part in time, or channels, of any of these; see `tamis/segments.py`
 
 References come from data and are not trusted. A reference may lead to any file in the folder of the source file, or below
 it, after links are followed. Any other file or URL must be in one of the `media_roots` that the user gave to the reader.

@@ -54,7 +54,7 @@ class Reference:
         >>> Reference.parse("a.tar#cat.png").member, Reference.parse("a#b.png").file
         ('cat.png', 'a#b.png')
         >>> Reference.parse("a.tar#1.mp3#t=1,2").segment
-        Segment(begin=1.0, end=2.0, track=None)
+        Segment(begin=1.0, end=2.0, track=None, channels=())
         """
         path, segment = split_segment(path)
         if found := _RANGE.fullmatch(path):

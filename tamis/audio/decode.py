@@ -8,7 +8,7 @@
 A row is a recording, or a segment of one (`tamis/segments.py`); times count from the begin of the row. The samples that an
 operator sees depend on the sample rate that it requests and on nothing else:
 
-    mono            the mean of all channels
+    mono            the mean of all channels, or of those that the segment names
     sample rate     converted by soxr, quality "HQ"
     scale           -1 to 1; files with floating-point samples may exceed it
 
@@ -103,16 +103,20 @@ class Recording:
 
     @property
     def info(self) -> Info:
-        """What the file says about itself; its duration is that of the whole file."""
+        """What the file says about itself; its duration is that of the whole file, its channels are those of the row."""
         if self._info is None:
             try:
                 with self.item.open() as file:
-                    self._info = files.read_info(file)
+                    self._info = files.with_channels(files.read_info(file), self._channels)
             except MediaError as error:
                 self._info = error
         if isinstance(self._info, MediaError):
             raise self._info
         return self._info
+
+    @property
+    def _channels(self) -> tuple[int, ...]:
+        return () if self.item.segment is None else self.item.segment.channels
 
     @property
     def begin(self) -> float:
@@ -188,7 +192,7 @@ class Recording:
         keep = self.duration <= MAX_SECONDS and size <= HELD_BYTES // 4
         held: list[np.ndarray] = []
         with self.item.open() as file:
-            for piece in files.read_blocks(file, begin, end):
+            for piece in files.read_blocks(file, begin, end, self._channels):
                 if keep:
                     held.append(piece)
                 else:

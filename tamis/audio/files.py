@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tamis.errors import AudioError, is_shortage, require
 
 CONTAINERS = (
     "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,matroska,webm,aac,loas,ac3,eac3,amr,ape,wv,tta,asf,avi,flv,mpegts,mpeg,"
-    "dts,dsf,mpc,mpc8,voc,nut"
+    "dts,dsf,mpc,mpc8,voc,nut,nistsphere"
 )
 """Names of FFmpeg's demuxers that may open a file."""
 
@@ -74,18 +74,31 @@ def read_info(file: IO[bytes]) -> Info:
         return _info(file, container, stream)
 
 
-def read_blocks(file: IO[bytes], begin: float = 0.0, end: float | None = None) -> Iterator[np.ndarray]:
+def read_blocks(
+    file: IO[bytes], begin: float = 0.0, end: float | None = None, channels: Sequence[int] = ()
+) -> Iterator[np.ndarray]:
     """The samples between two times, piece by piece as they are decoded: [channels, samples], in the type of the codec.
 
-    `as_float` converts them. A file that is damaged, shorter than it announces, or without samples raises an AudioError, and so
-    does a segment that is not in it.
+    `as_float` converts them. `channels` chooses some, counted from 0. A file that is damaged, shorter than it announces, or
+    without samples raises an AudioError, and so does a segment or channel that is not in it.
     """
     with _opened(file) as (container, stream):
         info = _info(file, container, stream)
         if end is None and (missing := _missing_bytes(file, info)):
             raise AudioError("truncated", f"it announces {missing:,} bytes more than it has")
         check_inside(begin, end, info.duration)
-        yield from _samples(container, stream, info, begin, end)
+        with_channels(info, channels)
+        pieces = _samples(container, stream, info, begin, end)
+        yield from (piece[list(channels)] for piece in pieces) if channels else pieces
+
+
+def with_channels(info: Info, channels: Sequence[int]) -> Info:
+    """What a file says about some of its channels, all if there are none; an AudioError if it does not have them."""
+    if not channels:
+        return info
+    if max(channels) >= info.channels:
+        raise AudioError("unsupported", f"it has no channel {max(channels)}: it has {info.channels}, counted from 0")
+    return replace(info, channels=len(channels))
 
 
 def check_inside(begin: float, end: float | None, duration: float) -> None:

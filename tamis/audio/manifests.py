@@ -13,9 +13,10 @@ manifest; others must be allowed with `media_roots` of the reader.
 from __future__ import annotations
 
 import functools
+import json
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tamis.batch import Batch, Column
 from tamis.errors import MediaError
 from tamis.media import MediaAccess, MediaItem, media_items, with_full_paths
 from tamis.operators import Map, operator
+from tamis.segments import segment_path
 from tamis.sources.jsonmedia import MEDIA
 
 _SHAR = re.compile(r"cuts(?P<number>.*)\.jsonl(\.\w+)?(@\d+)?")
@@ -99,8 +101,10 @@ class NemoManifest(_Manifest):
 class LhotseManifest(_Manifest):
     """Make a column `audio` from a lhotse manifest of cuts: `recording`, and `start` and `duration` of the cut.
 
-    For a manifest of recordings, give `column="sources"`: each row is then a whole file. `LhotseText` adds what was said. Only
-    recordings in files can be read, and of cuts only those of one track; others fail. `verify` is that of `NemoManifest`.
+    For a manifest of recordings, give `column="sources"`: each row is then a whole file. `LhotseText` adds what was said. A cut
+    of some channels refers to these (`call.wav#t=1.5,4.5&channel=1`). Only recordings in files can be read, of cuts only those
+    of one track, whose channels are in one file, and whose recording has no transforms but a conversion of the sample rate;
+    others fail. `verify` is that of `NemoManifest`.
     Cuts of lhotse Shar (`JsonlReader("shar/cuts.*.jsonl.gz")`) refer to the bytes in the archive that belongs to their file.
 
     >>> cut = {"start": 1.5, "duration": 3.0, "recording": {"sources": [{"type": "file", "source": "/data/a.wav"}]}}
@@ -112,7 +116,7 @@ class LhotseManifest(_Manifest):
     verify: bool = True
 
     def optional_reads(self) -> tuple[str, ...]:
-        return () if self.column == "sources" else ("start", "duration", "tracks", "id")
+        return ("transforms",) if self.column == "sources" else ("start", "duration", "channel", "tracks", "id")
 
     def parts_of(self, batch: Batch) -> list[Part]:
         found = batch["recording"].to_pylist()
@@ -121,11 +125,20 @@ class LhotseManifest(_Manifest):
         starts = numbers(batch, "start") if "start" in batch else nothing
         lengths = numbers(batch, "duration") if "duration" in batch else nothing
         names = batch["id"].to_pylist() if "id" in batch else nothing
+        channels = batch["channel"].to_pylist() if "channel" in batch else nothing
+        if "transforms" in batch:
+            found = [
+                {"sources": sources, "transforms": each}
+                for sources, each in zip(found, batch["transforms"].to_pylist(), strict=True)
+            ]
         archives = _Archives(batch)
-        return [
-            (_lhotse_path(recording, several, functools.partial(archives.path, row, names[row])), start, length)
-            for row, (recording, several, start, length) in enumerate(zip(found, tracks, starts, lengths, strict=True))
-        ]
+        parts: list[Part] = []
+        for row, (recording, start, length) in enumerate(zip(found, starts, lengths, strict=True)):
+            if tracks[row]:
+                raise MediaError("a cut of several tracks is not one recording; mix it first, or leave it out")
+            in_archive = functools.partial(archives.path, row, names[row])
+            parts.append((_lhotse_path(recording, _numbers(channels[row]), in_archive), start, length))
+        return parts
 
 
 class _Archives:
@@ -157,19 +170,58 @@ class _Archives:
         }
 
 
-def _lhotse_path(recording: Any, tracks: Any, in_archive: Callable[[], str]) -> str | None:
-    if tracks:
-        raise MediaError("a cut of several tracks is not one recording; mix it first, or leave it out")
+def _lhotse_path(recording: Any, channels: Sequence[int] | None, in_archive: Callable[[], str]) -> str | None:
     sources = recording.get("sources") if isinstance(recording, dict) else recording
     if not sources:
         return None
-    if not isinstance(sources, list) or not isinstance(sources[0], dict) or "source" not in sources[0]:
+    if not isinstance(sources, list) or not all(isinstance(each, dict) and "source" in each for each in sources):
         raise MediaError(f"not a recording of a lhotse manifest: {recording!r:.200}")
-    if sources[0].get("type") == "shar":
-        return in_archive()
-    if sources[0].get("type") not in (None, "file", "url"):
-        raise MediaError(f"a recording of type {sources[0]['type']!r} is not a file")
-    return str(sources[0]["source"])
+    source, kept = _source_of(sources, channels)
+    if source.get("type") not in (None, "file", "url", "shar"):
+        raise MediaError(f"a recording of type {source['type']!r} is not a file")
+    if source.get("type") == "shar":
+        path = in_archive()
+    else:
+        _check_transforms(recording.get("transforms") if isinstance(recording, dict) else None)
+        path = str(source["source"])
+    return segment_path(path, 0.0, None, channels=kept) if kept else path
+
+
+def _source_of(sources: Sequence[dict[str, Any]], channels: Sequence[int] | None) -> tuple[dict[str, Any], list[int]]:
+    """The file that has the channels of a cut, and which of its channels these are; none for all of them."""
+    if channels is None:
+        if len(sources) > 1:
+            raise MediaError(f"a recording in {len(sources)} files, one for each channel, is not one row")
+        return sources[0], []
+    for source in sources:
+        present = source.get("channels")
+        if not present and len(sources) == 1:
+            return source, []
+        kept = [place for place, channel in enumerate(present or []) if channel in channels]
+        if len(kept) == len(channels):
+            return source, [] if len(kept) == len(present or []) else kept
+    raise MediaError(f"no file of the recording has all channels of the cut: {', '.join(map(str, channels))}")
+
+
+def _check_transforms(transforms: Any) -> None:
+    """Raise an error if a recording is not what its file has. Sample rates are converted wherever they matter."""
+    for each in _unpacked(transforms) or []:
+        name = each.get("name") if isinstance(each, dict) else None
+        if name != "Resample":
+            raise MediaError(
+                f"the recording has a transform, {name or each!r:.100}, that its file does not have; store it first, "
+                "for example with `save_audios` of lhotse"
+            )
+
+
+def _numbers(channel: Any) -> list[int] | None:
+    """The channels of a cut: a number, several, or their JSON text; None if it does not say."""
+    channel = _unpacked(channel)
+    return channel if channel is None or isinstance(channel, list) else [int(channel)]
+
+
+def _unpacked(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 @operator(reads="supervisions", writes=("text", "language", "speaker"))

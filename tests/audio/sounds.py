@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pyarrow as pa
+import soundfile
 
 from tamis.audio.files import encoded
 from tamis.batch import Batch, Origin
@@ -29,9 +30,12 @@ def silence(seconds: float, rate: int = 16_000, channels: int = 1) -> np.ndarray
 
 
 def sound(samples: np.ndarray, rate: int = 16_000, format_: str = "wav", **options) -> bytes:
-    """A file of samples. Formats beyond those that Tamis writes: m4a, aac, mp4 (with pictures), wav8, and "container/codec"."""
+    """A file of samples. Formats beyond those that Tamis writes: m4a, aac, mp4 (with pictures), wav8, "container/codec" of
+    FFmpeg, and "format:subtype" of libsndfile."""
     if format_ == "wav8":
         return _eight_bits(samples, rate)
+    if ":" in format_:
+        return _by_libsndfile(samples, rate, *format_.split(":"))
     if "/" in format_:
         return _muxed(samples, rate, *format_.split("/"))
     if format_ in ("m4a", "aac", "mp4"):
@@ -47,6 +51,12 @@ def _muxed(samples: np.ndarray, rate: int, container: str, codec: str) -> bytes:
         frame.sample_rate, frame.pts = rate, 0
         output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
+    return target.getvalue()
+
+
+def _by_libsndfile(samples: np.ndarray, rate: int, format_: str, subtype: str) -> bytes:
+    target = io.BytesIO()
+    soundfile.write(target, samples.T, rate, format=format_, subtype=subtype)
     return target.getvalue()
 
 

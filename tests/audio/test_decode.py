@@ -17,8 +17,8 @@ from tamis.audio.decode import blocks, recordings, waveforms
 from tamis.audio.files import as_float, read_blocks, read_info
 from tamis.batch import Batch
 from tamis.errors import AudioError, MediaError
-from tamis.media import media_items, read_bytes
-from tamis.segments import Segment, segment_path, split_segment
+from tamis.media import media_items, media_name, read_bytes
+from tamis.segments import Segment, is_clip, segment_path, split_segment
 from tests.audio.sounds import batch_in, batch_of, silence, sound, tone
 
 FORMATS = {
@@ -32,6 +32,8 @@ FORMATS = {
     "mp3": ("mp3", 44_100, 2, {}),
     "opus": ("opus", 48_000, 1, {}),
     "opus of 8 channels": ("opus", 48_000, 8, {}),
+    "ogg vorbis": ("OGG:VORBIS", 44_100, 2, {}),
+    "sph, as many corpora of speech have it": ("NIST:ULAW", 8_000, 2, {}),
     "m4a": ("m4a", 44_100, 2, {}),
     "aac": ("aac", 44_100, 1, {}),
     "the sound of a video": ("mp4", 44_100, 1, {}),
@@ -188,6 +190,28 @@ def test_segments_of_segments_count_from_their_begin():
         with pytest.raises(MediaError, match="is not one"):
             segment_path("a.mp3", begin, end)
     assert split_segment("a.mp3#t=3,2") == ("a.mp3#t=3,2", None)
+
+
+def test_a_segment_may_have_some_of_the_channels(tmp_path):
+    data = sound(np.concatenate([tone(5, hertz=hertz) for hertz in (200, 500, 900)]))
+    (tmp_path / "call.wav").write_bytes(data)
+    paths = [segment_path("call.wav", 1, 2, channels=[1]), segment_path("call.wav#t=1,4&channel=0,2", 1, 2)]
+    assert paths == ["call.wav#t=1,2&channel=1", "call.wav#t=2,3&channel=0,2"]
+    batch = batch_in(tmp_path, *paths)
+    for recording, expected, made in zip(
+        recordings(batch, "audio"),
+        (all_of(data)[1:2, 16_000:32_000], all_of(data)[::2, 32_000:48_000]),
+        read_bytes(batch, "audio"),
+        strict=True,
+    ):
+        assert recording.info.channels == len(expected)
+        np.testing.assert_array_equal(np.concatenate([*recording.channels()], axis=1), expected)
+        np.testing.assert_allclose(recording.waveform(), expected.mean(axis=0), atol=1e-7)
+        np.testing.assert_array_equal(all_of(made), expected)
+    assert media_name(paths[1]) == "call_2-3_ch0-2.flac"
+    assert not is_clip("call.mp4", split_segment("call.mp4#t=1,2&channel=1")[1])
+    with pytest.raises(AudioError, match="it has no channel 3: it has 3, counted from 0"):
+        _ = recordings(batch_in(tmp_path, "call.wav#t=1,2&channel=3"), "audio")[0].info
 
 
 def test_a_segment_without_a_sample_is_empty(tmp_path):

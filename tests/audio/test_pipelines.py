@@ -311,6 +311,70 @@ def test_lhotse_shar_in_and_out(tmp_path):
     gc.collect()  # lhotse leaves files open, which is reported in this test rather than in another one
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_lhotse_cut_has_the_channels_that_it_names(tmp_path):
+    import lhotse
+
+    voices = [tone(4, hertz=hertz) for hertz in (200, 500, 900)]
+    paths = [tmp_path / name for name in ("call.wav", "left.wav", "right.wav")]
+    for path, channels in zip(paths, [voices, voices[:1], voices[1:2]], strict=True):
+        path.write_bytes(sound(np.concatenate(channels)))
+    call = lhotse.Recording.from_file(paths[0], recording_id="call")
+    sources = [lhotse.audio.AudioSource("file", [number], str(path)) for number, path in enumerate(paths[1:])]
+    apart = lhotse.Recording("apart", sources, 16_000, 64_000, 4.0)
+    cuts = lhotse.CutSet.from_cuts(
+        [lhotse.MonoCut(f"mono-{number}", 1.0, 2.0, number, recording=call) for number in range(3)]
+        + [
+            lhotse.MultiCut("pair", 1.0, 2.0, [0, 2], recording=call),
+            lhotse.MultiCut("all", 0, 4, [0, 1, 2], recording=call),
+        ]
+        + [lhotse.MonoCut("whole", 0, 4.0, 2, recording=call), lhotse.MonoCut("right", 1.0, 2.0, 1, recording=apart)]
+        + [lhotse.MonoCut("slow", 0, 2.0, 0, recording=call).resample(8_000)]
+    )
+    cuts.to_file(tmp_path / "cuts.jsonl")
+    steps = [LhotseManifest(), AudioInfo(), AudioWriter(tmp_path / "out", format="wav")]
+    reader = JsonlReader(str(tmp_path / "cuts.jsonl"), types={"channel": "json"})
+    assert Pipeline(reader, *steps).run(executor="inline").kept == len(cuts)
+    (manifest,) = (tmp_path / "out").glob("part-*/manifest.jsonl")
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    assert [row["channels"] for row in rows] == [1, 1, 1, 2, 3, 1, 1, 1]
+    for row, cut in zip(rows[:-1], cuts, strict=False):
+        ours = lhotse.Recording.from_file(manifest.parent / row["audio_filepath"]).load_audio()
+        np.testing.assert_array_equal(ours, cut.load_audio())
+    gc.collect()  # as above
+
+
+def test_lhotse_recordings_that_are_not_one_file_as_it_is_fail(tmp_path):
+    (tmp_path / "call.wav").write_bytes(sound(tone(4, channels=2)))
+    whole = {"type": "file", "channels": [0, 1], "source": "call.wav"}
+    halves = [{**whole, "channels": [0]}, {**whole, "channels": [1]}]
+    faster = [{"name": "Speed", "kwargs": {"factor": 1.1}}]
+
+    def row(channel, sources, transforms=None):
+        recording = {"id": "r", "sources": sources, "transforms": transforms}
+        return json.dumps({"id": "c", "start": 0, "duration": 2.0, "channel": channel, "recording": recording}) + "\n"
+
+    rows = [row([0, 1], [whole]), row([0, 1], halves), row([0, 2], [whole]), row([0], [whole], faster)]
+    (tmp_path / "cuts.jsonl").write_text("".join(rows))
+    reader = JsonlReader(str(tmp_path / "cuts.jsonl"))
+    report = Pipeline(reader, LhotseManifest(), AudioWriter(tmp_path / "out")).run(
+        executor="inline", on_error="isolate"
+    )
+    assert (report.kept, report.failed) == (1, 3)
+    (failed,) = (tmp_path / "out/.tamis/failed").iterdir()
+    errors = [json.loads(line)["error"] for line in failed.read_text().splitlines()]
+    assert "no file of the recording has all channels of the cut: 0, 1" in errors[0]
+    assert "no file of the recording has all channels of the cut: 0, 2" in errors[1]
+    assert "the recording has a transform, 'Speed', that its file does not have" in errors[2]
+    recordings = [{"id": "a", "sources": [whole]}, {"id": "b", "sources": halves}]
+    recordings.append({"id": "c", "sources": [whole], "transforms": faster})
+    (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(each) + "\n" for each in recordings))
+    reader = JsonlReader(str(tmp_path / "recordings.jsonl"))
+    steps = [LhotseManifest(column="sources"), ParquetWriter(tmp_path / "whole")]
+    report = Pipeline(reader, *steps).run(executor="inline", on_error="isolate")
+    assert (report.kept, report.failed) == (1, 2)
+
+
 def test_a_cut_without_its_recording_in_the_archive_fails(tmp_path):
     recording = {"id": "r", "sources": [{"type": "shar", "channels": [0], "source": ""}], "sampling_rate": 16000}
     rows = [{"id": name, "start": 0, "duration": 1.0, "recording": recording} for name in ("a", "b")]
