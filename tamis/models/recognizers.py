@@ -374,8 +374,9 @@ class _Whisper:
         self._module = module.eval().to(device=device, dtype=self._type)
         self._vocabulary = _Vocabulary.of(found.folder)
         self._bands = int(load_config(found.folder).num_mel_bins)
+        self._multilingual = getattr(self._module.generation_config, "is_multilingual", None)
         # Of many languages, transformers knows names too, and checks them.
-        self.languages = None if getattr(self._module.generation_config, "is_multilingual", False) else ("en",)
+        self.languages = ("en",) if self._multilingual is False else None
         self._most = sys.maxsize  # clips at a time, once memory has run out
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
@@ -409,8 +410,9 @@ class _Whisper:
         with torch.inference_mode():
             features = self._features(clips)
             options: dict[str, Any] = {"max_new_tokens": wish.max_tokens, "num_beams": wish.beams}
-            if getattr(config, "is_multilingual", False):
-                options |= {"task": "transcribe", "language": wish.language}
+            languages = self._languages(features, wish)
+            if self._multilingual:
+                options |= {"task": "transcribe", "language": languages}
             if wish.times and getattr(config, "no_timestamps_token_id", None) is not None:
                 options["return_timestamps"] = True
             if wish.beams == 1:
@@ -419,9 +421,18 @@ class _Whisper:
                 found = self._module.generate(features, **options).cpu().numpy()
         confidence = sure.means(found, self._end) if wish.beams == 1 else [None] * len(clips)
         return [
-            self._heard(row.tolist(), each, len(clip), wish)
-            for row, each, clip in zip(found, confidence, clips, strict=True)
+            self._heard(row.tolist(), each, language, len(clip), wish)
+            for row, each, language, clip in zip(found, confidence, languages, clips, strict=True)
         ]
+
+    def _languages(self, features: Any, wish: Wish) -> list[str | None]:
+        """The language of each clip: transformers does not return the one that it recognizes."""
+        if not self._multilingual:
+            return [None if self._multilingual is None else "en"] * len(features)
+        if wish.language is not None:
+            return [wish.language] * len(features)
+        names = {number: name[2:-2] for name, number in self._module.generation_config.lang_to_id.items()}
+        return [names[each] for each in self._module.detect_language(features).tolist()]
 
     def _features(self, clips: Sequence[np.ndarray]) -> Any:
         torch = self._torch
@@ -433,10 +444,10 @@ class _Whisper:
     def _end(self) -> int:
         return self._vocabulary.id("<|endoftext|>")
 
-    def _heard(self, tokens: list[int], confidence: float | None, samples: int, wish: Wish) -> Heard:
+    def _heard(
+        self, tokens: list[int], confidence: float | None, language: str | None, samples: int, wish: Wish
+    ) -> Heard:
         words = self._vocabulary
-        names = {number: name for name, number in words.languages.items()}
-        language = next((names[token] for token in tokens[:4] if token in names), None)
         times = None
         if wish.times:
             times = list(_segments(words, tokens, samples / mel.RATE))

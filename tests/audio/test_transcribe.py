@@ -172,6 +172,26 @@ def test_a_whisper_folder_gives_what_transformers_gives(small_whisper):
     texts = [tokenizer.decode([t for t in row.tolist() if t < 50256]).strip() for row in expected]
     assert found["transcript"].to_pylist() == texts
     assert all(0 < value < 1 for value in found["transcript_confidence"].to_pylist())
+    assert found["transcript_language"].to_pylist() == ["en", "en"]
+
+
+def test_a_whisper_folder_of_many_languages_says_which_one_it_recognized(small_whisper, tmp_path):
+    from transformers import GenerationConfig
+
+    shutil.copytree(small_whisper[0], tmp_path, dirs_exist_ok=True)
+    settings = GenerationConfig.from_pretrained(tmp_path)
+    settings.is_multilingual = True
+    settings.lang_to_id = {"<|en|>": 50258, "<|de|>": 50260, "<|fr|>": 50264}
+    settings.task_to_id = {"translate": 50357, "transcribe": 50358}
+    settings.save_pretrained(tmp_path)
+    waves = [seconds(1, 4), seconds(5, 9)]
+    found = Transcribe(str(tmp_path), max_tokens=4).open(Context()).apply(batch_of(*waves))
+    given = torch.from_numpy(np.stack([mel.whisper_features(np.round(wave * 32768) / 32768) for wave in waves]))
+    names = {number: name[2:-2] for name, number in settings.lang_to_id.items()}
+    expected = [names[each] for each in small_whisper[1].detect_language(given, generation_config=settings).tolist()]
+    assert found["transcript_language"].to_pylist() == expected
+    named = Transcribe(str(tmp_path), max_tokens=4, language="de").open(Context()).apply(batch_of(*waves))
+    assert named["transcript_language"].to_pylist() == ["de", "de"]
 
 
 def test_advice_of_transformers_to_its_programmers_is_not_printed(small_whisper):
