@@ -209,7 +209,7 @@ def _shifted(heard: Heard, seconds: float) -> Heard:
 class _Moonshines:
     max_s = 30.0
     """The model takes 64 s, but its transcripts are best up to the length of most clips that it was trained on."""
-    languages = ("en",)
+    languages: Sequence[str] | None = ("en",)
 
     def __init__(self, found: ModelFiles) -> None:
         assert self.max_s <= MAX_S
@@ -287,7 +287,9 @@ class _ConvertedWhisper:
             ) from error
         self._vocabulary = _Vocabulary.of(found.folder)
         self._bands = int(getattr(self._model, "n_mels", 80))
-        self.languages = tuple(self._vocabulary.languages) if self._model.is_multilingual else ("en",)
+        self.languages: Sequence[str] | None = (
+            tuple(self._vocabulary.languages) if self._model.is_multilingual else ("en",)
+        )
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
         on_cpu = self._model.device == "cpu"
@@ -376,7 +378,7 @@ class _Whisper:
         self._bands = int(load_config(found.folder).num_mel_bins)
         self._multilingual = getattr(self._module.generation_config, "is_multilingual", None)
         # Of many languages, transformers knows names too, and checks them.
-        self.languages = ("en",) if self._multilingual is False else None
+        self.languages: Sequence[str] | None = ("en",) if self._multilingual is False else None
         self._most = sys.maxsize  # clips at a time, once memory has run out
 
     def transcribe(self, clips: Sequence[np.ndarray], wish: Wish) -> list[Heard]:
@@ -507,7 +509,7 @@ class CtcRecognizer:
 
     max_s = 60.0
     """The attention of these networks grows with the square of the length."""
-    languages = None
+    languages: Sequence[str] | None = None
 
     def __init__(self, model: Any) -> None:
         self.model = model
