@@ -24,7 +24,7 @@ from tamis.context import Context
 from tamis.errors import OperatorError
 from tamis.executors.opening import opened
 from tamis.executors.steps import Applied, apply_step, observed, verdicts_of
-from tamis.operators import ALL, Filter, Gather, Operator, Sink, Source
+from tamis.operators import ALL, Filter, Gather, Map, Operator, Sink, Source
 from tamis.registry import build_operator, registered
 from tamis.text.classifiers import PublishedClassifier
 from tests.audio.sounds import silence, sound, tone
@@ -387,6 +387,36 @@ def almost(value: Any, tolerance: float) -> Any:
 
 def test_the_same_rows_give_the_same_result(step):
     assert repr(apply(step, batch_for(step)).to_pydict()) == repr(apply(step, batch_for(step)).to_pydict())
+
+
+ON_IMAGES = sorted(
+    name
+    for name, cls in STEPS.items()
+    if issubclass(cls, (Filter, Map)) and make(name).real_names() == {"image": "image"}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        *((name, {}) for name in ON_IMAGES),
+        ("image_hash", {"hash": "pdq"}),
+        ("image_hash", {"exact": True}),
+        ("image_blur", {"side": None}),
+        ("brisque", {"side": None}),
+    ],
+)
+def test_steps_on_images_work_on_frames_of_videos(name, parameters):
+    outer = {"step": {name: {**EXAMPLES.get(name, {}), **parameters}}, "number": 2}
+    step = build_operator("frame_filter" if name in FILTERS else "frame_columns", outer)
+    data = video([(scene(1, (640, 560)), 4)])
+    batch = Batch.from_rows([{"video": {"bytes": data, "path": "a.mp4"}}, {"video": None}])
+    with opened(step) as runner:
+        found = runner.score(batch) if name in FILTERS else runner.apply(batch)
+    assert set(found) >= set(step.writes())
+    values = [as_array(column).to_pylist() for column in found.values()]
+    assert any(first is not None for first, _ in values)
+    assert all(second is None for _, second in values)
 
 
 @pytest.mark.parametrize("name", FILTERS)

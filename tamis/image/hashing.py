@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.batch import Batch, Column, Facts
-from tamis.image.decode import PictureStep, full_pictures, pictures
+from tamis.image.decode import PictureStep, full_pictures, pictures, row_bytes
 from tamis.kernels import image_hashes as kernel
 from tamis.operators import Map, operator
 
@@ -45,6 +45,10 @@ class ImageHash(PictureStep, Map):
 
     version = 1
     cost = 30.0
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(SIDES[self.hash])
 
     def writes(self) -> tuple[str, ...]:
         return self.hash, "hash_quality"

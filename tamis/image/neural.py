@@ -6,7 +6,7 @@ on a GPU   image --ImageTensor, CPU workers--> pixels ==packets==> network, GPU 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tamis.batch import Batch, Column
 from tamis.context import Context
 from tamis.errors import ParameterError, TamisError
-from tamis.image.decode import ROW_BYTES, TIERS, PictureStep, pictures
+from tamis.image.decode import ROW_BYTES, TIERS, PictureStep, pictures, row_bytes
 from tamis.models import image_model
 from tamis.models.devices import Device, choose, why_not_gpu
 from tamis.models.files import IMAGE_DEFAULTS, PREPROCESSOR_FILES, ModelError, ModelFiles, find, with_files
@@ -44,6 +44,14 @@ def find_image_model(model: str | Path) -> ModelFiles:
             f"{model} is an ONNX file, which this step does not run", hint="give a folder with config.json and weights"
         )
     return found
+
+
+def _row_bytes(input_of: Callable[[ModelFiles], Preprocessing], found: ModelFiles) -> int:
+    """Pictures in the size that they are decoded in."""
+    try:
+        return row_bytes(min(input_of(found).side, TIERS[-1]))
+    except TamisError:  # which `check` reports
+        return ROW_BYTES
 
 
 def is_missing(column: Column) -> np.ndarray:
@@ -90,6 +98,13 @@ class ImageTensor(PictureStep, Map):
     @property
     def decides(self) -> bool:
         return not self.as_part
+
+    @property
+    def row_bytes(self) -> int:
+        try:
+            return _row_bytes(input_of, find_image_model(self.model))
+        except TamisError:
+            return ROW_BYTES
 
     def check(self) -> None:
         input_of(find_image_model(self.model))
@@ -213,7 +228,10 @@ class NetworkStep(Operator):
 
     @property
     def row_bytes(self) -> int:
-        return 0 if self._pixels else ROW_BYTES
+        if self._pixels:
+            return 0
+        found = self._known()
+        return ROW_BYTES if found is None else _row_bytes(self.input_of, found)
 
     @property
     def batch_bytes(self) -> int | None:

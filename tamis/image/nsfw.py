@@ -12,6 +12,7 @@ from tamis.batch import Batch
 from tamis.context import Context
 from tamis.errors import ParameterError, did_you_mean
 from tamis.image.boxes import BOX, box, suppress
+from tamis.image.decode import row_bytes
 from tamis.image.onnx import Graph, OnnxStep, for_each
 from tamis.models.pixels import BILINEAR, Preprocessing, resize
 from tamis.operators import Filter, Rule, Scores, at_most, operator
@@ -98,6 +99,10 @@ class BodyParts(OnnxStep, Filter):
     column: str = "image"
     private: Sequence[str] = PRIVATE
     max_exposed: float = 0.5
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(DETECTOR_SIDE)
 
     def check(self) -> None:
         super().check()

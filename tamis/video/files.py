@@ -251,13 +251,15 @@ class Frame:
     """As `time`, but before the begin of a clip for a frame that is shown there already."""
 
     def small(self, out: np.ndarray) -> None:
-        """out uint8[SIDE, SIDE] = the brightness of the frame, not turned: measures do not depend on the rotation."""
+        """out uint8[SIDE, SIDE] = the brightness of the frame, upright: a copy may be turned, or say how to turn it."""
         frame = self.decoded
         name = frame.format.name
         if not (_PLANAR.fullmatch(name) or name in ("nv12", "gray", "p010le")):
             frame, name = frame.reformat(format="yuv444p"), "yuv444p"
         plane, shift = _plane(frame, 0, name)
         small_frame(plane, frame.width, shift, _full_range(frame, name), out)
+        if self.rotation:
+            out[:] = np.rot90(out, self.rotation // 90)
 
     def rgb(self, width: int, height: int) -> np.ndarray:
         """uint8[height, width, 3], upright, by area averages; not larger than the frame."""
@@ -294,6 +296,14 @@ class Frame:
             width, height = height, width
         ratio = 1.0 if side is None else min(1.0, side / min(width, height), longest * side / max(width, height))
         return max(1, round(width * ratio)), max(1, round(height * ratio))
+
+
+def planes_of(decoded: Any) -> list[np.ndarray] | None:
+    """The planes of a decoded frame, without what follows each of their lines; None if its format has no such planes."""
+    name = decoded.format.name
+    if not _PLANAR.fullmatch(name):
+        return None
+    return [_plane(decoded, index, name)[0][:, : decoded.planes[index].width] for index in range(3)]
 
 
 def _plane(frame: Any, index: int, name: str) -> tuple[np.ndarray, int]:
@@ -493,8 +503,10 @@ def end_time(container: Any) -> float:
     claimed = _duration(container, stream)
     if math.isnan(claimed) or not base:
         return _last_end(container, stream)
+    # Without an index, a jump may lead past the packet that is shown last, because others are decoded after it.
+    back = STEP_BACK_S if container.format.name in UNINDEXED else 0.0
     try:
-        container.seek(round((min(claimed, LONGEST_S) + origin) / base), stream=stream, backward=True)
+        container.seek(round((max(0.0, min(claimed, LONGEST_S) - back) + origin) / base), stream=stream, backward=True)
         found = _last_end(container, stream)
     except av_module().error.FFmpegError:  # there is nothing to seek there
         found = math.nan
@@ -517,6 +529,23 @@ def _last_end(container: Any, stream: Any) -> float:
                 length = float(packet.duration * base) if packet.duration else step
                 found = max(-math.inf if math.isnan(found) else found, float(packet.pts * base) - origin + length)
     return found
+
+
+def count_packets(container: Any) -> int:
+    """The number of packets of the video, of which each has a frame. Nothing is decoded."""
+    stream = next((each for each in container.streams.video if not each.disposition & 0x400), None)
+    if stream is None:
+        raise VideoError("without picture", "it has only sound")
+    with explained():
+        if container.format.name in UNTIMED:
+            container.seek(0, backward=True, unsupported_byte_offset=True)
+        else:
+            container.seek(0, backward=True)
+    count = 0
+    with suppress(av_module().error.FFmpegError):  # a damaged end is no part of the video
+        for packet in container.demux(stream):
+            count += bool(packet.size)
+    return count
 
 
 def key_times(container: Any) -> np.ndarray:

@@ -20,6 +20,7 @@ from tamis.errors import ParameterError
 from tamis.image.decode import ROW_BYTES, TIERS, PictureStep
 from tamis.image.files import Header as ImageHeader
 from tamis.image.files import encoded
+from tamis.image.neural import NetworkStep
 from tamis.operators import Filter, Map, Operator, Resources, Rule, Scores, at_least, operator
 from tamis.registry import build_operator
 from tamis.video.decode import FramePolicy, Still, TrackStep, stills
@@ -29,6 +30,9 @@ Choice = Literal["every", "number", "middle", "keys"]
 
 READ_FILES = frozenset({"image_blockiness", "blur_faces"})
 """Operators on pictures that also read the files."""
+
+READ_HEADERS = frozenset({"image_aspect", "image_pixels", "image_size"})
+"""Operators that read nothing but the size of an image; for a frame it is that of the video."""
 
 
 class FrameStep(TrackStep):
@@ -80,8 +84,15 @@ class FrameStep(TrackStep):
         found = stills(batch, "video", self.policy, self.side)
         shown = [still for each in found if each is not None for still in each]
         rows = np.repeat(np.arange(len(found)), [0 if each is None else len(each) for each in found])
-        files = not isinstance(self.inner, PictureStep) or self.inner.name in READ_FILES
-        return as_images(shown, files, self.side), rows
+        return as_images(shown, _reads_files(self.inner), self.side), rows
+
+
+def _reads_files(inner: Operator) -> bool:
+    """Whether an operator needs files of the frames, because it uses more than pictures of one size."""
+    if inner.name in READ_HEADERS:
+        return False
+    all_pixels = getattr(inner, "side", 0) is None or getattr(inner, "exact", False)
+    return not isinstance(inner, (PictureStep, NetworkStep)) or inner.name in READ_FILES or all_pixels
 
 
 def as_images(shown: list[Still], files: bool, side: int) -> Batch:
@@ -94,8 +105,7 @@ def as_images(shown: list[Still], files: bool, side: int) -> Batch:
         pictures, headers = np.empty(len(shown), object), np.empty(len(shown), object)
         for row, still in enumerate(shown):
             pictures[row] = still.pixels
-            height, width, _ = still.pixels.shape
-            headers[row] = ImageHeader("PNG", "RGB", width, height, 1, 0)
+            headers[row] = ImageHeader("PNG", "RGB", *still.size, 1, 0)
         batch.memo["image", f"picture {side}"] = {"picture": pictures}
         batch.memo["image", "image header"] = {"header": headers}
     return batch
@@ -137,8 +147,9 @@ class FrameFilter(FrameStep, Filter):
     {}}`, `{aesthetics: {...}}`, `{image_blur: {}}`. With `reduce="share"`, a video is kept if the filter keeps at least
     `min_share` of its frames. `{image_tags: {...}}` adds the tags of all frames to the rows, each tag once. Frames are taken
     as `frames` says: `number` at equal distances, one `every` so many seconds, the `middle` one, or key frames (`keys`), at
-    most `max_frames`. Frames of one policy and size are decoded once for all such steps. The scores of a row without video
-    are null, and it is dropped.
+    most `max_frames`. They have a short side of 256 pixels, or 512 or 1024 if the step uses larger pictures; a step that uses
+    all pixels sees those of a reduced frame. `image_size` and `image_pixels` see the size of the video. Frames of one policy
+    and size are decoded once for all such steps. The scores of a row without video are null, and it is dropped.
 
         FrameFilter({"nsfw": {}}, reduce="max")
     """

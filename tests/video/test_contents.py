@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 from pathlib import Path
 
 import av
@@ -16,7 +17,7 @@ from tamis.executors.opening import opened
 from tamis.image import Aesthetics
 from tamis.recipes.load import load_recipe
 from tamis.sources.mediafiles import VideoReader
-from tamis.video import FixedClips, FrameFilter, SoundTrack
+from tamis.video import FixedClips, FrameColumns, FrameFilter, SoundTrack
 from tamis.video.decode import FramePolicy, take_stills
 from tamis.video.files import Decodes
 from tamis.video.frames import as_images
@@ -108,6 +109,23 @@ def test_aesthetic_scores_are_averaged_over_frames(folder, tmp_path):
     with opened(FrameFilter({"aesthetics": inner}, number=4)) as runner:
         found = runner.score(rows((folder / "cat.mp4").read_bytes()))["aesthetics"].to_pylist()
     assert found == [pytest.approx(each.mean(), abs=1e-4)]
+
+
+def test_frames_are_as_large_as_a_network_looks_at(tmp_path):
+    write_clip(tmp_path / "clip")
+    settings = tmp_path / "clip" / "preprocessor_config.json"
+    for side, expected in ((224, 256), (336, 512), (1500, 1024)):
+        size = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | size))
+        step = FrameColumns({"image_embed": {"model": str(tmp_path / "clip")}})
+        assert step.side == expected
+
+
+def test_the_size_of_a_frame_is_that_of_its_video():
+    step = FrameFilter({"image_size": {}}, number=2)
+    with opened(step) as runner:
+        found = runner.score(rows(video([(scene(1, (640, 480)), 4)], rotation=90)))
+    assert {name: values.to_pylist() for name, values in found.items()} == {"width": [480], "height": [640]}
 
 
 def test_filters_on_frames_in_a_recipe_decode_a_video_once(folder, tmp_path):

@@ -1,5 +1,9 @@
 """One pass over the frames of a video serves all steps, and parts of it are what decoding the part gives."""
 
+import io
+import math
+
+import av
 import numpy as np
 import pytest
 
@@ -10,7 +14,7 @@ from tamis.operators import Operator
 from tamis.pipeline import Pipeline
 from tamis.sources.mediafiles import VideoReader
 from tamis.video import FixedClips, Shots, VideoBlack, VideoFrozen, VideoMotion, VideoShake
-from tamis.video.decode import FramePolicy, decode_track, header_of, stills, take_stills, tracks, watched
+from tamis.video.decode import FramePolicy, decode_track, end_of, header_of, stills, take_stills, tracks, watched
 from tamis.video.files import Decodes
 from tests.video.make_videos import only_sound, plain, scene, video
 
@@ -137,6 +141,49 @@ def test_stills_of_one_policy_are_decoded_once(folder):
     assert Decodes.files == before + 1
 
 
+class Pipe(io.RawIOBase):
+    """A file that cannot be rewound, so that its header does not say how long it is."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        self.written += bytes(data)
+        return len(data)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "seconds"), [("webm", "libvpx-vp9", 6), ("matroska", "libx264", 6), ("h264", "libx264", 2.4)]
+)
+def test_a_video_of_unknown_duration_has_stills_of_all_its_parts(container, codec, seconds, tmp_path):
+    """As a browser records it. 60 frames at 10 per second; a stream without container has 25."""
+    pipe = Pipe()
+    with av.open(io.BytesIO(video([(scene(1), 60)], codec=codec))) as source:
+        stream = source.streams.video[0]
+        with av.open(pipe, "w", format=container) as output:
+            made = output.add_stream_from_template(stream)
+            for packet in source.demux(stream):
+                if packet.dts is not None:
+                    packet.stream = made
+                    output.mux(packet)
+    row = MediaItem("a", "a", MediaAccess(), memoryview(bytes(pipe.written)))
+    assert math.isnan(header_of(row).duration)
+    step = seconds / 60
+    for policy, times in (
+        (FramePolicy("number", number=4), [seconds * (2 * each + 1) / 8 for each in range(4)]),
+        (FramePolicy("middle"), [seconds / 2]),
+        (FramePolicy("every", every_s=seconds / 6, max_frames=3), [0, seconds / 3, seconds * 2 / 3]),
+    ):
+        assert [still.time for still in take_stills(row, policy, 256)] == pytest.approx(times, abs=step)
+    (tmp_path / "a.mkv").write_bytes(pipe.written)
+    clip = item(tmp_path / "a.mkv", "#t=1,90")
+    half = 1 + (seconds - 1) / 2
+    assert take_stills(clip, FramePolicy("middle"), 256)[0].time == pytest.approx(half, abs=step)
+
+
 def test_a_still_far_into_a_video_is_found_by_its_key_frame(folder):
     before = Decodes.frames
     take_stills(item(folder / "a.mp4", "#t=6.5,9"), FramePolicy("middle"), 256)
@@ -211,6 +258,16 @@ def test_fixed_clips_refer_to_parts_of_the_video(folder):
         "t=0,4", "t=4,8", "t=8,9", None,
     ]  # fmt: skip
     assert parents.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"), [("libx264", "mpegts"), ("mpeg2video", "mpeg"), ("libx264", "flv"), ("libx264", "mp4")]
+)
+def test_fixed_clips_reach_the_end_of_the_last_frame(codec, container):
+    """Which is not the one that is decoded last."""
+    data = video([(scene(1), 60)], codec=codec, container=container, rate=25)
+    row = MediaItem("a", "a", MediaAccess(), memoryview(data))
+    assert end_of(row) == pytest.approx(decode_track(row).end) == pytest.approx(2.4)
 
 
 def test_fixed_clips_do_not_depend_on_the_other_videos_of_a_batch(tmp_path):

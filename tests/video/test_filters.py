@@ -420,8 +420,8 @@ def test_a_claim_of_a_billion_frames_costs_nothing():
     data = claiming_a_billion_frames()
     assert header_of(held(data)).duration == pytest.approx(1e8)
     assert len(decode_track(held(data))) == 20
-    assert len(take_stills(held(data), FramePolicy("number", number=4), 256)) == 1
-    assert len(take_stills(held(data), FramePolicy("every"), 256)) == 1
+    assert len(take_stills(held(data), FramePolicy("number", number=4), 256)) == 4
+    assert len(take_stills(held(data), FramePolicy("every"), 256)) == 2
 
 
 def test_deep_colours_with_a_high_dynamic_range_are_read():
