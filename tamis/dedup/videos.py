@@ -28,7 +28,8 @@ class VideoDedup(TrackStep, SequenceDedup):
     every `every_s` seconds, agree with those of a video already kept, at any offset, over at least `threshold` of the shorter
     of the two: clips are found in the videos that they come from, and videos that share only a part are kept. Hashes agree at
     a time if at most `max_error` of their bits differ, on average over four of them in a row; of unrelated frames, half of the
-    bits differ. Copies that are mirrored, cropped or at another speed are not found.
+    bits differ. Copies that are mirrored, cropped, turned or at another speed are not found; a rotation that a container states
+    is applied first.
 
     `keep` chooses the order: the longest first, the first in source order, the newest or best by the column `by`. `prefer`,
     `prefer_column`, `across_sources`, `against`, `update` and `storage_options` are as in `ExactDedup`. With an order other
@@ -67,10 +68,10 @@ class VideoDedup(TrackStep, SequenceDedup):
     storage_options: Mapping[str, Any] | None = None
     column: str = "video"
 
-    version = 1
+    version = 2
     cost = 200.0
     index_kind = "video"
-    hashing = MappingProxyType({"hash": "frames", "version": 1})
+    hashing = MappingProxyType({"hash": "frames", "version": 2})
 
     @property
     def step_s(self) -> float:

@@ -15,6 +15,7 @@ from tamis.kernels.image_hashes import says_little
 from tamis.media import MediaItem, media_items, read_bytes
 from tamis.operators import Map, operator
 from tamis.video.decode import Track, TrackStep, each_frame, tracks
+from tamis.video.files import planes_of
 
 MAX_HASHES = 2**23
 """Nine days at ten hashes per second. The times of damaged files may be years apart."""
@@ -28,18 +29,18 @@ class VideoHashes(TrackStep, Map):
     """Add perceptual hashes of the frames of each video at fixed times, as a list of 64-bit integers.
 
     A hash has the signs of the lowest frequencies of the brightness of the frame that is shown at 0, `every_s`, 2 `every_s`,
-    ... seconds. It is 0 for a frame that is black or has hardly any contrast. Integers are signed; their bits are the hash.
+    ... seconds, upright as its container says. It is 0 for a frame that is black or has hardly any contrast. Integers are
+    signed; their bits are the hash.
 
     `VideoDedup(hash_column="frame_hashes")` compares them without decoding the videos again. The frames are those of the
-    track
-    that filters on motion and shots use too, so that a video is decoded once.
+    track that filters on motion and shots use too, so that a video is decoded once.
     """
 
     every_s: float = 0.1
     output: str = "frame_hashes"
     column: str = "video"
 
-    version = 1
+    version = 2
 
     def check(self) -> None:
         if not 0.01 <= self.every_s <= 60:
@@ -87,7 +88,7 @@ class VideoDigest(TrackStep, Map):
     output: str = "video_digest"
     column: str = "video"
 
-    version = 1
+    version = 2
 
     def writes(self) -> tuple[str, ...]:
         return (self.output,)
@@ -106,9 +107,17 @@ def frame_digest(item: MediaItem) -> str:
     for frame in each_frame(item):
         decoded: Any = frame.decoded
         digest.update(f"{decoded.format.name} {decoded.width} {decoded.height}\n".encode())
-        try:
-            pixels = decoded.to_ndarray()
-        except ValueError:  # a format that PyAV does not convert to an array
-            pixels = decoded.reformat(format="rgb24").to_ndarray()
-        digest.update(np.ascontiguousarray(pixels).data)
+        for pixels in _pixels(decoded):
+            digest.update(np.ascontiguousarray(pixels).data)
     return digest.hexdigest()
+
+
+def _pixels(decoded: Any) -> list[np.ndarray]:
+    """All pixels of a frame."""
+    planes = planes_of(decoded)
+    if planes is not None:
+        return planes
+    try:
+        return [np.ascontiguousarray(decoded.to_ndarray())]
+    except (ValueError, AssertionError):  # a format or a width that PyAV does not convert to an array
+        return [decoded.reformat(format="rgb24").to_ndarray()]

@@ -20,6 +20,7 @@ from tamis.video import VideoDigest, VideoHashes
 from tamis.video.decode import Track
 from tamis.video.hashing import sampled_hashes
 from tests.dedup.deduplicate import kept_and_pairs
+from tests.video import make_videos
 
 RATE = 16_000
 
@@ -175,6 +176,36 @@ def test_copies_and_parts_of_a_video_are_found_with_their_offset(videos):
     stored = [{"id": row["id"], "frame_hashes": row["frame_hashes"]} for row in with_columns]
     assert fates(stored, VideoDedup(keep="first", hash_column="frame_hashes")) == (kept, pairs)
     assert not any(with_columns[8]["frame_hashes"]), "black frames have no hash"
+
+
+def test_a_video_that_its_container_turns_and_an_upright_copy_are_found():
+    """A telephone stores what its sensor sees, and how to turn it; a copy from a site is upright."""
+    frames = list(scenes(6, 1))
+    shown = video(frames, codec="libx264", preset="ultrafast")
+    stored = make_videos.video(
+        [(lambda number: np.rot90(frames[number], -1), len(frames))], codec="mpeg4", rate=20, rotation=90
+    )
+    other = make_videos.video([(lambda number: np.rot90(frames[number], -1), len(frames))], codec="mpeg4", rate=20)
+    kept, pairs = fates(video_rows(stored, shown, other), VideoDedup(keep="first"))
+    assert kept == ["v0", "v2"]
+    assert pairs["v1"][0] == "v0"
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "pixel_format", "size"),
+    [
+        ("libvpx-vp9", "webm", "yuv420p", (161, 121)),
+        ("ffv1", "matroska", "yuv422p10le", (161, 121)),
+        ("mjpeg", "avi", "yuvj420p", (161, 121)),
+        ("qtrle", "mov", "gray", (160, 120)),  # decoded with a palette
+    ],
+)
+def test_frames_of_any_format_and_size_have_a_digest(codec, container, pixel_format, size):
+    common = {"codec": codec, "container": container, "pixel_format": pixel_format}
+    one, other = (make_videos.video([(make_videos.scene(seed, size), 4)], **common) for seed in (1, 2))
+    rows = video_rows(one, one, other, remuxed(one, "mov" if codec == "qtrle" else "nut"))
+    found = Pipeline(Rows(rows), VideoDigest(of="frames")).collect(executor="inline")["video_digest"].to_pylist()
+    assert found[0] == found[1] == found[3] != found[2]
 
 
 def test_files_with_the_same_frames_have_the_same_digest(videos):
