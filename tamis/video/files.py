@@ -44,6 +44,9 @@ HELD_S = 1.0
 TIMED = frozenset({"mov"})
 """Containers with a table of all packets (MP4, MOV): it says how long each frame is shown, also if the next one is broken."""
 
+FROM_ZERO = frozenset({"matroska,webm"})
+"""Containers whose duration counts from time 0, and not from the first frame."""
+
 LONGEST_S = 1e9
 """Times beyond this are not looked for."""
 
@@ -212,7 +215,11 @@ def read_header(container: Any) -> Header:
 def _duration(container: Any, stream: Any) -> float:
     if stream is not None and stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
-    return container.duration / 1e6 if container.duration and container.duration > 0 else math.nan
+    if not container.duration or container.duration < 0:
+        return math.nan
+    end = container.duration / 1e6
+    begin = 0.0 if stream is None or container.format.name not in FROM_ZERO else _start(stream, container)
+    return end - begin if 0 < begin < end else end
 
 
 def _bit_rate(container: Any, context: Any, duration: float) -> float:

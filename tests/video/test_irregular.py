@@ -88,6 +88,25 @@ def test_broken_packets_of_an_mp4_file_are_a_loss(times):
     assert scores(VideoDecodable(), data)["decoded_share"] == pytest.approx([0.72], abs=0.06)
 
 
+def test_a_video_that_begins_late_is_intact():
+    """Matroska says when a recording ends, not how long it lasts."""
+    target = io.BytesIO()
+    with (
+        av.open(io.BytesIO(video([(scene(1), 40)]))) as source,
+        av.open(target, "w", format="matroska") as output,
+    ):
+        stream = source.streams.video[0]
+        made = output.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            if packet.dts is not None:
+                late = round(5 / packet.time_base)
+                packet.pts, packet.dts, packet.stream = packet.pts + late, packet.dts + late, made
+                output.mux(packet)
+    header = header_of(held(target.getvalue()))
+    assert (header.duration, header.num_frames) == (pytest.approx(4.0), 40)
+    assert scores(VideoDecodable(), target.getvalue())["decoded_share"] == [1.0]
+
+
 def test_a_missing_fragment_of_an_mp4_file_is_a_loss():
     steady = {"x264-params": "scenecut=0"}
     times = list(range(0, 200, 4))

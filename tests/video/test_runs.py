@@ -93,6 +93,22 @@ def test_the_layout_of_clips(folder, tmp_path):
     assert verify.returncode == 0, verify.stdout + verify.stderr
 
 
+def test_clips_with_a_reason_are_kept_apart(folder, tmp_path):
+    def reason(row: dict) -> dict:
+        return {"filtered": "black" if row["black_share"] > 0.5 else None}
+
+    steps = [VideoDecodable(), Shots(), VideoBlack(score_only=True), VideoPreview(height=48), reason]
+    report = Pipeline(VideoReader(str(folder / "*")), *steps, ClipWriter(str(tmp_path / "out"))).run(executor="inline")
+    assert report.kept == 5
+    part = tmp_path / "out" / "part-000000"
+    assert len(list((part / "clips").iterdir())) == 4
+    assert len(list((part / "previews").iterdir())) == 5
+    (apart,) = (part / "filtered_clips").iterdir()
+    meta = json.loads((part / "metas" / "v0" / f"{apart.stem}.json").read_text())
+    assert (meta["valid"], meta["filtered"]) == (False, "black")
+    assert (meta["clip_location"], meta["duration_span"]) == (f"filtered_clips/{apart.name}", [5.5, 8.0])
+
+
 def test_parts_are_joined_into_one_layout(folder, tmp_path):
     source = VideoReader(str(folder / "*"), files_per_partition=1)
     Pipeline(
