@@ -37,6 +37,8 @@ END_TOLERANCE_S = 0.1
 MISSING_S = 0.5
 """If more than this is missing at the end of what a file announces, it is truncated."""
 
+_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+
 _BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
 _TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "s64": np.int64, "flt": np.float32, "dbl": np.float64}
 _LOSSY = re.compile("mp[123]|aac|vorbis|opus|e?ac3|dca|wma(v|pro)|amr")
@@ -235,7 +237,17 @@ def _missing_bytes(file: IO[bytes], info: Info) -> int:
 def _duration(container: Any, stream: Any) -> float | None:
     if stream.duration is not None and stream.time_base is not None:
         return float(stream.duration * stream.time_base)
+    if any(not _is_cover(each) for each in container.streams.video):
+        return _tagged_duration(stream)  # that of the container is that of the picture too
     return None if container.duration is None else container.duration / _av().time_base
+
+
+def _tagged_duration(stream: Any) -> float | None:
+    """The duration that Matroska files have in a tag of each track, if the track begins at 0; FFmpeg counts from there."""
+    found = _CLOCK.fullmatch(stream.metadata.get("DURATION", ""))
+    if found is None or stream.time_base is None or abs((stream.start_time or 0) * stream.time_base) > END_TOLERANCE_S:
+        return None
+    return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
 
 
 def _counted(container: Any, stream: Any) -> float:

@@ -101,6 +101,8 @@ class Header:
     audio_codec: str | None
     audio_rate: int
     channels: int
+    audio_begin: float
+    """When the sound begins, in seconds from the begin of the video; 0 without sound."""
     hdr: str | None
     """"pq" or "hlg" for a high dynamic range."""
     has_picture: bool
@@ -183,7 +185,7 @@ def read_header(container: Any) -> Header:
     if not videos:
         return Header(
             codec="", pixel_format="", width=0, height=0, rotation=0, rate=math.nan, duration=_duration(container, sound),
-            num_frames=0, bit_rate=math.nan, hdr=None, has_picture=False, **common,
+            num_frames=0, bit_rate=math.nan, audio_begin=0.0, hdr=None, has_picture=False, **common,
         )  # fmt: skip
     stream = videos[0]
     context = stream.codec_context
@@ -206,6 +208,7 @@ def read_header(container: Any) -> Header:
         duration=duration,
         num_frames=int(stream.frames) or (round(min(rate * duration, 1e15)) if known else 0),
         bit_rate=_bit_rate(container, context, duration),
+        audio_begin=0.0 if sound is None else _start(sound, container) - _start(stream, container),
         hdr=_HDR.get(int(context.color_trc or 0)),
         has_picture=True,
         **common,

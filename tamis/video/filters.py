@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from tamis.audio.files import END_TOLERANCE_S, read_info
 from tamis.batch import Batch, Column
-from tamis.errors import MediaError, ParameterError, VideoError
-from tamis.media import media_items
+from tamis.errors import AudioError, MediaError, ParameterError, VideoError
+from tamis.media import MediaItem, media_items
 from tamis.operators import Filter, Map, Rule, Scores, at_least, between, one_of, operator
-from tamis.segments import segment_path, split_segment
+from tamis.segments import Segment, segment_path, split_segment
 from tamis.video.decode import TrackStep, VideoStep, headers, track_facts
 from tamis.video.files import Header
 
@@ -194,7 +195,9 @@ class SoundTrack(VideoStep, Map):
     """Add the sound of each video or clip as column `audio`, for operators on audio; null for a video without sound.
 
     It is a reference, such as `a.mp4#t=2.5,5.5&track=audio`, so that nothing is copied; operators on audio decode only the
-    sound. A row that holds the bytes of its video gets the same bytes.
+    sound. The sound of a file may begin later than its picture or end earlier: a clip gets the part that is heard while it is
+    shown, and null if there is none. Times in such references count from the begin of the sound. A row that holds the bytes of
+    its video gets the same bytes.
 
         SoundTrack()  # then SpeechShare(), AudioSilence(), Transcribe(), ...
     """
@@ -215,9 +218,27 @@ class SoundTrack(VideoStep, Map):
                 values.append({"bytes": bytes(item.data), "path": item.path})
             else:
                 whole, segment = split_segment(item.path or "")
-                begin, end = (0.0, None) if segment is None else (segment.begin, segment.end)
-                values.append({"bytes": None, "path": segment_path(whole, begin, end, "audio")})
+                times = (0.0, None) if segment is None else _heard(item, segment, header)
+                if times is None:
+                    values.append(None)
+                else:
+                    values.append({"bytes": None, "path": segment_path(whole, *times, "audio")})
         return {self.output: pa.array(values, kind)}
+
+
+def _heard(item: MediaItem, segment: Segment, header: Header) -> tuple[float, float | None] | None:
+    """The part of the sound that is heard during a clip, from the begin of the sound; None if there is none."""
+    late = header.audio_begin if abs(header.audio_begin) > END_TOLERANCE_S else 0.0
+    try:
+        with item.open() as file:
+            duration = read_info(file).duration
+    except AudioError:  # which operators on audio report
+        return segment.begin, segment.end
+    begin, end = max(0.0, segment.begin - late), None if segment.end is None else segment.end - late
+    if end is not None and end > duration + END_TOLERANCE_S:
+        end = duration
+    heard = (duration if end is None else end) - begin
+    return (begin, end) if heard > END_TOLERANCE_S else None
 
 
 @operator(reads="video", writes=("video_problem", "decoded_share"))

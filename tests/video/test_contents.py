@@ -190,6 +190,48 @@ def test_clips_in_which_nobody_speaks_are_dropped(tmp_path):
     assert kept[0]["audio"]["path"].endswith("talk.mp4#t=0,6&track=audio")
 
 
+def beep(container: str, seconds: float, begin: float) -> bytes:
+    """Six seconds of picture, and sound of some seconds from a time on, with a tone from second 2 on."""
+    target = io.BytesIO()
+    with av.open(target, "w", format=container) as output:
+        pictures = output.add_stream("libx264", rate=10)
+        pictures.width, pictures.height, pictures.pix_fmt = 160, 120, "yuv420p"
+        sound = output.add_stream("aac", rate=48_000)
+        for number in range(60):
+            picture = np.ascontiguousarray(scene(1)(number))
+            output.mux(pictures.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        output.mux(pictures.encode(None))
+        time = begin + np.arange(round(48_000 * seconds)) / 48_000
+        wave = np.where(time < 2, 0, np.sin(2 * np.pi * 440 * time)).astype(np.float32)[None].repeat(2, axis=0)
+        for first in range(0, wave.shape[1], 1024):
+            piece = av.AudioFrame.from_ndarray(
+                np.ascontiguousarray(wave[:, first : first + 1024]), format="fltp", layout="stereo"
+            )
+            piece.sample_rate, piece.pts = 48_000, first + round(48_000 * begin)
+            output.mux(sound.encode(piece))
+        output.mux(sound.encode(None))
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
+@pytest.mark.parametrize(
+    ("seconds", "begin", "silent"),
+    [(6.0, 0.0, [2 / 3, 0.0]), (5.0, 0.0, [2 / 3, 0.0]), (2.5, 0.0, [0.8, None]), (5.0, 1.0, [0.5, 0.0])],
+    ids=["as long as the picture", "ends early", "ends in the first clip", "begins late"],
+)
+def test_a_clip_has_the_sound_that_is_heard_while_it_is_shown(container, seconds, begin, silent, tmp_path):
+    (tmp_path / "a.mkv").write_bytes(beep(container, seconds, begin))
+    steps = [FixedClips(length_s=3.0), SoundTrack(), AudioSilence(score_only=True)]
+    report = Pipeline(VideoReader(str(tmp_path / "a.mkv")), *steps, ParquetWriter(str(tmp_path / "out"))).run(
+        executor="inline"
+    )
+    assert (report.kept, report.failed) == (2, 0)
+    rows = Pipeline(ParquetReader(str(tmp_path / "out"))).collect(executor="inline").to_pylist()
+    assert [row["silence_share"] for row in rows] == [
+        None if share is None else pytest.approx(share, abs=0.04) for share in silent
+    ]
+
+
 def test_a_video_held_as_bytes_has_its_sound_too():
     found = SoundTrack().apply(rows(talk(4), None, video([(scene(1), 10)])))["audio"].to_pylist()
     assert found[1:] == [None, None]
