@@ -18,6 +18,9 @@ PICTURE_S = 60.0
 
 _FFT = 256
 
+LEAST_DB = -20.0
+"""The darkest shade means this power at least, about -55 dB of full scale, so that silence is white."""
+
 
 def first_seconds(recording: Recording, seconds: float) -> np.ndarray:
     """The begin of a recording at 16 kHz; no more of it is decoded."""
@@ -41,7 +44,8 @@ def drawn(wave: np.ndarray) -> np.ndarray:
     frames = padded[np.minimum(centres, len(padded) - 1)] * np.hanning(_FFT).astype(np.float32)
     decibels = 20 * np.log10(np.abs(np.fft.rfft(frames, axis=1)) + 1e-5).T[::-1]
     chosen = decibels[np.linspace(0, len(decibels) - 1, HEIGHT).astype(int)]
-    shade = ((chosen - chosen.max() + 80) / 80 * 255).clip(0, 255).astype(np.uint8)
+    loudest = max(chosen.max(), LEAST_DB)
+    shade = ((chosen - loudest + 80) / 80 * 255).clip(0, 255).astype(np.uint8)
     picture[HEIGHT:] = (255 - shade)[:, :, None]
     return picture
 

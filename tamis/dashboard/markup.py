@@ -116,9 +116,11 @@ def percent(part: float, whole: float) -> str:
 def duration(seconds: float) -> str:
     """A time in the two units that matter.
 
-    >>> duration(0.25), duration(65), duration(7300), duration(200_000)
-    ('0.2 s', '1 min 5 s', '2 h 1 min', '2 d 7 h')
+    >>> duration(0.004), duration(0.25), duration(65), duration(7300), duration(200_000)
+    ('4 ms', '0.2 s', '1 min 5 s', '2 h 1 min', '2 d 7 h')
     """
+    if 0.0005 <= seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     whole = round(seconds)

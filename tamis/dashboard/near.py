@@ -13,11 +13,11 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from tamis.batch import Batch
-from tamis.dashboard.originals import texts_from_input
+from tamis.dashboard.originals import rows_from_input
 from tamis.dashboard.runs import RunView
 from tamis.dashboard.samples import (
     BATCH_BYTES,
-    LONGEST_FIELD,
+    CLOSE,
     PARTITION_BYTES,
     Sample,
     Samples,
@@ -31,8 +31,6 @@ from tamis.operators import Reading
 
 SHOWN = 12
 """Rows that a page shows."""
-CLOSE = 0.5
-"""Rows farther from a bound, relative to it, are not near it: a page of 40 words is not nearly too long for 100,000."""
 
 
 def kept_near_bounds(view: RunView, scores: Scores, samples: Samples) -> list[Sample]:
@@ -63,13 +61,13 @@ def _found(view: RunView, scores: Scores, samples: Samples) -> Iterator[Sample]:
             missing.append((bound, near, address))
             continue
         yield _judged(sample, bound, near, outcome)
-    texts = texts_from_input(view, {address for _, _, address in missing})
+    read = {
+        address: samples.sample("borderline", row, PurePosixPath(address).name)
+        for address, row in rows_from_input(view, {address for _, _, address in missing})
+    }
     for bound, near, address in missing:
-        if address in texts:
-            sample = Sample(
-                "borderline", PurePosixPath(address).name, texts[address][:LONGEST_FIELD], length=len(texts[address])
-            )
-            yield _judged(sample, bound, near, outcome)
+        if address in read:
+            yield _judged(read[address], bound, near, outcome)
 
 
 def _judged(sample: Sample, bound: Bound, near: Near, outcome: str) -> Sample:

@@ -1,15 +1,16 @@
-"""Texts of rows by address, read again from the input of a run through its reader."""
+"""Rows by address, read again from the input of a run through its reader."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
+from tamis.batch import Batch
 from tamis.dashboard.runs import RunView
-from tamis.dashboard.samples import LONGEST_FIELD, text_column
 from tamis.errors import TamisError
 from tamis.operators import Reading, Source
 from tamis.registry import build_operator
@@ -20,18 +21,17 @@ MOST_INPUT_BYTES = 256_000_000
 _PLACE = re.compile(r"(?:@\d+)?:(\d+)((?:/\d+)*)$")
 
 
-def texts_from_input(view: RunView, addresses: Iterable[str], longest: int = LONGEST_FIELD) -> dict[str, str]:
-    """The texts of rows, each up to a length. Rows whose files were moved, changed or are large are left out."""
-    found = {}
-    try:
-        for address, content in _from_input(view, addresses, longest):
-            found[address] = content
-    except (TamisError, OSError, pa.ArrowException, ValueError):
-        pass  # the input may be anywhere by now; a page says in its place what is missing
-    return found
+def rows_from_input(view: RunView, addresses: Iterable[str]) -> Iterator[tuple[str, Batch]]:
+    """The rows with these addresses as they were read. Rows whose files were moved, changed or are large are left out.
+
+    A row holds its batch in memory, so it should not be kept.
+    """
+    # The input may be anywhere by now; a page says in its place what is missing.
+    with contextlib.suppress(TamisError, OSError, pa.ArrowException, ValueError):
+        yield from _from_input(view, addresses)
 
 
-def _from_input(view: RunView, addresses: Iterable[str], longest: int) -> Iterator[tuple[str, str]]:
+def _from_input(view: RunView, addresses: Iterable[str]) -> Iterator[tuple[str, Batch]]:
     by_file: dict[str, set[str]] = {}
     for address in addresses:
         place = _PLACE.search(address)
@@ -48,19 +48,16 @@ def _from_input(view: RunView, addresses: Iterable[str], longest: int) -> Iterat
         given = {key: value for key, value in parameters.items() if key not in ("files_per_partition", "limit")}
         source = build_operator(name, given | {"file_paths": path})
         assert isinstance(source, Source)
-        yield from _rows_at(source, {path + address[len(file) :]: address for address in wanted}, longest)
+        yield from _rows_at(source, {path + address[len(file) :]: address for address in wanted})
 
 
-def _rows_at(source: Source, left: dict[str, str], longest: int) -> Iterator[tuple[str, str]]:
+def _rows_at(source: Source, left: dict[str, str]) -> Iterator[tuple[str, Batch]]:
     layout = source.layout(MOST_INPUT_BYTES)
     reading = Reading(None, layout.schema, 8_000_000, lambda failure: None)
     for part in layout.partitions:
         for batch in source.read(part, reading):
-            column = text_column(batch.table)
-            if column is None:
-                return
             for row, address in enumerate(batch.origin.addresses()):
                 if address in left:
-                    yield left.pop(address), str(batch.table.column(column)[row].as_py() or "")[:longest]
+                    yield left.pop(address), batch.select(slice(row, row + 1))
             if not left:
                 return

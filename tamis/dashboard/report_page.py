@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from tamis.dashboard import sections
 from tamis.dashboard.duplicates import duplicates
@@ -23,6 +25,7 @@ from tamis.dashboard.thresholds import thresholds
 from tamis.errors import LedgerError, TamisError, first_line
 from tamis.operators import Operator
 from tamis.recipes.load import Recipe, Step
+from tamis.registry import build_operator
 from tamis.store import INTERNAL, writing
 
 _TITLE = re.compile(r'<h2 id="([a-z]+)-title">(.*?)</h2>')
@@ -105,10 +108,13 @@ def heavy_parts(view: RunView) -> list[Html]:
     steps, problem = _operators(view)
     scores: Scores | None = None
     if view.store.names(f"{INTERNAL}/scores") and steps:
-        scores = read_scores(view.store, steps)
+        try:
+            scores = read_scores(view.store, steps)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = f"The stored scores cannot be read: {first_line(error)}"
     samples = Samples(view)
     found = [*samples.collect(), *(kept_near_bounds(view, scores, samples) if scores is not None else ())]
-    mark_passages(found, steps)
+    mark_passages(found, steps or _operators_alone(view))
     dropped = sum(view.report.dropped.values())
     kept = _weighted(samples.lengths_kept, view.report.kept)
     lost = _weighted(samples.lengths_dropped, dropped)
@@ -134,3 +140,12 @@ def _operators(view: RunView) -> tuple[list[Operator], str]:
         return recipe.operators(), ""
     except TamisError as error:
         return [], f"The steps of the run cannot be built here, so scores are not shown: {first_line(error)}"
+
+
+def _operators_alone(view: RunView) -> list[Operator]:
+    """The steps that can be built here, if others, such as functions of the user, cannot."""
+    found = []
+    for name, given in view.steps:
+        with contextlib.suppress(TamisError, TypeError, ValueError):
+            found.append(build_operator(name, given))
+    return found

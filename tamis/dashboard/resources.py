@@ -59,6 +59,7 @@ def resources(view: RunView) -> Html | None:
                 "div",
                 element("h3", "Stages"),
                 charts.lanes(lanes, until=until, label=_lanes_label(lanes)),
+                _lanes_legend() if log.get("calls") else None,
                 class_="block",
             )
         )
@@ -81,13 +82,17 @@ def resources(view: RunView) -> Html | None:
         "resources",
         "Time and memory",
         element("div", blocks, class_="rows"),
-        element("h3", "Steps", class_="gap"),
-        table(
-            ("step", "", "share", "time", "rows in", "MB/s"),
-            table_rows,
-            right=(2, 3, 4, 5),
-            caption="Time of the workers by step",
-        ),
+        [
+            element("h3", "Steps", class_="gap"),
+            table(
+                ("step", "", "share", "time", "rows in", "MB/s"),
+                table_rows,
+                right=(2, 3, 4, 5),
+                caption="Time of the workers by step",
+            ),
+        ]
+        if table_rows
+        else None,
         _streams(view),
         _remarks(view),
         lead=bottleneck,
@@ -96,6 +101,11 @@ def resources(view: RunView) -> Html | None:
 
 def _lanes_label(lanes: Sequence[tuple[str, Sequence[tuple[float, float, str]]]]) -> str:
     return "; ".join(f"{name}: from {duration(spans[0][0])} to {duration(spans[0][1])}" for name, spans in lanes)
+
+
+def _lanes_legend() -> Html:
+    names = (("processing rows", "accent"), ("deciding about all rows", None))
+    return element("ul", [element("li", name, class_=kind) for name, kind in names], class_="legend")
 
 
 def bottleneck_text(view: RunView) -> str:
@@ -232,6 +242,7 @@ def _speed_chart(samples: Sequence[Sequence[float]], until: float, ticks: Any) -
     most = max((y for _, y in points), default=0.0)
     if not most:
         return None
+    points = [(samples[0][0], points[0][1]), *points]  # the first rate is that of the time before
     chart = charts.series(
         [(points, "first")],
         label=f"Rows per second over time: at most {most:,.0f}",

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tamis.batch import Batch, Origin
@@ -35,6 +36,8 @@ from tamis.store import INTERNAL, LINES, TABLE
 KEPT, PER_REASON, BORDERLINE, PER_ERROR = 12, 6, 12, 3
 MOST_FILES = 24
 """Files of rejects that are read, spread evenly."""
+MOST_SEARCHED = 40
+"""Files of rejects that are searched for rows by their addresses."""
 MOST_REASONS = 60
 LONGEST_FIELD = 60_000
 """Characters of a field that are looked at: passages after them are not marked."""
@@ -43,8 +46,10 @@ PARTITION_BYTES, BATCH_BYTES = 64_000_000, 8_000_000
 SEEN_ROWS = 2_000
 """Rows of a part of the output whose lengths are measured, if they are in one batch or more."""
 MEDIA_BYTES = 1_800_000
-"""What all thumbnails and players of a page take together at most."""
+"""What all thumbnails and players of the samples of a page take together at most."""
 CLIP_BYTES = 400_000
+CLOSE = 0.5
+"""Rows farther from a bound, relative to it, are not near it: a page of 40 words is not nearly too long for 100,000."""
 MOST_OPENED, MOST_FILE_BYTES = 100, 64_000_000
 """Files that rows refer to: how many are opened, and how large images may be."""
 
@@ -71,14 +76,16 @@ class Sample:
     """Characters of the whole text."""
     outcome: str = "dropped"
     """Of a borderline row: dropped or kept."""
+    address: str = ""
+    """Of a dropped row."""
 
 
 class Samples:
     """Collects the rows of one run."""
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunView, media_bytes: int = MEDIA_BYTES) -> None:
         self._view, self._store = view, view.store
-        self._media_left, self._opened = MEDIA_BYTES, 0
+        self._media_left, self._opened = media_bytes, 0
         self._folder = Path(str(view.manifest.get("directory") or "."))
         self.notes: list[str] = []
         self.lengths_kept: list[int] = []
@@ -141,7 +148,7 @@ class Samples:
                     for number, (reason, measured) in enumerate(zip(reasons, scores, strict=True)):
                         places.setdefault(reason, []).append((name, row + number))
                         margin = margin_of(reason, measured)
-                        if margin is not None:
+                        if margin is not None and margin <= CLOSE:
                             near = close.setdefault(reason, [])
                             near.append((margin, name, row + number))
                             if len(near) > 64:
@@ -159,6 +166,30 @@ class Samples:
             wanted.setdefault(name, {})[row] = "borderline"
         for name, rows in wanted.items():
             yield from self._rejects_at(f"{folder}/{name}", rows)
+
+    def rejected(self, addresses: Iterable[str]) -> Iterator[Sample]:
+        """The dropped rows with these addresses, if the run kept them; files that are damaged are left out."""
+        folder, left = f"{INTERNAL}/rejects", set(addresses)
+        for name in spread([name for name in self._store.names(folder) if name.endswith(TABLE)], MOST_SEARCHED):
+            if not left:
+                return
+            try:
+                rows = self._places_in(f"{folder}/{name}", left)
+                for sample in self._rejects_at(f"{folder}/{name}", dict.fromkeys(rows, "dropped")):
+                    left.discard(sample.address)
+                    yield sample
+            except (pa.ArrowException, OSError, ValueError):
+                continue
+
+    def _places_in(self, name: str, addresses: Iterable[str]) -> list[int]:
+        """The numbers of the rows with these addresses in a file of rejects."""
+        found, start, wanted = list[int](), 0, pa.array(sorted(addresses))
+        with store_file(self._store, name) as opened:
+            for batch in pq.ParquetFile(opened).iter_batches(8192, columns=["_address"]):
+                inside = pc.is_in(batch.column(0), value_set=wanted)
+                found += [start + row for row in pc.indices_nonzero(inside).to_pylist()]
+                start += len(batch)
+        return found
 
     def _rejects_at(self, name: str, rows: Mapping[int, str]) -> Iterator[Sample]:
         """The rows of a file of rejects with these numbers."""
@@ -182,7 +213,7 @@ class Samples:
         file = re.sub(r"(@\d+)?:\d+(/\d+)*$", "", address)
         place = file if "://" in file else str(self._folder / file)
         sample = self.sample(fate, Batch(content, Origin.of(place, [0])), PurePosixPath(address).name)
-        sample.reason, sample.step = str(marks["_reason"]), str(marks["_step"])
+        sample.reason, sample.step, sample.address = str(marks["_reason"]), str(marks["_step"]), address
         scores = parsed(marks["_scores"])
         sample.details = [(name, shown_value(value)) for name, value in scores.items()] + sample.details
         return sample
@@ -336,8 +367,6 @@ def text_column(table: pa.Table) -> str | None:
 
 
 def text_lengths(table: pa.Table) -> list[int]:
-    import pyarrow.compute as pc
-
     name = text_column(table)
     return [] if name is None else pc.fill_null(pc.utf8_length(table.column(name)), 0).to_pylist()
 

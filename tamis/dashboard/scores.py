@@ -285,6 +285,8 @@ def _sample(store: Store, files: Sequence[str], columns: Sequence[_Column]) -> p
         rows += len(tables[-1])
         if rows > 2 * SAMPLED_ROWS:
             break
+    if not tables:
+        raise OSError("the files are damaged")
     return pa.concat_tables(tables, promote_options="permissive")
 
 

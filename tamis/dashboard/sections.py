@@ -113,6 +113,8 @@ def _kept_remark(view: RunView) -> str:
     if not view.knows_kept:
         return "written by the last stage"
     created = f", {number(report.created)} created" if report.created else ""
+    if not report.read:
+        return ""
     return f"{percent(report.kept, report.read + report.created)}{created}"
 
 
@@ -241,6 +243,8 @@ def funnel(view: RunView) -> Html:
 def _nothing_read(view: RunView) -> str:
     if view.state == "empty":
         return "There is no run in this folder yet. This page shows it as soon as it starts."
+    if view.state in ("failed", "interrupted", "ended"):
+        return "The run ended before any part of the input was processed."
     return "No rows have been read yet." if view.live else "The input has no rows, so there is nothing to show."
 
 

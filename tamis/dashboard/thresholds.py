@@ -25,7 +25,9 @@ def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
     title = "Thresholds"
     if scores is None:
         words = problem or (
-            "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
+            "No filter of the run has measured a row."
+            if view.manifest.get("scores")
+            else "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
             "another threshold would keep."
         )
         return section("thresholds", title, element("p", plain(words, 1000), class_="empty"))

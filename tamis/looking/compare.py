@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as MISSING_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tamis.batch import Batch
+from tamis.batch import Batch, Failure
 from tamis.errors import ParameterError
 from tamis.inert import html_facts, html_table, inert
 from tamis.looking.rows import Seen, dropped_rows, failed_rows, has_data, reader_of, rows_of_reader, shown_value
@@ -136,6 +136,11 @@ def compare(first: str, second: str, *, key: str | None = None, examples: int = 
         buckets = min(MOST_BUCKETS, 1 + rows // ROWS_PER_BUCKET)
         for number, side in enumerate(sides):
             side.spill(Path(folder), number, buckets, name)
+            if side.unread:
+                first = side.unread[0]
+                found.notes.append(
+                    f"some rows of {side.output} cannot be read and are missing here; the first: {first.address}: {first.error}"
+                )
         _join(found, sides, Path(folder), buckets, examples)
     for number, side in enumerate(sides):
         _fetch(found, side, number)
@@ -203,14 +208,16 @@ class _Side:
         self.output, self.report, self.store = output, report, Store(output)
         self.fates: list[str] = [KEPT]
         """Fates and reasons, by their number in records."""
+        self.unread: list[Failure] = []
+        """Rows and files that could not be read while records were written."""
 
-    def kept(self) -> Iterator[Seen]:
+    def kept(self, on_bad: Callable[[Failure], None] = lambda failure: None) -> Iterator[Seen]:
         if has_data(self.store):
-            yield from rows_of_reader(reader_of(self.output), "kept", lambda failure: None)
+            yield from rows_of_reader(reader_of(self.output), "kept", on_bad)
 
-    def rows(self) -> Iterator[Seen]:
-        yield from self.kept()
-        yield from dropped_rows(self.store)
+    def rows(self, on_bad: Callable[[Failure], None] = lambda failure: None) -> Iterator[Seen]:
+        yield from self.kept(on_bad)
+        yield from dropped_rows(self.store, on_bad)
         yield from failed_rows(self.store)
 
     def columns(self) -> list[str] | None:
@@ -223,7 +230,7 @@ class _Side:
         with ExitStack() as stack:
             files = [stack.enter_context(_file(folder, number, bucket).open("wb")) for bucket in range(buckets)]
             row = 0
-            for seen in self.rows():
+            for seen in self.rows(self.unread.append):
                 records = np.zeros(seen.table.num_rows, _RECORD)
                 records["key"] = _hashes(seen, key)
                 records["fate"] = self._fates_of(seen)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from tamis.batch import Failure
 from tamis.dedup.explain import Explanation, alignment, explain_row, explanation_text
 from tamis.dedup.groups import Groups
-from tamis.errors import TamisError
+from tamis.errors import SourceError, TamisError, first_line
 from tamis.inert import html_table, inert, one_line
 from tamis.looking.rows import dropped_rows, full_name, reader_of, rows_of_reader, shown_value
 from tamis.looking.scores import StoredScores, score_files, scores_at, scores_of_written
@@ -133,6 +133,16 @@ def why(output: str, name: str) -> list[Life]:
 
     To find an id, all rows of the output are read.
     """
+    try:
+        return _lives(output, name)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"what {output} records about its rows cannot be read: {first_line(error)}",
+            hint="a run with --fresh records everything again",
+        ) from error
+
+
+def _lives(output: str, name: str) -> list[Life]:
     store = Store(output)
     report, manifest = Report.load(output), load_manifest(output)
     try:

@@ -46,4 +46,5 @@ def test_the_picture_has_the_waveform_above_the_spectrogram():
     dark = picture[60:, 150, 0].argmin()
     assert abs(dark / 60 - (1 - 2000 / 8000)) < 0.05
     assert (drawn(np.zeros(0, np.float32)) == 255).all()
+    assert (drawn(silence(1)[0])[60:] == 255).all(), "silence has no power at any frequency"
     assert read_info(io.BytesIO(playable(wave))).codec == "opus"

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import wave
 from html.parser import HTMLParser
 
@@ -32,7 +33,8 @@ from tamis import (
 )
 from tamis.audio import AudioWindows
 from tamis.cli import main
-from tamis.dashboard.duplicates import differences
+from tamis.dashboard.duplicates import _compared as compared
+from tamis.dashboard.duplicates import differences, duplicates
 from tamis.dashboard.markup import element, marked, page, plain, text
 from tamis.dashboard.near import kept_near_bounds
 from tamis.dashboard.report_page import heavy_parts, report_page, write_report_page
@@ -41,10 +43,11 @@ from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import load_run
 from tamis.dashboard.samples import Samples
 from tamis.dashboard.scores import Bound, bounds_of, read_scores
+from tamis.dashboard.thresholds import thresholds
 from tamis.dedup import ExactDedup
 from tamis.errors import LedgerError
 from tamis.eventlog import FOLDER
-from tamis.image import ImageSize
+from tamis.image import ImageDigest, ImageSize
 from tamis.parameters import format_bytes
 from tamis.recipes.load import Recipe, Step, recorded
 from tamis.recipes.rethreshold import rethreshold
@@ -121,6 +124,35 @@ def test_long_texts_are_cut_around_their_marks():
 def test_differences_show_both_texts_and_nothing_else(kept, other):
     read = Reader(differences(kept, other))
     assert {tag for tag, _ in read.tags} <= {"ins", "del", "span"}
+
+
+@given(st.lists(st.sampled_from(["a", "b c", ".", "\n", " "]), max_size=40), st.data())
+def test_compared_pieces_are_the_texts(words, data):
+    """Whatever the window, the pieces of both sides are the two texts, or their beginnings if not all is compared."""
+    other = [data.draw(st.sampled_from([word, "x", ""])) for word in words]
+    window = data.draw(st.sampled_from([4, 9, 100]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tamis.dashboard.duplicates.WINDOW", window)
+        patched.setattr("tamis.dashboard.duplicates.AGREED", 2)
+        pieces, complete = compared(words, other, limited=False)
+    for given_tokens, side in ((words, 0), (other, 1)):
+        shown = [token for piece in pieces for token in piece[side]]
+        assert shown == given_tokens[: len(shown)]
+        assert not complete or len(shown) == len(given_tokens)
+
+
+def test_long_texts_that_differ_late_are_not_shown_as_equal_and_a_cut_is_no_difference():
+    words = [f"word{number}" for number in range(1_700)]
+    kept = " ".join(words)
+    late = " ".join([*words[:1_600], "changed", *words[1_601:]])
+    assert "<del>word1600</del><ins>changed</ins>" in differences(kept, late)
+    assert "no difference" not in differences(kept, late)
+    early = " ".join(["changed", *words[1:]])
+    assert differences(kept, early).count("<ins>") == 1
+    more, much = " ".join([*words, "end " * 3_000]), " ".join([words[0], "added", *words[1:], "end " * 3_000])
+    assert differences(more, much).count("<ins>") == 1, "the half words at the cut do not differ"
+    assert "<del>" not in differences(more, much)
+    assert "the rest is not compared" in differences(more, much)
 
 
 def test_the_policy_of_a_page_allows_its_own_styles_and_script_alone():
@@ -240,6 +272,17 @@ def test_files_that_rows_refer_to_are_shown(tmp_path):
     assert media_of(output) == ([("img", "data:image/jpeg;base64"), ("audio", "data:audio/ogg;base64,")] * 2, [])
 
 
+def test_groups_of_equal_images_are_shown_as_thumbnails(tmp_path):
+    for name, color in (("a", 40), ("b", 40), ("c", 200)):
+        picture_at(tmp_path / "photos" / f"{name}.png", color)
+    steps = [ImageReader(str(tmp_path / "photos")), ImageDigest(), ExactDedup(column="image_digest")]
+    for output, rejects in (("with", True), ("without", False)):
+        Pipeline(*steps, ParquetWriter(str(tmp_path / output))).run(executor="inline", rejects=rejects, progress=False)
+        seen = Reader(duplicates(load_run(str(tmp_path / output))))
+        assert [each["src"][:22] for tag, each in seen.tags if tag == "img"] == ["data:image/jpeg;base64"] * 2
+        assert not [text for text in seen.texts if "not shown" in text]
+
+
 def test_a_reference_in_data_shows_no_other_file_of_the_machine(tmp_path):
     picture_at(tmp_path / "private" / "me.png", 200)
     path = str(tmp_path / "private" / "me.png")
@@ -323,6 +366,28 @@ def test_a_threshold_is_shown_with_all_digits():
     ]
 
 
+def test_damaged_files_of_an_output_are_named_on_the_page_and_do_not_prevent_it(tmp_path, capsys):
+    rows = [{"id": f"d{number}", "text": "one two three" if number % 2 else f"one {number}"} for number in range(50)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [WordCount(min_words=3), ExactDedup(), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), *steps).run(executor="inline", rejects=True, scores=True)
+    words = {
+        "scores": "The stored scores cannot be read",
+        "rejects": "Dropped rows cannot be shown",
+        "groups": "The groups of duplicates cannot be read",
+    }
+    for folder, message in words.items():
+        shutil.copytree(tmp_path / "out", damaged := tmp_path / folder)
+        for file in (damaged / ".tamis" / folder).iterdir():
+            data = bytearray(file.read_bytes())
+            footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+            data[4:footer] = bytes(footer - 4)
+            file.write_bytes(data)
+        assert message in report_page(load_run(str(damaged)))
+    assert main(["why", str(tmp_path / "groups"), "d1"]) == 2
+    assert "records about its rows cannot be read" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     with pytest.raises(LedgerError):
         write_report_page(str(tmp_path), tmp_path / "page.html")
@@ -342,6 +407,35 @@ def test_the_page_of_a_run_with_functions_has_no_sliders_and_says_why(tmp_path):
     )
     parts = "".join(heavy_parts(load_run(output)))
     assert "cannot be built here" in parts
+
+
+def test_dropped_rows_that_are_all_near_a_threshold_are_among_the_dropped(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "one two"}\n{"text": "one two three"}\n{"text": ""}\n')
+    steps = [JsonlReader(str(tmp_path / "in.jsonl")), WordCount(min_words=3), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(*steps).run(executor="inline", rejects=True)
+    view = load_run(str(tmp_path / "out"))
+    found = Samples(view).collect()
+    assert {(each.fate, each.text) for each in found} == {
+        ("kept", "one two three"),
+        ("borderline", "one two"),
+        ("dropped", ""),  # far from the threshold
+    }
+    shown = Reader(rows(view, [each for each in found if each.text]))
+    fates = [each["data-fate"] for tag, each in shown.tags if tag in ("article", "button")]
+    assert fates == ["", "kept", "dropped", "borderline", "kept", "borderline dropped"]
+    assert not [words for words in shown.texts if "--rejects" in words]
+
+
+def test_a_page_without_rows_or_scores_says_why(tmp_path):
+    (tmp_path / "in.jsonl").write_text("")
+    steps = [JsonlReader(str(tmp_path / "in.jsonl")), WordCount(), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(*steps).run(executor="inline", rejects=True, scores=True)
+    view = load_run(str(tmp_path / "out"))
+    html = report_page(view)
+    assert "The input has no rows" in html
+    assert "--scores" not in Reader(thresholds(view, None)).texts[-1]
+    view.state = "ended"
+    assert "The run ended before any part of the input was processed" in report_page(view)
 
 
 # ------------------------------------------------------------------------------------------------------------- thresholds
@@ -515,6 +609,20 @@ def test_the_rate_is_an_average_between_reports_of_rows_and_zero_while_a_step_de
     assert rates(bursts, 1) == [(second, 50.0) for second in range(2, 11, 2)]
     then = [*bursts, (20, 0, 1, 0), (22, 0, 1, 100)]
     assert rates(then, 1)[5:] == [(11, 0.0), (20, 0.0), (22, 50.0)]
+
+
+def test_a_single_rate_is_drawn_from_the_beginning(tmp_path):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"word {n}"}) + "\n" for n in range(9)))
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), WordCount(min_words=1), ParquetWriter(str(tmp_path / "out"))).run(
+        executor="inline"
+    )
+    view = load_run(str(tmp_path / "out"))
+    view.log["samples"] = [[0.0, 9, 0, 0, 0, 0, 0], [4.0, 9, 0, 80, 0, 0, 0]]
+    curves = [
+        each["d"] for tag, each in Reader(resources(view)).tags if tag == "path" and each["class"] == "curve first"
+    ]
+    assert len(curves) == 2, "memory and rows"
+    assert all(len(curve.split("L")) == 2 for curve in curves), "from one point to another"
 
 
 def test_a_run_that_stopped_before_its_last_stage_does_not_claim_that_no_row_is_kept(tmp_path):

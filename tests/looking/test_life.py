@@ -1,6 +1,7 @@
 """The life of one document, and the differences between two outputs, from what these record."""
 
 import json
+import shutil
 
 import pytest
 
@@ -200,6 +201,17 @@ def test_rows_that_share_a_key_are_counted_in_a_note(tmp_path):
         f"3 rows of {outputs[0]} have the key of another row, and only one row of a key is compared",
         f"1 row of {outputs[1]} has the key of another row, and only one row of a key is compared",
     ]
+
+
+def test_rows_that_cannot_be_read_are_noted_in_a_comparison(folder, tmp_path):
+    shutil.copytree(folder / "mild", tmp_path / "damaged")
+    for shard in (tmp_path / "damaged").glob("part-*.parquet"):
+        data = bytearray(shard.read_bytes())
+        data[4:60] = bytes(56)
+        shard.write_bytes(data)
+    found = compare(str(folder / "strict"), str(tmp_path / "damaged"))
+    assert found.same == 0
+    assert found.notes[-1].startswith(f"some rows of {tmp_path}/damaged cannot be read and are missing here; the first: ")
 
 
 def test_comparisons_in_many_buckets_give_the_same_result(folder, monkeypatch):

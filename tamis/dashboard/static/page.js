@@ -48,7 +48,7 @@
     choice = { fate, reason };
     let count = 0;
     for (const row of all(".row[data-fate]")) {
-      row.hidden = reason !== null ? row.dataset.reason !== reason : fate !== "" && row.dataset.fate !== fate;
+      row.hidden = reason !== null ? row.dataset.reason !== reason : fate !== "" && !row.dataset.fate.split(" ").includes(fate);
       if (!row.hidden) count++;
     }
     for (const button of all("button[data-fate]")) button.setAttribute("aria-pressed", String(reason === null && button.dataset.fate === fate));
