@@ -139,6 +139,11 @@ class Metrics:
                     self._set("gpu_memory_used_bytes", gpu.used_bytes, str(gpu.index))
                     self._set("gpu_memory_total_bytes", gpu.total_bytes, str(gpu.index))
                     self._set("gpu_memory_run_bytes", gpu.own_bytes, str(gpu.index))
+                if self._tally.current is not None:
+                    stage = self._stage(self._tally.current)
+                    self._set_peak("stage_memory_peak_bytes", event.num_bytes, stage)
+                    for gpu in event.gpus:
+                        self._set_peak("stage_gpu_memory_peak_bytes", gpu.own_bytes, stage, str(gpu.index))
             case CallsFinished():
                 phase = self._labels["phase"](event.name.partition(",")[0])
                 self._add("gather_seconds", event.seconds, self._stage(event.stage), phase)
@@ -191,6 +196,10 @@ class Metrics:
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         self._gauges.setdefault(name, {})[labels] = value
+
+    def _set_peak(self, name: str, value: float, *labels: str) -> None:
+        values = self._gauges.setdefault(name, {})
+        values[labels] = max(values.get(labels, 0), value)
 
     # ---------------------------------------------------------------------------------------------------------- scraping
 
@@ -250,9 +259,17 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory_bytes": ("Memory of all processes of the run.", ()),
     "memory_peak_bytes": ("The most memory that the run has held.", ()),
     "memory_budget_bytes": ("The memory budget of the run.", ()),
+    "stage_memory_peak_bytes": (
+        "The most memory that all processes of the run have held during the stage.",
+        ("stage",),
+    ),
     "gpu_memory_used_bytes": ("Memory of the GPU used by all processes.", ("gpu",)),
     "gpu_memory_total_bytes": ("Memory of the GPU.", ("gpu",)),
     "gpu_memory_run_bytes": ("Memory of the GPU used by the run.", ("gpu",)),
+    "stage_gpu_memory_peak_bytes": (
+        "The most memory of the GPU that the run has used during the stage.",
+        ("stage", "gpu"),
+    ),
 }
 
 

@@ -211,7 +211,9 @@ def test_rows_that_cannot_be_read_are_noted_in_a_comparison(folder, tmp_path):
         shard.write_bytes(data)
     found = compare(str(folder / "strict"), str(tmp_path / "damaged"))
     assert found.same == 0
-    assert found.notes[-1].startswith(f"some rows of {tmp_path}/damaged cannot be read and are missing here; the first: ")
+    assert found.notes[-1].startswith(
+        f"some rows of {tmp_path}/damaged cannot be read and are missing here; the first: "
+    )
 
 
 def test_comparisons_in_many_buckets_give_the_same_result(folder, monkeypatch):

@@ -186,6 +186,28 @@ def test_gpus_and_alerts_have_metrics():
     assert found['tamis_memory_alerts_total{kind="budget",level="warning"}'] == 1
 
 
+def test_memory_is_counted_for_the_stage_that_runs():
+    metrics = Metrics()
+
+    def held(num_bytes, gpu_bytes):
+        return MemorySampled(num_bytes, num_bytes, 10, (GpuSampled(0, gpu_bytes, 80, gpu_bytes, {}),))
+
+    before = held(9, 9)
+    for event in (
+        before,
+        StageStarted(0, "a", 1, 0, 1),
+        held(5, 2),
+        held(4, 3),
+        StageStarted(1, "b", 1, 0, 1),
+        held(1, 0),
+    ):
+        metrics(event)
+    with metrics:
+        found = values(scrape(metrics))
+    assert [found[f'tamis_stage_memory_peak_bytes{{stage="{number}"}}'] for number in (1, 2)] == [5, 1]
+    assert [found[f'tamis_stage_gpu_memory_peak_bytes{{gpu="0",stage="{number}"}}'] for number in (1, 2)] == [3, 0]
+
+
 def test_only_this_machine_can_connect_and_a_used_port_is_a_clear_error(served):
     assert served.url.startswith("http://127.0.0.1:")
     with pytest.raises(TamisError, match=f"port {served.port}") as raised, Metrics(served.port):
