@@ -175,12 +175,27 @@ def corpus_page(found: Description, title: str) -> Html:
     if found.nulls:
         rows = [(one_line(name, 200), number(count), percent(count, found.rows)) for name, count in found.nulls.items()]
         parts.append(
-            section("missing", "Missing values", table(["column", "rows without a value", "share"], rows, right=[1, 2]))
+            section(
+                "missing",
+                "Missing values",
+                table(
+                    ["column", "rows without a value", "share"],
+                    rows,
+                    right=[1, 2],
+                    caption="Rows without a value by column",
+                ),
+            )
         )
     if found.groups:
         parts.append(section("groups", f"By {one_line(found.by, 100)}", _groups(found.groups)))
     if found.notes:
-        parts.append(section("notes", "Notes", table(["note"], [(note,) for note in found.notes])))
+        parts.append(
+            section(
+                "notes",
+                "Notes",
+                table(["note"], [(note,) for note in found.notes], caption="What to know about the figures"),
+            )
+        )
     return page(
         f"Corpus: {one_line(title, 150)}", *parts, head=[element("h1", "Corpus"), element("p", one_line(title, 500))]
     )
@@ -224,7 +239,9 @@ def _measures(found: Description) -> Html:
         if counts
         else None
     )
-    return section("lengths", "Lengths and shares", chart, table(header, rows, right=range(1, len(header))))
+    return section(
+        "lengths", "Lengths and shares", chart, table(header, rows, right=range(1, len(header)), caption="Per document")
+    )
 
 
 def _counted(counts: Mapping[str, int], rows: int, name: str) -> Html:
@@ -232,10 +249,11 @@ def _counted(counts: Mapping[str, int], rows: int, name: str) -> Html:
         (one_line(key, 200), number(count), percent(count, rows), share_bar([(count, "kept")], rows))
         for key, count in list(counts.items())[:SHOWN_NAMES]
     ]
-    return table([name, "documents", "share", ""], lines, right=[1, 2])
+    return table([name, "documents", "share", ""], lines, right=[1, 2], caption=f"Documents by {name}")
 
 
 def _groups(groups: Mapping[str, Mapping[str, int]]) -> Html:
     names = list(next(iter(groups.values())))
     rows = [(one_line(key, 200), *(number(group[name]) for name in names)) for key, group in groups.items()]
-    return table(["group", *names], rows, right=range(1, len(names) + 1))
+    header = ["group", *(_LABELS.get(name, name) for name in names)]
+    return table(header, rows, right=range(1, len(header)), caption="Figures by group")

@@ -12,7 +12,7 @@ from tamis import JsonlReader, ParquetWriter, Pipeline
 from tamis.cli import main
 from tamis.dashboard.report_page import write_report_page
 from tamis.text import WordCount
-from tests.dashboard.conftest import Tab, write_rows
+from tests.dashboard.conftest import Tab, documents, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -124,24 +124,43 @@ def test_the_page_can_be_used_with_the_keyboard_alone(tab, page_file):
     assert tab.page.locator("button[aria-pressed=true]").inner_text().startswith("All")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_accessibility_rule_is_broken(browser, page_file, scheme):
-    """axe-core checks roles, labels, structure and contrast."""
+def broken_rules(browser, address, scheme):
+    """What axe-core finds: it checks roles, labels, structure and contrast."""
     import axe_playwright_python
 
     rules = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
     tab = Tab(browser, color_scheme=scheme, bypass_csp=True)
-    tab.page.goto(page_file.as_uri())
+    tab.page.goto(address)
     tab.page.evaluate(rules)
     found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     tab.context.close()
-    broken = [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]]
-    assert broken == []
+    return [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]]
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser, page_file):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_accessibility_rule_is_broken(browser, page_file, scheme):
+    assert broken_rules(browser, page_file.as_uri(), scheme) == []
+
+
+@pytest.mark.parametrize("path", ["", "runs/1", "runs/2", "runs/3", "runs/4"])
+def test_no_accessibility_rule_is_broken_by_the_dashboard(browser, server, path):
+    assert broken_rules(browser, server.url + path, "dark") == []
+
+
+def test_no_accessibility_rule_is_broken_by_the_page_of_a_corpus(browser, tmp_path):
+    write_rows(tmp_path / "in", documents()[:40])
+    page = tmp_path / "corpus.html"
+    arguments = ["stats", str(tmp_path / "in"), "--no-language", "--by", "id", "--html", str(page), "--quiet"]
+    assert main(arguments) == 0
+    assert broken_rules(browser, page.as_uri(), "light") == []
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_phone_needs_no_sideways_scrolling(browser, page_file, server, live):
     tab = Tab(browser, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
-    tab.page.goto(page_file.as_uri())
+    tab.page.goto(f"{server.url}runs/1" if live else page_file.as_uri())
+    if live:
+        tab.page.get_by_text("up to date").wait_for()
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
     tab.context.close()
 
