@@ -212,7 +212,7 @@ def funnel(view: RunView) -> Html:
     items = [_funnel_line("Rows read", "", report.read, parts, whole, f"\N{MINUS SIGN}{bad:,} failed" if bad else "")]
     for op in funnel_steps(view):
         lost = sum(op["dropped"].values())
-        passed = op["rows_in"] - lost - op["failed"]
+        passed = op["rows_in"] + op["created"] - lost - op["failed"]
         parts = [(passed, "kept"), (lost, "lost"), (op["failed"], "failed")]
         note = [f"\N{MINUS SIGN}{lost:,} dropped"] if lost else []
         note += [f"\N{MINUS SIGN}{op['failed']:,} failed"] if op["failed"] else []
@@ -227,13 +227,17 @@ def funnel(view: RunView) -> Html:
                 ", ".join(note) or ("all pass" if op["rows_in"] else ""),
             )
         )
-    lead = f"{number(report.read)} rows were read"
+    lead = f"{plural(report.read, 'row')} {'was' if report.read == 1 else 'were'} read"
     if view.knows_kept:
         items.append(
             _funnel_line("Rows kept", "", report.kept, [(report.kept, "kept")], whole, percent(report.kept, whole))
         )
-        lead += f", {number(report.kept)} of them were kept"
-    lead = f"{number(report.read)} rows have been read so far" if view.live else lead
+        if report.created:
+            lead += f", {number(report.created)} created, and {number(report.kept)} kept"
+        else:
+            lead += f", {number(report.kept)} of them {'was' if report.kept == 1 else 'were'} kept"
+    if view.live:
+        lead = f"{plural(report.read, 'row')} {'has' if report.read == 1 else 'have'} been read so far"
     lead += f"; {plural(bad, 'row')} could not be read." if bad else "."
     if not view.knows_kept:
         lead += " The last stage, which writes the rows that are kept, has not begun."
@@ -294,7 +298,7 @@ def reasons(view: RunView, shown: Iterable[str] = ()) -> Html:
         "Why rows were dropped",
         table(("reason", "", "rows", "of rows read"), rows, right=(2, 3), caption="Dropped rows by reason"),
         element("p", f"and {plural(more, 'other reason')}", class_="quiet") if more > 0 else None,
-        lead=f"{number(lost)} rows were dropped. A row counts for the first rule that it breaks.",
+        lead=f"{plural(lost, 'row')} {'was' if lost == 1 else 'were'} dropped. A row counts for the first rule that it breaks.",
     )
 
 

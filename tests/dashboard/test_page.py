@@ -8,6 +8,7 @@ import re
 import shutil
 import wave
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,7 @@ from tamis.dashboard.rows import rows
 from tamis.dashboard.runs import load_run
 from tamis.dashboard.samples import Samples
 from tamis.dashboard.scores import Bound, bounds_of, read_scores
+from tamis.dashboard.sections import funnel, reasons
 from tamis.dashboard.thresholds import thresholds
 from tamis.dedup import ExactDedup
 from tamis.errors import LedgerError
@@ -424,6 +426,22 @@ def test_dropped_rows_that_are_all_near_a_threshold_are_among_the_dropped(tmp_pa
     fates = [each["data-fate"] for tag, each in shown.tags if tag in ("article", "button")]
     assert fates == ["", "kept", "dropped", "borderline", "kept", "borderline dropped"]
     assert not [words for words in shown.texts if "--rejects" in words]
+
+
+def test_the_funnel_counts_rows_that_a_step_creates(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "a b"}\n{"text": "c"}\n{"text": ""}\n')
+
+    def words(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"text": word} for word in row["text"].split()]
+
+    steps = [WordCount(min_words=1), words, WordCount(min_words=2), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), *steps).run(executor="inline")
+    view = load_run(str(tmp_path / "out"))
+    seen = Reader(funnel(view))
+    assert "3 rows were read, 1 created, and 0 kept." in seen.texts
+    bars = [float(each["width"].rstrip("%")) for tag, each in seen.tags if tag == "rect" and each["class"] == "kept"]
+    assert bars == [75.0, 50.0, 75.0, 0.0, 0.0], "of the four rows read and created"
+    assert "4 rows were dropped. " in "".join(Reader(reasons(view)).texts)
 
 
 def test_a_page_without_rows_or_scores_says_why(tmp_path):

@@ -54,7 +54,7 @@
     for (const button of all("button[data-fate]")) button.setAttribute("aria-pressed", String(reason === null && button.dataset.fate === fate));
     const link = reason !== null ? all("a[data-reason]").find((each) => each.dataset.reason === reason) : null;
     const said = document.getElementById("rows-shown");
-    if (said) said.textContent = link ? `${count} rows dropped because of: ${link.textContent}` : "";
+    if (said) said.textContent = link ? `${count === 1 ? "1 row" : `${count} rows`} dropped because of: ${link.textContent}` : "";
   };
   const first = () => {
     const reason = location.hash.match(/^#(reason-[0-9a-f]{10})$/);
