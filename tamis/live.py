@@ -71,7 +71,7 @@ def remarks(tally: Tally) -> list[str]:
     """Failures, dead workers, rows between stages and alerts, as short phrases."""
     found = []
     if tally.stage is not None and tally.stage.done and tally.share < 1:
-        found.append("deciding about rows" + (f"; finished: {inert(tally.phase, 80)}" if tally.phase else ""))
+        found.append("deciding about rows" + (f"; finished: {inert(_phase(tally.phase), 80)}" if tally.phase else ""))
     if tally.failed:
         found.append(f"{plural(tally.failed, 'row')} failed")
     if tally.deaths:
@@ -80,6 +80,15 @@ def remarks(tally: Tally) -> list[str]:
         found.append(f"{format_bytes(tally.packet_bytes)} between stages")
     found += [f"alert: {inert(text, 200)}" for text in list(tally.alerts.values())[:SHOWN_ALERTS]]
     return found
+
+
+def _phase(name: str) -> str:
+    """The name of the calls of a phase, without the numbers that tell its calls apart.
+
+    >>> _phase("candidates, 1, 2")
+    'candidates'
+    """
+    return name.partition(",")[0]
 
 
 class View:

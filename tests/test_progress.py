@@ -369,6 +369,18 @@ def test_a_notebook_is_recognised_by_the_kernel_of_its_shell(monkeypatch):
     assert shown_in_python(None, io.StringIO()) == "compiling"
 
 
+def test_while_rows_are_decided_about_the_phase_is_named_without_its_numbers(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    with Progress(stream, shows="bars") as progress:
+        progress(RunStarted("out", ("read > observe", "read > write"), 2, 8_000 * MB, 2, 0))
+        progress(stage(partitions=1))
+        progress(committed(0, 300, 120))
+        progress(CallsFinished(0, "candidate pairs, 1, 32823954", 7, 0.5))
+    assert "deciding about rows; finished: candidate pairs" in stream.getvalue()
+    assert "32823954" not in stream.getvalue()
+
+
 def test_bars_of_a_narrow_terminal_show_failed_rows(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()

@@ -456,6 +456,16 @@ def test_a_page_without_rows_or_scores_says_why(tmp_path):
     assert "The run ended before any part of the input was processed" in report_page(view)
 
 
+def test_passages_are_marked_although_another_step_is_a_function(tmp_path):
+    def same(row: dict[str, Any]) -> dict[str, Any]:
+        return {"text": row["text"]}
+
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "a line\na line\na line\na line\n"}) + "\n")
+    steps = [JsonlReader(str(tmp_path / "in.jsonl")), same, RepeatedLines(), ParquetWriter(str(tmp_path / "out"))]
+    Pipeline(*steps).run(executor="inline", rejects=True)
+    assert "<mark>a line" in "".join(heavy_parts(load_run(str(tmp_path / "out"))))
+
+
 # ------------------------------------------------------------------------------------------------------------- thresholds
 
 
