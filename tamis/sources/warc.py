@@ -66,6 +66,15 @@ _SCHEMA = {
 _BODIES = frozenset({"html", "text", "metadata", "content", "charset", "status", "mime"})
 """Columns that are made of the block of a record."""
 _OF_HEADERS = frozenset({"status", "mime"})
+_DOCUMENTS = {
+    "conversion": {"text"},
+    "metadata": {"metadata"},
+    "warcinfo": {"metadata"},
+    "request": {"metadata"},
+    "revisit": set(),
+}
+_PAGE = {"html", "text"}
+"""The columns of a document, by the type of its record, and of all other types: a crawl has pages and files of plain text."""
 
 
 @operator()
@@ -73,8 +82,8 @@ class WarcReader(RecordSource):
     """Read records of WARC, WET, WAT and ARC files, one row per document.
 
     Columns: `id` (WARC-Record-ID), `url`, `date`, `type`, `mime`, `status`, `charset`, `truncated` (WARC-Truncated),
-    `refers_to`, and the document: `html` for WARC and ARC, `text` for WET and for documents of type text/plain, `metadata`
-    (JSON) for WAT.
+    `refers_to`, and the document: `html` and, for documents of type text/plain, `text` for WARC and ARC, `text` for WET,
+    `metadata` (JSON) for WAT and for the requests and descriptions that `records` names.
     `raw=True` adds `content`, the body as bytes. Transfer and content encodings of bodies are decoded, and texts by the charset
     of the byte order mark, the header, the meta element or by detection. A body that is no text (an image, or a ZIP file that
     calls itself HTML) is null in `html` and `text`.
@@ -112,7 +121,7 @@ class WarcReader(RecordSource):
         kinds = damaged.examine(division.sampled(files), self._kinds)
         damaged.raise_if_nothing_is_left(division.sampled(files))
         schema = dict(_SCHEMA)
-        found = set().union(*kinds.values()) or {"html"}
+        found = set().union(*kinds.values(), *map(_columns_of, self.records or ())) or _PAGE
         schema |= {name: pa.string() for name in ("html", "text", "metadata") if name in found}
         schema |= {"content": pa.binary()} if self.raw else {}
         limit = NEVER if self.files_per_partition is not None else size
@@ -126,16 +135,15 @@ class WarcReader(RecordSource):
         return self.divided(files, ordered, pa.schema(schema.items()), size, reasons, damaged)
 
     def _kinds(self, file: File) -> set[str]:
-        """The columns of documents that the first records of a file have."""
+        """The columns of documents that the first records of a file may have."""
         kinds: set[str] = set()
         good = False
         wanted = replace(self, fields=None)
-        found = wanted.rows(Piece(file.path, 0, file.size), frozenset({"mime"}), None)
+        found = wanted.rows(Piece(file.path, 0, file.size), frozenset(), None)
         for count, row in enumerate(found):
             if isinstance(row, Row):
                 good = True
-                kind = {"conversion": "text", "metadata": "metadata"}.get(str(row.values["type"]), "html")
-                kinds.add("text" if row.values.get("mime") == "text/plain" else kind)
+                kinds |= _columns_of(str(row.values["type"]))
             elif count == 0 and row.damaged_file is not None and file.size and row.error.startswith("not a record"):
                 raise DamagedFile(
                     f"{file.path} is not a WARC or ARC file, or is damaged: {row.error}", hint="exclude it"
@@ -272,6 +280,10 @@ class WarcReader(RecordSource):
             column = "text" if values["mime"] == "text/plain" else "html"
             values |= {column: text, "charset": charset}
         return values
+
+
+def _columns_of(record_type: str) -> set[str]:
+    return _DOCUMENTS.get(record_type, _PAGE)
 
 
 def _may_be_text(mime: str) -> bool:

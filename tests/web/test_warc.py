@@ -91,6 +91,23 @@ def test_records_of_wet_and_wat_have_columns_of_their_own(tmp_path):
     assert [row["metadata"] for row in rows_of(tmp_path / "a.warc.wat.gz")] == ['{"a": 1}']
 
 
+def test_plain_text_is_read_wherever_it_is_in_a_crawl(tmp_path):
+    plain = warc_record("response", reply(b"a plain text", "text/plain"), number=99)
+    (tmp_path / "a.warc.gz").write_bytes(packed([*(page(number) for number in range(40)), plain]))
+    *pages, last = rows_of(tmp_path / "a.warc.gz")
+    assert (last["text"], last["html"]) == ("a plain text", None)
+    assert all(row["html"] and row["text"] is None for row in pages)
+
+
+@pytest.mark.parametrize("records", [["request"], ["warcinfo"], ["response", "request"]])
+def test_requests_and_descriptions_that_are_read_have_their_content(tmp_path, records):
+    blocks = {kind: f"the {kind}".encode() for kind in ("request", "warcinfo")}
+    others = [warc_record(kind, block, content_type="application/http") for kind, block in blocks.items()]
+    (tmp_path / "a.warc.gz").write_bytes(packed([*(page(number) for number in range(40)), *others]))
+    found = {row["metadata"] for row in rows_of(tmp_path / "a.warc.gz", records=records) if row["type"] != "response"}
+    assert found == {f"the {records[-1]}"}
+
+
 @pytest.mark.parametrize(("suffix", "pack"), [(".warc.gz", packed), (".warc", b"".join), (".warc.bz2", None)])
 def test_pieces_of_a_file_have_the_rows_of_the_whole(tmp_path, suffix, pack):
     records = [page(number) for number in range(200)]
