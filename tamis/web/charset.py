@@ -39,6 +39,7 @@ _NOT_TEXT = (
 )
 """The first bytes of archives, images and other files that servers send as pages."""
 _MAGIC_BYTES = 1024
+_ASCII = bytes(range(128))
 
 
 @cache
@@ -103,21 +104,27 @@ def decode_page(data: bytes, content_type: str | None = None) -> tuple[str, str]
             return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         pass
-    # A declaration of UTF-8 is wrong here, unless only a few bytes are.
+    # A declaration of UTF-8 is wrong here, unless only some characters are.
     candidates = [codec for label in declared if (codec := python_codec(label)) and codec != "utf-8"]
     for candidate in candidates:
         try:
             return data.decode(candidate), candidate
         except (UnicodeDecodeError, ValueError):
             continue
-    if not candidates and declared and _nearly_utf8(data):
+    if not candidates and declared and is_nearly_utf8(data):
         return data.decode("utf-8", "replace"), "utf-8"
     detected = python_codec(_encoding().detect_encoding(data[:_DETECTED_BYTES]) or "utf-8") or "utf-8"
     chosen = candidates[0] if candidates and detected in ("utf-8", "ascii") else detected
     return data.decode(chosen, "replace"), chosen
 
 
-def _nearly_utf8(data: bytes) -> bool:
-    """Whether at most one character in a hundred is not UTF-8."""
-    wrong = data.decode("utf-8", "replace").count("�")
-    return wrong * 100 <= sum(byte >= 0x80 for byte in data[:_DETECTED_BYTES])
+def is_nearly_utf8(data: bytes) -> bool:
+    """Whether at least two of three characters that are not ASCII are UTF-8, as hardly ever by chance.
+
+    >>> is_nearly_utf8("äöü".encode() + bytes([0xA0])), is_nearly_utf8("äöü".encode("cp1252"))
+    (True, False)
+    """
+    text = data.decode("utf-8", "replace")
+    wrong = text.count("\N{REPLACEMENT CHARACTER}")
+    ascii_bytes = len(data) - len(data.translate(None, _ASCII))
+    return len(text) - wrong - ascii_bytes >= 2 * wrong

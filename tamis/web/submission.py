@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tamis.parameters import format_bytes
 from tamis.sources.tar import ByteWindow, TarDamage, leads_out, members
+from tamis.web.charset import is_nearly_utf8
 from tamis.web.packages import Unacceptable
 
 _TEXTS = (".tex", ".ltx", ".latex", ".sty", ".cls", ".def", ".txt", "")
@@ -31,6 +32,7 @@ _CHARSETS = {
     "gbk": "gb18030", "gb": "gb18030", "bg5": "big5", "sjis": "shift_jis", "jis": "euc_jp", "ks": "euc_kr",
 }  # fmt: skip
 """Names of packages for what Python calls otherwise. Files that say latin1 may have quotation marks of Windows."""
+_TEX = b"\\begin{document}"
 _CLASS = re.compile(r"^[^%\n]*\\document(?:class|style)", re.MULTILINE)
 _BEGIN = re.compile(r"^[^%\n]*\\begin\s*\{document\}", re.MULTILINE)
 _WITHDRAWN = re.compile(r"\s*%auto-ignore")
@@ -182,21 +184,26 @@ def _reached(name: str, includes: dict[str, set[str]]) -> set[str]:
 # ---------------------------------------------------------------------------------------------------------------- characters
 
 
-def _charset_of(sources: Iterable[bytes]) -> str:
-    """What files that are not UTF-8 are: what one of them declares, or the most frequent one."""
-    for source in sources:
-        for found in _CHARSET.finditer(source):
-            name = (found[1] or found[2]).decode().lower()
-            name = _CHARSETS.get(name, name)
-            with contextlib.suppress(LookupError):
-                if codecs.lookup(name).name != "utf-8":
-                    return name
-    return "cp1252"
+def _charset_of(sources: Iterable[bytes]) -> str | None:
+    """The codec of the charset that one of the files declares, if it is not UTF-8."""
+    declared = (found[1] or found[2] for source in sources for found in _CHARSET.finditer(source))
+    return next((codec for label in declared if (codec := _codec_of(label.decode().lower()))), None)
 
 
-def _decoded(data: bytes, charset: str) -> str:
+def _codec_of(label: str) -> str | None:
+    """The codec for the name of a charset; None if it is UTF-8, or none in which TeX can be written, as UTF-16 and `hex`."""
+    name = _CHARSETS.get(label, label)
+    with contextlib.suppress(LookupError, UnicodeError):
+        known = codecs.lookup(name).name not in ("utf-8", "ascii")
+        if known and (_TEX + b"\xff").decode(name, "replace").startswith(_TEX.decode()):
+            return name
+    return None
+
+
+def _decoded(data: bytes, charset: str | None) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = data.decode(charset, "replace")
+        usual = "utf-8-sig" if is_nearly_utf8(data) else "cp1252"
+        text = data.decode(charset or usual, "replace")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -227,6 +227,12 @@ def test_files_are_decoded_by_what_the_paper_declares(declared, charset, text):
     assert paper_of(members)["text"] == text
 
 
+@pytest.mark.parametrize("declared", ["", "utf8", "ascii", "hex", "rot13", "utf-16", "idna"])
+def test_a_byte_that_is_not_utf_8_costs_one_character(declared):
+    source = rb"\documentclass{x}\usepackage[%s]{inputenc}\begin{document}%% by M%c" % (declared.encode(), 0xFC)
+    assert paper_of([("main.tex", source + "\nGröße und Maß".encode() + rb"\end{document}")])["text"] == "Größe und Maß"
+
+
 @pytest.mark.parametrize(
     ("data", "outcome"),
     [

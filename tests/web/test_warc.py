@@ -165,6 +165,7 @@ BODY = "<p>grün</p>"
         ),
         (reply(b'<meta charset="utf-16">' + BODY.encode("cp1252")), f'<meta charset="utf-16">{BODY}'),
         (reply(BODY.encode(), "text/html; charset=iso-8859-1"), BODY),  # it is UTF-8, whatever it says
+        (reply(b"\xa0" + "grün für Öl".encode(), "text/html; charset=utf-8"), "\N{REPLACEMENT CHARACTER}grün für Öl"),
         (reply(b"PK\x03\x04\x14\0\0\0 a zip file that calls itself HTML"), None),
         (reply(b"\x89PNG", "image/png"), None),
     ],
@@ -172,7 +173,8 @@ BODY = "<p>grün</p>"
         "chunked", "chunked, decoded", "a number", "a size by chance", "a zero", "a year", "cut off", "cut in the first chunk",
         "cut off and deflated", "cut off in a line end", "cut off in a size", "a trailer", "no content",
         "gzip", "gzip members", "zlib", "deflate", "brotli", "zstd", "brotli, decoded",
-        "latin-1", "utf-16", "charset in the page", "unknown charset", "impossible charset", "wrong charset", "zip", "png",
+        "latin-1", "utf-16", "charset in the page", "unknown charset", "impossible charset", "wrong charset",
+        "a wrong byte", "zip", "png",
     ],
 )  # fmt: skip
 def test_bodies_are_decoded(tmp_path, block, html):
