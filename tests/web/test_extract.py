@@ -41,7 +41,7 @@ def f1(found, expected):
     return 2 * common / max(1, sum(one.values()) + sum(other.values()))
 
 
-@pytest.mark.parametrize(("extractor", "least"), [("trafilatura", 0.91), ("resiliparse", 0.80), ("fast", 0.94)])
+@pytest.mark.parametrize(("extractor", "least"), [("trafilatura", 0.91), ("resiliparse", 0.80), ("fast", 0.96)])
 def test_extractors_find_the_text_of_news_pages(news, extractor, least):
     extract = extract_of(Settings(extractor, "text", "balanced", False))
     scores = [f1(extract(html), text) for html, text in news]
@@ -203,6 +203,21 @@ def test_the_text_does_not_depend_on_other_pages(news, extractor):
     together = runner.score(Batch.from_rows([{"html": html} for html in pages]))["text"].to_pylist()
     alone = [step.open(None).score(Batch.from_rows([{"html": html}]))["text"].to_pylist()[0] for html in pages]
     assert together == alone
+
+
+@pytest.mark.parametrize("anchor", ['<a id="a"/>', '<a name="a">', "<A ID=a></A>"])
+def test_a_place_that_links_lead_to_is_no_link(anchor):
+    menu = "<p><a href='/'>The first page</a></p>" * 4
+    found = fast_html.main_text(fast_html.parse(f"<body>{menu}{anchor}{TEXT * 3}{menu}</body>"))
+    assert found == "\n\n".join([re.sub("<[^>]*>", "", TEXT).strip()] * 3)
+
+
+def test_words_between_spaces_and_characters_count_in_scripts_that_do_not_separate_words():
+    menu = "<p><a href='/'>首页</a> <a href='/a'>关于 我们</a></p>" * 4
+    text = "请先用 apt 安装软件包,然后用 dpkg 列出已经安装的软件包,最后用 systemctl 启动服务,并检查日志。"
+    page = fast_html.parse(f"<body>{menu}<p>{text}</p><p>{text}</p>{menu}</body>")
+    assert fast_html.main_text(page) == f"{text}\n\n{text}"
+    assert {block.density for block in page.blocks if block.link_words} == {1.0}
 
 
 def test_a_large_page_is_extracted_in_a_process_of_its_own(news):
