@@ -26,7 +26,10 @@ _MATH = re.compile(r"<(math|chem)\b[^<>]{0,500}>((?:(?!<\1\b).){0,5000}?)</\1\s*
 _TEMPLATE = re.compile(r"\{\{([^{}]*+)\}\}")
 _PARAMETER = re.compile(r"\{\{\{[^{}]*\}\}\}")
 _TABLE = re.compile(r"\{\|((?:[^{|]++|\{(?!\|)|\|(?!\}))*+)\|\}")
-_LINK = re.compile(r"\[\[([^\[\]]*+)\]\]([a-z]*)")
+_LINK = re.compile(r"\[\[((?:[^\[\]]++|\[(?!\[)[^\[\]]*+\](?!\](?!\])))*+)\]\]([a-z]*)")
+_GONE = "\x04"
+"""Stands for a template of which nothing is shown, until parentheses that had nothing else are removed."""
+_BETWEEN = " \t\u00a0,;:/"
 _URL = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]++[ \t]*+([^\[\]]*+)\]")
 _HEADING = re.compile(r"^=.*=[ \t]*$", re.MULTILINE)
 _HIGHEST = 6
@@ -81,6 +84,12 @@ _LAST = frozenset(  # templates that show their last parameter
         "center",
         "color",
         "font",
+        "linktext",
+        "langx",
+        "wikt-lang",
+        "nobold",
+        "resize",
+        "keypress",
     ]
 )
 _FIRST = frozenset(
@@ -94,7 +103,6 @@ _FIRST = frozenset(
         "nts",
         "ill",
         "interlanguage link",
-        "frac",
         "convert",
         "cvt",
         "angbr",
@@ -117,13 +125,14 @@ def wikitext_to_text(source: str, options: Options = Options()) -> str:  # noqa:
     >>> wikitext_to_text("'''Rye''' is a [[cereal|grain]] {{cn}}of [[Europe]]ans.<ref>A book</ref>\\n== Uses ==\\n* Bread")
     'Rye is a grain of Europeans.\\n\\nUses\\n\\nBread'
     """
-    text = _COMMENT.sub("", re.sub("[\x01-\x03]", "", source))
+    text = _COMMENT.sub("", re.sub("[\x01-\x04]", "", source))
     text = _DROPPED.sub("", _REFERENCE.sub("", text))
     text = _MATH.sub(
         lambda found: f"${html.unescape(found[2]).strip()}$".replace("{{", "{ {").replace("}}", "} }"), text
     )
     text = _repeated(_PARAMETER, "", text)
     text = _repeated(_TEMPLATE, partial(_template, options=options), text)
+    text = _without_templates(text)
     text = _repeated(_TABLE, partial(_table, options=options), text)
     text = _repeated(_LINK, _link, text)
     text = _URL.sub(r"\1", text)
@@ -152,18 +161,43 @@ def _template(found: re.Match[str], options: Options) -> str:
     name, *parameters = found[1].split("|")
     name = name.strip().lower().replace("_", " ")
     if options.infoboxes and name.startswith(("infobox", "taxobox", "speciesbox")):
-        lines = [parameter.partition("=") for parameter in parameters if "=" in parameter]
+        lines = [parameter.replace(_GONE, "").partition("=") for parameter in parameters if "=" in parameter]
         return "\n".join(f"{key.strip()}: {value.strip()}" for key, _, value in lines if value.strip()) + "\n"
     plain = [parameter.strip() for parameter in parameters if "=" not in parameter.partition("|")[0][:30]]
     if not plain:
-        return ""
+        return _GONE
     if name in _LAST or name.startswith(("lang-", "lang ")):
         return plain[-1]
     if name in ("convert", "cvt"):
         return " ".join(plain[:2])
+    if name in ("frac", "sfrac", "fraction"):  # 2, 1/2 or 3 1/2
+        return " ".join([*plain[:-2], "/".join(plain[-2:])])
+    if name in ("chem", "chem2"):
+        return "".join(plain)
     if name in _FIRST:
         return ("As of " if name == "as of" else "c. " if name in ("circa", "c.") else "") + plain[0]
-    return ""
+    return _GONE
+
+
+def _without_templates(text: str) -> str:
+    """The text without the places of templates, and without what is empty because of them.
+
+    >>> _without_templates("Rye (\x04; a grain) is Roggen (German: \x04) (\x04, \x04).")
+    'Rye (a grain) is Roggen (German).'
+    """
+    first, *others = text.split(_GONE)
+    parts = [first]
+    for part in others:
+        before, after = parts[-1].rstrip(_BETWEEN), part.lstrip(_BETWEEN)
+        opened, closed = before.endswith("("), after.startswith(")")
+        if opened and closed:
+            before, after = before[:-1].rstrip(" \t"), after[1:]
+        if opened or closed:
+            parts[-1] = before
+            parts += [after] if after else []
+        else:
+            parts.append(part)
+    return "".join(parts)
 
 
 def _table(found: re.Match[str], options: Options) -> str:

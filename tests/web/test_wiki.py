@@ -119,6 +119,10 @@ def test_another_file_is_refused(tmp_path):
         ("* one\n** two\n# three", "one\ntwo\nthree"),
         ("__NOTOC__<math>x^{2}</math><gallery>a</gallery><br/>end", "$x^{2}$\nend"),
         ("{{never ends [[nor this", "never ends nor this"),
+        ("A ({{IPA-fr|a}}; born 1947) b ({{x|y}}) c (Greek: {{x}}) f()", "A (born 1947) b c (Greek) f()"),
+        ("{{x}}* one\n({{x}}\n* two)", "one\n(\ntwo)"),
+        ("[[File:a.jpg|thumb|A [[b]] [above] [http://c d]]]after [[x|y [z]]] [[x [y", "after y [z] x [y"),
+        ("{{frac|2}} {{frac|1|2}} {{sfrac|3|1|2}} {{chem|H|2|O}}", "2 1/2 3 1/2 H2O"),
     ],
 )
 def test_markup_becomes_text(source, text):
