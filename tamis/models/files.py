@@ -12,6 +12,7 @@ files, and PyTorch files that load with `weights_only`, are accepted.
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import importlib.util
 import json
@@ -335,11 +336,16 @@ def _of_file(name: str, path: Path) -> ModelFiles:
             *SENTENCE_FILES,
         )
         beside = [path.parent / file for file in names]
-        return ModelFiles(name, path.parent, "onnx", (path,), tuple(file for file in beside if file.is_file()))
+        return ModelFiles(name, path.parent, "onnx", _with_data(path), tuple(file for file in beside if file.is_file()))
     raise ModelError(
         f"{path} is a file of type {path.suffix or 'unknown'}, not a model",
         hint="give the folder that contains config.json and model.safetensors, or an .onnx file",
     )
+
+
+def _with_data(graph: Path) -> tuple[Path, ...]:
+    """An ONNX file, and the files of the weights of a large one, such as model.onnx_data and model.onnx.data."""
+    return (graph, *sorted(graph.parent.glob(f"{glob.escape(graph.name)}[._]data*")))
 
 
 def _of_folder(name: str, folder: Path, needs: Needs) -> ModelFiles:
@@ -348,7 +354,7 @@ def _of_folder(name: str, folder: Path, needs: Needs) -> ModelFiles:
     weights = weights_in(folder) if has_config or not onnx else []
     if not weights and onnx:
         kind: Kind = "onnx"
-        weights = onnx[:1]
+        weights = [*_with_data(onnx[0])]
     else:
         kind = "transformers"
         missing = [] if has_config else ["config.json"]

@@ -86,6 +86,17 @@ def test_a_pickle_is_not_accepted_as_weights(folder, tmp_path):
         find(tmp_path / "model")
 
 
+def test_the_weights_of_a_graph_may_be_in_a_file_of_their_own(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    alone = find(tmp_path)
+    (tmp_path / "model.onnx_data").write_bytes(b"weights")
+    (tmp_path / "other.onnx_data").write_bytes(b"weights")
+    for found in (find(tmp_path), find(tmp_path / "model.onnx")):
+        assert [path.name for path in found.weights] == ["model.onnx", "model.onnx_data"]
+        assert found.num_bytes == len("graph") + len("weights")
+        assert found.identity() != alone.identity()
+
+
 def test_weights_in_several_files_must_all_be_there(folder, tmp_path):
     copied(folder, tmp_path / "model", without=("model.safetensors",))
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
