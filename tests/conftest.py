@@ -77,14 +77,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _ray(stack: ExitStack) -> Executor:
     """A Ray cluster of two nodes with one core each, on this machine."""
     import ray
-    from ray.cluster_utils import Cluster
 
     from tamis import RayExecutor
+    from tests.executors.clusters import ray_nodes
 
-    small = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **small})
-    stack.callback(cluster.shutdown)
-    cluster.add_node(**small)
+    cluster = stack.enter_context(ray_nodes({"num_cpus": 1}, {"num_cpus": 1}))
     ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     stack.callback(ray.shutdown)
     return RayExecutor()

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +138,11 @@ def divided(source: Path, output: Path, **options: Any) -> dict[str, Any]:
 
 def breaks_its_worker(row: dict[str, Any]) -> bool:
     """Three rows are too much for any worker: it is killed, does not get the memory, or holds memory that no cap counts."""
-    if row["n"] == 13:
+    if row["n"] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    if row["n"] == 27:
+    if row["n"] == 7:
         np.ones(1_000_000_000)
-    if row["n"] == 38:
+    if row["n"] == 13:
         held = mmap.mmap(-1, 700_000_000)
         for start in range(0, len(held), 4096):
             held[start] = 1
@@ -152,7 +152,7 @@ def breaks_its_worker(row: dict[str, Any]) -> bool:
 
 def broken(output: Path, **options: Any) -> tuple[list[int], dict[int, str]]:
     """The rows that are left by a step that some rows break, and the errors of those."""
-    rows = Rows([{"n": number} for number in range(60)], rows_per_partition=20)
+    rows = Rows([{"n": number} for number in range(15)], rows_per_partition=5)
     report = Pipeline(rows, breaks_its_worker, JsonlWriter(output)).run(memory="600MB", **options)
     assert report.balances
     kept = [json.loads(line)["n"] for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
@@ -192,6 +192,21 @@ sys.meta_path.insert(0, Without)
 """
     )
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd())])}
+
+
+@contextmanager
+def ray_nodes(*nodes: dict[str, Any]) -> Iterator[Any]:
+    """A Ray cluster on this machine, with a small object store on each node."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        for options in nodes:
+            cluster.add_node(wait=False, object_store_memory=80_000_000, include_dashboard=False, **options)
+            cluster.wait_for_nodes(300)  # by itself, Ray waits for 30 seconds
+        yield cluster
+    finally:
+        cluster.shutdown()
 
 
 def hosts_listened_on(executor: Any) -> set[str]:

@@ -19,6 +19,7 @@ from tamis.executors import nodes as cluster_nodes
 from tamis.executors.dask import _DaskNodes
 from tamis.models import devices
 from tamis.sampling import Sample
+from tests.executors import clusters
 from tests.executors.clusters import Faults, await_none, end, meet, patience, servers_of  # noqa: F401
 
 pytestmark = pytest.mark.skipif(devices.gpu_count() > 0, reason="there is a GPU")
@@ -62,15 +63,13 @@ def dask_worker(cluster, environment):
 @contextmanager
 def ray_nodes(pretended):
     import ray
-    from ray.cluster_utils import Cluster
 
+    nodes = [
+        {"num_cpus": 2, "num_gpus": len(gpus.split(",")) if gpus else 0, "env_vars": pretended(name)}
+        for name, gpus in NODES.items()
+    ]
     with ExitStack() as stack:
-        cluster = Cluster()
-        stack.callback(cluster.shutdown)
-        for name, gpus in NODES.items():
-            num_gpus = len(gpus.split(",")) if gpus else 0
-            small = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
-            cluster.add_node(**small, num_gpus=num_gpus, env_vars=pretended(name))
+        cluster = stack.enter_context(clusters.ray_nodes(*nodes))
         ray.init(cluster.address, log_to_driver=False, configure_logging=False)
         stack.callback(ray.shutdown)
         yield RayExecutor()
