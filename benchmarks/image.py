@@ -22,14 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow.dataset as ds
 
-from tamis import JsonlReader, MediaReference, ParquetWriter, Pipeline
+from tamis import JsonlReader, MediaReference, ParquetWriter, Pipeline, Rows
 from tamis.batch import Batch
 from tamis.errors import ImageError
 from tamis.image import (
@@ -47,6 +45,7 @@ from tamis.image import (
 from tamis.image.decode import headers, pictures
 from tamis.recipes.load import load_recipe
 from tamis.registry import build_operator
+from tamis.text import Language, WordCount
 
 SIZES = ((500, 375), (1024, 768), (2048, 1536), (4000, 3000))
 STEPS = (
@@ -290,30 +289,43 @@ def hashes(folder: Path | None, peers: str) -> None:
 
 
 def captions(folder: Path) -> None:
-    """The rows that `image_text` keeps and drops, by the language of the caption."""
+    """The rows that `image_text` keeps and drops, and how its filter of languages does on captions of three words or more."""
     rows = []
     for place in sorted(folder.rglob("*.txt")):
         picture = place.with_suffix(".png")
         if picture.is_file():
             first, *others = place.read_text(encoding="utf-8", errors="replace").splitlines()
             named = [("en", first), *(line.split(".utf8=", 1) for line in others if ".utf8=" in line)]
-            rows += [{"file": str(picture.absolute()), "language": name, "caption": text} for name, text in named]
-    spoken, pictures_seen = Counter(row["language"] for row in rows), {row["file"] for row in rows}
-    say(f"{len(rows):,} captions of {len(pictures_seen)} pictures in {len(spoken)} languages")
+            rows += [{"file": str(picture.absolute()), "spoken": name, "caption": text} for name, text in named]
+    files, spoken = {row["file"] for row in rows}, {row["spoken"] for row in rows}
+    say(f"{len(rows):,} captions of {len(files)} pictures in {len(spoken)} languages and variants")
     steps = [build_operator(each.name, each.parameters) for each in load_recipe("image_text").steps]
     with tempfile.TemporaryDirectory() as place:
-        list_, output = Path(place) / "list.jsonl", f"{place}/out"
-        list_.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        reader = JsonlReader(list_, media_roots=[str(folder.absolute())])
-        report = Pipeline(reader, MediaReference(column="file"), *steps, ParquetWriter(output)).run(progress=False)
-        kept = Counter(ds.dataset(output).to_table(columns=["language"])["language"].to_pylist())
+        listed = Path(place) / "list.jsonl"
+        listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        reader = JsonlReader(listed, media_roots=[str(folder.absolute())])
+        sink = ParquetWriter(f"{place}/out")
+        report = Pipeline(reader, MediaReference(column="file"), *steps, sink).run(progress=False)
     say("| read | kept | " + " | ".join(report.dropped) + " | failed |")
     say("|---" * (len(report.dropped) + 3) + "|")
     counts = [report.read, report.kept, *report.dropped.values(), report.failed]
     say("| " + " | ".join(f"{count:,}" for count in counts) + " |")
-    english = sum(count for name, count in kept.items() if name.startswith("en"))
-    say(f"{100 * english / report.kept:.1f} % of the captions kept are in English")
-    say(", ".join(f"{name} {count}" for name, count in kept.most_common(12)))
+    languages(rows)
+
+
+def languages(rows: list[dict[str, str]]) -> None:
+    steps = [WordCount(min_words=3, max_words=None, column="caption"), Language(column="caption", score_only=True)]
+    found = Pipeline(Rows(rows), *steps).collect(progress=False).to_pylist()
+    english = np.array([row["spoken"].startswith("en") for row in found])
+    as_english = np.array([row["caption_language"] == "en" for row in found])
+    confidence = np.array([row["caption_language_confidence"] or 0.0 for row in found])
+    say(f"{english.sum():,} English captions, {(~english).sum():,} others")
+    say("| `min_confidence` | of the English ones kept, % | of the others kept, % | of those kept English, % |")
+    say("|---|---|---|---|")
+    for least in (0, 0.2, 0.3, 0.4, 0.5, 0.65):
+        kept = as_english & (confidence >= least)
+        shares = (kept[english].mean(), kept[~english].mean(), english[kept].mean())
+        say(f"| {least} | " + " | ".join(f"{100 * share:.1f}" for share in shares) + " |")
 
 
 def main() -> None:
