@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tamis.audio.decode import AudioInfoStep, Recording, recordings
+from tamis.audio.files import END_TOLERANCE_S
 from tamis.audio.segment import numbers, sliced
 from tamis.batch import Batch, Column
 from tamis.errors import MediaError
@@ -50,27 +51,29 @@ class _Manifest(AudioInfoStep, Map):
         whole = Batch(pa.table({"audio": column}), batch.origin, access=batch.access)
         items, known = media_items(whole, "audio"), recordings(whole, "audio")
         values = [
-            None if item is None else _value(item, offset, duration, row if self.verify else None)
+            None if item is None else self.value(item, offset, duration, row if self.verify else None)
             for item, (_, offset, duration), row in zip(items, found, known, strict=True)
         ]
         return {"audio": pa.array(values, MEDIA)}
 
-
-def _value(item: MediaItem, offset: float | None, duration: float | None, known: Recording | None) -> dict[str, Any]:
-    if offset is None and duration is None:
-        if known is not None:
-            _ = known.info  # raises an error if it cannot be read
-        return {"bytes": None, "path": item.path}
-    return sliced(item, offset, duration, known)
+    def value(
+        self, item: MediaItem, offset: float | None, duration: float | None, known: Recording | None
+    ) -> dict[str, Any]:
+        if offset is None and duration is None:
+            if known is not None:
+                _ = known.info  # raises an error if it cannot be read
+            return {"bytes": None, "path": item.path}
+        return sliced(item, offset, duration, known)
 
 
 @operator(reads="audio_filepath", writes="audio")
 class NemoManifest(_Manifest):
     """Make a column `audio` from a NeMo manifest: `audio_filepath`, and `offset` and `duration` if it has them.
 
-    A part of a recording becomes a reference with times; nothing is copied. Without an offset, the row is the whole file. With
-    `verify`, headers are read: a file that does not exist, and a part that is not in its recording, fail their row here. A
-    negative offset fails its row.
+    A part of a recording becomes a reference with times; nothing is copied. Without an offset, the row is the whole file, or
+    its begin if the duration is shorter by more than 0.1 s, as for NeMo. With `verify`, headers are read: a file that does not
+    exist, and a part that is not in its recording, fail their row here; without it, durations without an offset are not
+    compared. A negative offset fails its row.
 
         Pipeline(JsonlReader("manifest.json"), NemoManifest(), AudioDuration(min_duration=1), ParquetWriter("out/"))
 
@@ -89,12 +92,16 @@ class NemoManifest(_Manifest):
         paths = batch["audio_filepath"].to_pylist()
         nothing: list[float | None] = [None] * len(paths)
         offsets = numbers(batch, "offset") if "offset" in batch else nothing
-        # Without an offset, the duration describes the file, and may be rounded.
         lengths = numbers(batch, "duration") if "duration" in batch else nothing
-        return [
-            (path, offset, None if offset is None else length)
-            for path, offset, length in zip(paths, offsets, lengths, strict=True)
-        ]
+        return list(zip(paths, offsets, lengths, strict=True))
+
+    def value(
+        self, item: MediaItem, offset: float | None, duration: float | None, known: Recording | None
+    ) -> dict[str, Any]:
+        # Without an offset, the duration is usually that of the file, and rounded.
+        if offset is None and not (known and duration and 0 < duration < known.duration - END_TOLERANCE_S):
+            duration = None
+        return super().value(item, offset, duration, known)
 
 
 @operator(reads="recording", writes="audio")

@@ -176,6 +176,17 @@ def test_nemo_manifests_in_and_out(tmp_path):
     assert again.run(workers=1).kept == 2
 
 
+def test_a_nemo_duration_without_an_offset_may_be_shorter_than_the_file(tmp_path):
+    (tmp_path / "talk.wav").write_bytes(sound(tone(5)))
+    rows = [{"audio_filepath": "talk.wav", "duration": each} for each in (2.0, 4.95, 5.3, -1, None)]
+    (tmp_path / "manifest.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = JsonlReader(str(tmp_path / "manifest.json"))
+    paths = Pipeline(reader, NemoManifest()).collect(executor="inline")["audio"].to_pylist()
+    assert [Path(each["path"]).name for each in paths] == ["talk.wav#t=0,2", *["talk.wav"] * 4]
+    unread = Pipeline(reader, NemoManifest(verify=False)).collect(executor="inline")["audio"].to_pylist()
+    assert [Path(each["path"]).name for each in unread] == ["talk.wav"] * 5
+
+
 def test_a_segment_that_was_cut_out_has_no_offset(tmp_path):
     (tmp_path / "talk.flac").write_bytes(sound(tone(5), 16_000, "flac"))
     row = {"audio_filepath": "talk.flac", "offset": 1.0, "duration": 2.0, "text": "good"}
