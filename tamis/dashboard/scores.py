@@ -120,6 +120,8 @@ class Scores:
     """Whether a later step, such as deduplication, drops more."""
     histograms: list[ScoreHistogram] = field(default_factory=list)
     texts: list[ScoreValues] = field(default_factory=list)
+    without: list[str] = field(default_factory=list)
+    """Filters whose scores are not stored, because they follow a step that creates rows or decides about all of them."""
 
 
 @dataclass
@@ -142,6 +144,7 @@ def read_scores(store: Store, steps: Sequence[Operator]) -> Scores | None:
         return None
     result = Scores(then_gathered=any(isinstance(step, Gather) for step in steps))
     names = step_names(steps)
+    measured: set[str] = set()
     for stage in _stages(steps):
         head = stage[: measured_operators([op for _, op in stage])]
         columns: list[_Column] | None = None
@@ -158,7 +161,10 @@ def read_scores(store: Store, steps: Sequence[Operator]) -> Scores | None:
                 columns = columns or found
         if columns:
             _count(store, mine, columns, result)
+            measured |= {column.step for column in columns}
             files = [file for file in files if file not in mine]
+    filters = [names[place] for place, step in enumerate(steps) if isinstance(step, Filter)]
+    result.without = [name for name in filters if name not in measured]
     return result if result.rows else None
 
 

@@ -25,13 +25,21 @@ def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
     title = "Thresholds"
     if scores is None:
         words = problem or (
-            "No filter of the run has measured a row."
+            "The run stored no scores: it had no rows, or no filter before the first step that creates rows or decides about "
+            "all rows."
             if view.manifest.get("scores")
             else "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
             "another threshold would keep."
         )
         return section("thresholds", title, element("p", plain(words, 1000), class_="empty"))
-    then = " Later steps, such as deduplication, may drop more of them." if scores.then_gathered else ""
+    gathered = scores.then_gathered or scores.without
+    then = " Later steps, such as deduplication, may drop more of them." if gathered else ""
+    missing = (
+        f" Not shown: {plain(', '.join(scores.without), 300)}, since scores are stored only up to the first step that "
+        "creates rows or decides about all rows."
+        if scores.without
+        else ""
+    )
     drops = view.report.dropped
     ordered = sorted(
         scores.histograms,
@@ -50,7 +58,8 @@ def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
         if len(blocks) > 8
         else None,
         lead=f"The filters keep {number(scores.kept)} of {number(scores.rows)} rows.{then} Move a threshold to see how many "
-        "they would keep if only this one changed. Grey columns are all rows, coloured ones those that are kept.",
+        "they would keep if only this one changed. Grey columns are all rows, coloured ones those that are kept."
+        + missing,
     )
 
 

@@ -498,6 +498,18 @@ def test_the_slider_agrees_with_a_run_with_another_threshold(tmp_path):
             assert report.kept == kept, (parameter, value)
 
 
+def test_filters_whose_scores_are_not_stored_are_named(tmp_path):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "a b " * n}) + "\n" for n in range(9)))
+    steps = [WordCount(min_words=3), ExactDedup(), RepeatedLines(), WordCount(min_words=5)]
+    Pipeline(JsonlReader(str(tmp_path / "in.jsonl")), *steps, ParquetWriter(str(tmp_path / "out"))).run(
+        executor="inline", scores=True
+    )
+    view = load_run(str(tmp_path / "out"))
+    scores = read_scores(view.store, steps_of(view))
+    assert (scores.rows, scores.kept, scores.without) == (9, 7, ["repeated_lines", "word_count#2"])
+    assert "Not shown: repeated_lines, word_count#2, since" in "".join(Reader(thresholds(view, scores)).texts)
+
+
 def test_bounds_know_the_parameters_that_set_them():
     found = {(bound.score, bound.side): bound.parameter for bound in bounds_of("g", GopherQuality())}
     assert found["gopher_words", "minimum"] == "min_words"
