@@ -26,6 +26,7 @@ from tamis.errors import LedgerError, TamisError, first_line
 from tamis.operators import Operator
 from tamis.recipes.load import Recipe, Step
 from tamis.registry import build_operator
+from tamis.sources.memory import Rows
 from tamis.store import INTERNAL, writing
 
 _TITLE = re.compile(r'<h2 id="([a-z]+)-title">(.*?)</h2>')
@@ -107,20 +108,23 @@ def heavy_parts(view: RunView) -> list[Html]:
     """The parts that read rows and scores."""
     steps, problem = _operators(view)
     scores: Scores | None = None
+    unread = ""
     if view.store.names(f"{INTERNAL}/scores") and steps:
         try:
             scores = read_scores(view.store, steps)
+            if scores is not None and problem:
+                scores.then_gathered = True  # perhaps
         except (pa.ArrowException, OSError, ValueError) as error:
-            problem = f"The stored scores cannot be read: {first_line(error)}"
+            unread = f"The stored scores cannot be read: {first_line(error)}"
     samples = Samples(view)
     found = [*samples.collect(), *(kept_near_bounds(view, scores, samples) if scores is not None else ())]
-    mark_passages(found, steps or _operators_alone(view))
+    mark_passages(found, _filters(view) if problem else steps)
     dropped = sum(view.report.dropped.values())
     kept = _weighted(samples.lengths_kept, view.report.kept)
     lost = _weighted(samples.lengths_dropped, dropped)
     before = (kept + lost).tolist() if lost.any() or not dropped else []
     parts = [
-        thresholds(view, scores, problem),
+        thresholds(view, scores, problem, unread),
         rows(view, found, samples.notes),
         duplicates(view),
         makeup(scores, before, kept.tolist()),
@@ -134,16 +138,25 @@ def _weighted(lengths: Sequence[int], count: int) -> np.ndarray:
 
 
 def _operators(view: RunView) -> tuple[list[Operator], str]:
-    """The steps of the run as operators; [] with the problem if they cannot be built here."""
+    """The steps of the run as operators; with the problem, those before the first that cannot be built here."""
     try:
         recipe = Recipe(tuple(Step(name, dict(given)) for name, given in view.steps))
         return recipe.operators(), ""
     except TamisError as error:
-        return [], f"The steps of the run cannot be built here, so scores are not shown: {first_line(error)}"
+        problem = first_line(error)
+    steps: list[Operator] = []
+    for place, (name, given) in enumerate(view.steps):
+        try:
+            steps.append(build_operator(name, given))
+        except (TamisError, TypeError, ValueError):
+            if place:
+                break
+            steps.append(Rows([]))  # a source that only the program has
+    return steps, problem
 
 
-def _operators_alone(view: RunView) -> list[Operator]:
-    """The steps that can be built here, if others, such as functions of the user, cannot."""
+def _filters(view: RunView) -> list[Operator]:
+    """The filters of the run that can be built here, wherever they are."""
     found = []
     for name, given in view.steps:
         with contextlib.suppress(TamisError, TypeError, ValueError):

@@ -121,7 +121,7 @@ class Scores:
     histograms: list[ScoreHistogram] = field(default_factory=list)
     texts: list[ScoreValues] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
-    """Filters whose scores are not stored, because they follow a step that creates rows or decides about all of them."""
+    """Filters whose scores are not stored, because they follow a step that is neither a filter nor a map."""
 
 
 @dataclass

@@ -19,33 +19,33 @@ from tamis.dashboard.runs import RunView
 from tamis.dashboard.scores import Bound, ScoreHistogram, Scores, payload, place_of, ticks_of
 from tamis.parameters import plural
 
+STORED = "Scores are stored of filters before the first step that is neither a filter nor a map"
 
-def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
-    """A histogram of each score with its thresholds, and a slider for each."""
+
+def thresholds(view: RunView, scores: Scores | None, problem: str = "", unread: str = "") -> Html:
+    """A histogram of each score with its thresholds, and a slider for each.
+
+    `problem` says why not all steps can be built here, and `unread` why scores cannot be read.
+    """
     title = "Thresholds"
     if scores is None:
-        words = problem or (
-            "The run stored no scores: it had no rows, or no filter before the first step that creates rows or decides about "
-            "all rows."
-            if view.manifest.get("scores")
-            else "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
-            "another threshold would keep."
-        )
-        return section("thresholds", title, element("p", plain(words, 1000), class_="empty"))
+        return section("thresholds", title, element("p", plain(unread or _none(view, problem), 1000), class_="empty"))
     gathered = scores.then_gathered or scores.without
     then = " Later steps, such as deduplication, may drop more of them." if gathered else ""
-    missing = (
-        f" Not shown: {plain(', '.join(scores.without), 300)}, since scores are stored only up to the first step that "
-        "creates rows or decides about all rows."
-        if scores.without
-        else ""
-    )
+    names = plain(", ".join(scores.without), 300)
+    missing = f" {STORED}, so these are not shown: {names}." if names else ""
     drops = view.report.dropped
     ordered = sorted(
         scores.histograms,
         key=lambda each: -sum(count for reason, count in drops.items() if reason.startswith(f"{each.score} ")),
     )
-    blocks = [_histogram(view, scores, each, place) for place, each in enumerate(ordered)]
+    command = "" if problem else shlex.join(["tamis", "rethreshold", view.output, "--set"])
+    if problem:
+        missing += (
+            f" `tamis rethreshold` cannot build all steps ({plain(problem, 300)}): set another threshold where the pipeline "
+            "is defined, and run it again with --scores, which reuses the scores."
+        )
+    blocks = [_histogram(command, scores, each, place) for place, each in enumerate(ordered)]
     return section(
         "thresholds",
         title,
@@ -63,7 +63,18 @@ def thresholds(view: RunView, scores: Scores | None, problem: str = "") -> Html:
     )
 
 
-def _histogram(view: RunView, scores: Scores, found: ScoreHistogram, place: int) -> Html:
+def _none(view: RunView, problem: str) -> str:
+    """Why there are no scores."""
+    if view.manifest.get("scores"):
+        return f"The run stored no scores: no row was measured. {problem}".strip()
+    built = f" Not all steps can be built here: {problem}." if problem else ""
+    return (
+        "The run kept no scores. Run it with --scores to see how rows are distributed around each threshold, and what "
+        f"another threshold would keep. {STORED}.{built}"
+    )
+
+
+def _histogram(command: str, scores: Scores, found: ScoreHistogram, place: int) -> Html:
     group = max(1, len(found.every) // 56)
     every, kept = _grouped(found.every, group), _grouped(found.kept, group)
     ticks = _ticks(found)
@@ -83,18 +94,17 @@ def _histogram(view: RunView, scores: Scores, found: ScoreHistogram, place: int)
         "article",
         element("header", element("h3", found.score), element("span", ", ".join(filter(None, notes)))),
         chart,
-        [_slider(view, scores, found, bound, f"{place}-{number}") for number, bound in enumerate(found.bounds)],
+        [_slider(command, scores, found, bound, f"{place}-{number}") for number, bound in enumerate(found.bounds)],
         class_="score block",
     )
 
 
-def _slider(view: RunView, scores: Scores, found: ScoreHistogram, bound: Bound, name: str) -> Html | None:
+def _slider(command: str, scores: Scores, found: ScoreHistogram, bound: Bound, name: str) -> Html | None:
     if bound.parameter is None:
         return None
     index = int(np.searchsorted(found.edges, bound.value))
-    command = ["tamis", "rethreshold", view.output, "--set"]
     data = payload(found, bound) | {
-        "command": shlex.join(command),
+        "command": command,
         "set": f"{bound.step}.{bound.parameter}",
         "rows": scores.rows,
         "kept": scores.kept,
@@ -116,7 +126,7 @@ def _slider(view: RunView, scores: Scores, found: ScoreHistogram, bound: Bound, 
         element("output", f"{number(scores.kept)} of {number(scores.rows)} rows, as now", id=f"kept-{name}"),
         element(
             "div",
-            element("code", f"{shlex.join(command)} {data['set']}={bound.limit}"),
+            element("code", f"{command} {data['set']}={bound.limit}".strip()),
             element("button", "Copy", type="button", data_copy=True),
             class_="command",
             hidden=True,

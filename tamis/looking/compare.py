@@ -137,9 +137,9 @@ def compare(first: str, second: str, *, key: str | None = None, examples: int = 
         for number, side in enumerate(sides):
             side.spill(Path(folder), number, buckets, name)
             if side.unread:
-                first = side.unread[0]
+                failure = side.unread[0]
                 found.notes.append(
-                    f"some rows of {side.output} cannot be read and are missing here; the first: {first.address}: {first.error}"
+                    f"some rows of {side.output} cannot be read and are missing here; the first: {failure.address}: {failure.error}"
                 )
         _join(found, sides, Path(folder), buckets, examples)
     for number, side in enumerate(sides):

@@ -408,7 +408,30 @@ def test_the_page_of_a_run_with_functions_has_no_sliders_and_says_why(tmp_path):
         executor="inline", scores=True, progress=False
     )
     parts = "".join(heavy_parts(load_run(output)))
-    assert "cannot be built here" in parts
+    assert "data-slider" not in parts
+    assert "neither a filter nor a map" in parts
+    assert "Not all steps can be built here" in parts
+
+
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_filters_before_a_function_have_sliders_without_a_command_that_could_not_run(tmp_path, from_memory):
+    found = [{"text": "word " * number} for number in range(1, 11)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    source = Rows(found) if from_memory else JsonlReader(str(tmp_path / "in.jsonl"))
+    output = str(tmp_path / "out")
+
+    def shorten(row: dict[str, Any]) -> dict[str, Any]:
+        return {"text": row["text"][:20]}
+
+    Pipeline(source, WordCount(min_words=4), shorten, ParquetWriter(output)).run(
+        executor="inline", scores=True, progress=False
+    )
+    shown = "".join(heavy_parts(load_run(output)))
+    assert "`tamis rethreshold` cannot build all steps" in shown
+    (data,) = [
+        json.loads(each["data-slider"]) for _, each in Reader(shown).tags if "min_words" in each.get("data-slider", "")
+    ]
+    assert (data["rows"], data["kept"], data["set"], data["command"]) == (10, 7, "word_count.min_words", "")
 
 
 def test_dropped_rows_that_are_all_near_a_threshold_are_among_the_dropped(tmp_path):
@@ -507,7 +530,7 @@ def test_filters_whose_scores_are_not_stored_are_named(tmp_path):
     view = load_run(str(tmp_path / "out"))
     scores = read_scores(view.store, steps_of(view))
     assert (scores.rows, scores.kept, scores.without) == (9, 7, ["repeated_lines", "word_count#2"])
-    assert "Not shown: repeated_lines, word_count#2, since" in "".join(Reader(thresholds(view, scores)).texts)
+    assert "so these are not shown: repeated_lines, word_count#2." in "".join(Reader(thresholds(view, scores)).texts)
 
 
 def test_bounds_know_the_parameters_that_set_them():

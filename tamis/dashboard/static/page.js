@@ -28,7 +28,7 @@
         (change ? `${format.format(Math.abs(change))} ${change < 0 ? "fewer" : "more"} than now` : "as many as now");
     const command = box.querySelector(".command");
     command.hidden = same;
-    command.querySelector("code").textContent = `${data.command} ${data.set}=${show(value)}`;
+    command.querySelector("code").textContent = `${data.command} ${data.set}=${show(value)}`.trim();
     let line = chart.querySelector(`[data-for="${input.id}"]`);
     if (!line) {
       line = document.createElementNS("http://www.w3.org/2000/svg", "line");
