@@ -181,11 +181,12 @@ class Speller:
 
 @operator(reads="text")
 class TokenIds(Map):
-    """Add the token ids of each document as a list of int32, without special tokens but `end_token`, if given, at the end.
+    """Add the token ids of each document as a list of int32, with `end_token`, if given, at the end.
 
     `tokenizer` is a `tokenizer.json` of the Hugging Face library tokenizers, or a SentencePiece `.model`. Ids are those of the
-    tokenizer on the whole text; where the tokenizer splits texts into words first, each distinct word is tokenized once. A
-    null text has no ids. The report has the number of tokens, by the values of column `source` if it is given. Needs
+    tokenizer on the whole text; where the tokenizer splits texts into words first, each distinct word is tokenized once. No
+    other special tokens are added, but a `tokenizer.json` recognizes those that are written out in a text. A null text has no
+    ids. The report has the number of tokens, by the values of column `source` if it is given. Needs
     `tamis[text]`.
 
         TokenIds("tokenizer.json", end_token="<|endoftext|>")
