@@ -368,6 +368,7 @@ def fetch_manuals() -> Path:
     if not folder.is_dir():
         packages = [f"maint-guide{each}" for each in ("", *(f"-{language}" for language in GUIDES))]
         packages += [f"debian-faq-{language}" for language in FAQS] + ["debian-faq"]
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             subprocess.run(["apt-get", "download", "-q", *packages], cwd=scratch, check=True, stdout=sys.stderr)
             for archive in Path(scratch).glob("*.deb"):
