@@ -310,6 +310,7 @@ def make_plan(
         notes=(
             *notes,
             *_step_notes(steps),
+            *_replacement_notes(shape, layout.schema),
             *([f"all steps run on the {budget.reasons['device']}"] if "device" in budget.reasons else []),
             *(_opaque_notes(steps, identity) if shape.sink is not None else ()),
         ),
@@ -355,6 +356,22 @@ def _step_notes(steps: Sequence[Operator]) -> Iterator[str]:
     for number, step in enumerate(steps, start=1):
         for note in step.notes():
             yield f"step {number}, `{step.name}`: {note}"
+
+
+def _replacement_notes(shape: Shape, schema: pa.Schema) -> Iterator[str]:
+    """Steps that replace columns of the input which they do not read, such as labels that the data already has."""
+    untouched = set(schema.names)
+    for number, step in enumerate(shape.operators, start=2):  # the source is the first step
+        untouched.difference_update(step.removes(schema.names))
+        replaced = sorted(untouched.intersection(step.writes()).difference(step.real_names().values()))
+        untouched.difference_update(step.writes())
+        if replaced:
+            yield f"step {number}, `{step.name}`, replaces {_listed(replaced)} of the input"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in columns)
+    return f"the column {names}" if len(columns) == 1 else f"the columns {names}"
 
 
 def _opaque_notes(steps: Sequence[Operator], identity: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from tamis.audio import AudioDuration
 from tamis.dedup import SemanticDedup
 from tamis.errors import ColumnError, OperatorError, ParameterError, SinkError, TamisError, WorkerError
 from tamis.events import MemoryAction, PartitionCommitted, RunFinished, RunStarted, WorkerDied
+from tamis.fields import Copy, Rename
 from tamis.image import ImageSize
 from tamis.operators import Expand, Filter, Map, Resources, at_least, operator
 from tamis.report import Report
@@ -199,6 +200,16 @@ class TestColumns:
         with pytest.raises(ColumnError) as caught:
             Pipeline(Rows([{column: "a.wav"}]), AudioDuration()).collect()
         assert caught.value.hint == f"put `{step}` before this step: it makes `audio` from the columns of a manifest"
+
+    def test_a_step_that_replaces_a_column_of_the_input_is_noted(self, tmp_path):
+        rows = Rows([{"text": "one two", "length": "long", "words": 5, "x": 1}])
+        steps = [Rename({"y": "x"}), WordCount(score_only=True), Copy("length", into="x"), Copy("text", into="length")]
+        report = Pipeline(rows, *steps, JsonlWriter(tmp_path)).run(executor="inline")
+        assert report.notes == [
+            "step 3, `word_count`, replaces the column `words` of the input",
+            "step 5, `copy`, replaces the column `length` of the input",
+        ]
+        assert read_jsonl(tmp_path) == [{"text": "one two", "length": "one two", "words": 2, "y": 1, "x": "long"}]
 
     def test_a_field_of_a_struct_is_suggested_to_be_copied(self):
         with pytest.raises(ColumnError) as caught:
