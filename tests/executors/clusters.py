@@ -138,11 +138,11 @@ def divided(source: Path, output: Path, **options: Any) -> dict[str, Any]:
 
 def breaks_its_worker(row: dict[str, Any]) -> bool:
     """Three rows are too much for any worker: it is killed, does not get the memory, or holds memory that no cap counts."""
-    if row["n"] == 2:
+    if row["n"] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if row["n"] == 7:
+    if row["n"] == 3:
         np.ones(1_000_000_000)
-    if row["n"] == 13:
+    if row["n"] == 5:
         held = mmap.mmap(-1, 700_000_000)
         for start in range(0, len(held), 4096):
             held[start] = 1
@@ -152,7 +152,7 @@ def breaks_its_worker(row: dict[str, Any]) -> bool:
 
 def broken(output: Path, **options: Any) -> tuple[list[int], dict[int, str]]:
     """The rows that are left by a step that some rows break, and the errors of those."""
-    rows = Rows([{"n": number} for number in range(15)], rows_per_partition=5)
+    rows = Rows([{"n": number} for number in range(6)], rows_per_partition=2)
     report = Pipeline(rows, breaks_its_worker, JsonlWriter(output)).run(memory="600MB", **options)
     assert report.balances
     kept = [json.loads(line)["n"] for file in sorted(output.glob("part-*")) for line in file.read_text().splitlines()]
