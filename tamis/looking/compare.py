@@ -139,7 +139,8 @@ def compare(first: str, second: str, *, key: str | None = None, examples: int = 
             if side.unread:
                 failure = side.unread[0]
                 found.notes.append(
-                    f"some rows of {side.output} cannot be read and are missing here; the first: {failure.address}: {failure.error}"
+                    f"some rows of {side.output} cannot be read and are missing here; "
+                    f"the first: {failure.address}: {failure.error}"
                 )
         _join(found, sides, Path(folder), buckets, examples)
     for number, side in enumerate(sides):

@@ -107,6 +107,30 @@ def test_a_video_that_begins_late_is_intact():
     assert scores(VideoDecodable(), target.getvalue())["decoded_share"] == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("container", "codec", "sound"), [("webm", "libvpx-vp9", "libopus"), ("mp4", "libx264", "aac")]
+)
+def test_a_video_whose_sound_lasts_longer_is_intact(container, codec, sound):
+    """WebM says how long the file lasts, and in a tag how long the picture does."""
+    picture = video([(scene(1), 20)], codec=codec, container=container)
+    longer = video([(scene(2), 40)], codec=codec, container=container, sound=sound)
+    target = io.BytesIO()
+    with (
+        av.open(io.BytesIO(picture)) as one,
+        av.open(io.BytesIO(longer)) as other,
+        av.open(target, "w", format=container) as output,
+    ):
+        streams = one.streams.video[0], other.streams.audio[0]
+        made = [output.add_stream_from_template(stream) for stream in streams]
+        for source, stream, into in zip((one, other), streams, made, strict=True):
+            for packet in source.demux(stream):
+                if packet.dts is not None:
+                    packet.stream = into
+                    output.mux(packet)
+    assert header_of(held(target.getvalue())).duration == pytest.approx(2.0)
+    assert scores(VideoDecodable(), target.getvalue())["decoded_share"] == [1.0]
+
+
 def test_a_missing_fragment_of_an_mp4_file_is_a_loss():
     steady = {"x264-params": "scenecut=0"}
     times = list(range(0, 200, 4))
