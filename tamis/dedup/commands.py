@@ -366,10 +366,12 @@ def explain(
     from tamis.dedup.explain import explain_row, explanation_text
     from tamis.dedup.groups import Groups
     from tamis.dedup.overview import overview, overview_text
+    from tamis.looking.life import explaining_damage
 
     groups = Groups.load(output_path)
     if name is not None:
-        rows = explain_row(groups, name)
+        with explaining_damage(output_path):
+            rows = explain_row(groups, name)
         if as_json:
             print_json([asdict(row) for row in rows])
         else:
@@ -377,7 +379,8 @@ def explain(
         if all(row.outcome == "unknown" and not row.findings for row in rows):
             raise typer.Exit(NO_MATCH)
         return
-    steps = overview(groups, closest, largest)
+    with explaining_damage(output_path):
+        steps = overview(groups, closest, largest)
     if as_json:
         print_json(steps)
     else:

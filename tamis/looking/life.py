@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -133,8 +134,15 @@ def why(output: str, name: str) -> list[Life]:
 
     To find an id, all rows of the output are read.
     """
-    try:
+    with explaining_damage(output):
         return _lives(output, name)
+
+
+@contextmanager
+def explaining_damage(output: str) -> Iterator[None]:
+    """Raise a clear error if groups, scores or rejects of a run cannot be read."""
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"what {output} records about its rows cannot be read: {first_line(error)}",

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -181,3 +182,13 @@ def test_lines_that_were_cut_and_rows_that_lost_too_many(tmp_path):
         "  exact_dedup: too much of its text repeats other rows",
         f"    {cut}",
     ]
+
+
+@pytest.mark.parametrize("names", [[], ["b"]], ids=["all", "one row"])
+def test_damaged_groups_are_an_error(run, tmp_path, names):
+    shutil.copytree(run[0], tmp_path / "damaged")
+    for file in (tmp_path / "damaged/.tamis/groups").rglob("*.table"):
+        file.write_bytes(b"no table")
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "damaged"), *names])
+    assert done.exit_code == 2
+    assert "records about its rows cannot be read" in " ".join(done.stderr.split())
