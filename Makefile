@@ -28,6 +28,7 @@ $(VENV)/.test: pyproject.toml tests/constraints.txt scripts/install_weights.py $
 	@$(BIN)/python scripts/fetch_pages.py > /dev/null  # real crawls, pages and dumps
 	@$(BIN)/python scripts/fetch_documents.py > /dev/null  # real PDF and Office files
 	@$(BIN)/python scripts/fetch_videos.py > /dev/null  # real videos
+	@$(BIN)/python scripts/fetch_language_model.py > /dev/null  # a real language model
 	@$(BIN)/python scripts/find_browser.py  # Chromium, for tests of pages
 	@$(BIN)/python scripts/find_prometheus.py  # Debian's package, for tests of metrics
 	@touch $@

