@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from typing import IO, Any
 import numpy as np
 
 from tamis.errors import AudioError, is_shortage, require
+
+MOST_DURATIONS = 1_000
+"""Files whose packets were counted and are remembered."""
+
+_durations: dict[tuple[int, ...] | None, float] = {}
 
 CONTAINERS = (
     "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,matroska,webm,aac,loas,ac3,eac3,amr,ape,wv,tta,asf,avi,flv,mpegts,mpeg,"
@@ -162,7 +168,7 @@ def _info(file: IO[bytes], container: Any, stream: Any) -> Info:
     declared = not _is_guess(container, file)
     duration = _duration(container, stream) if declared else None
     if duration is None:
-        declared, duration = False, _counted(container, stream)
+        declared, duration = False, _counted(file, container, stream)
     if _LOSSY.match(codec):
         bits = 16
     else:
@@ -250,14 +256,31 @@ def _tagged_duration(stream: Any) -> float | None:
     return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
 
 
-def _counted(container: Any, stream: Any) -> float:
-    """The duration by the packets of a file, without decoding them."""
+def _counted(file: IO[bytes], container: Any, stream: Any) -> float:
+    """The duration by the packets of a file, without decoding them; once for all rows that refer to a file on a disk."""
+    known = _stamp(file)
+    if known in _durations:
+        return _durations[known]
     total = 0
     with _explained("its packets cannot be read"):
         for packet in container.demux(stream):
             total += packet.duration or 0
         container.seek(0)
-    return float(total * stream.time_base) if stream.time_base else 0.0
+    duration = float(total * stream.time_base) if stream.time_base else 0.0
+    if known is not None:
+        if len(_durations) >= MOST_DURATIONS:
+            _durations.clear()
+        _durations[known] = duration
+    return duration
+
+
+def _stamp(file: IO[bytes]) -> tuple[int, ...] | None:
+    """What changes if the content of a file on a disk does; None for parts of files and for bytes."""
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, AttributeError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding

@@ -48,6 +48,30 @@ def all_of(data: bytes, begin: float = 0.0, end: float | None = None) -> np.ndar
     return as_float(np.concatenate([*read_blocks(io.BytesIO(data), begin, end)], axis=1))
 
 
+class NotedFile(io.FileIO):
+    """Adds up what is read."""
+
+    num_bytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(-1 if size is None else size) or b""
+        self.num_bytes += len(found)
+        return found
+
+
+def test_a_file_that_does_not_say_its_duration_is_counted_once(tmp_path):
+    """A recording has as many rows as it has segments."""
+    for seconds in (60, 30):
+        data = sound(tone(seconds, 16_000, 1), 16_000, "aac")
+        (tmp_path / "a.aac").write_bytes(data)
+        found = []
+        for _ in range(2):
+            with NotedFile(tmp_path / "a.aac") as file:
+                assert read_info(file).duration == pytest.approx(seconds, abs=0.2)
+                found.append(file.num_bytes)
+        assert found[0] > len(data) > 2 * found[1]
+
+
 def item_of(batch: Batch):
     return media_items(batch, "audio")[0]
 
