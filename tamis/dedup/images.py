@@ -30,8 +30,8 @@ from tamis.dedup.shuffle import (
 )
 from tamis.errors import OperatorError, ParameterError
 from tamis.exchange import Exchange
-from tamis.image.decode import PictureStep, headers
-from tamis.image.hashing import BITS, HashKind, hashes_of
+from tamis.image.decode import PictureStep, headers, row_bytes
+from tamis.image.hashing import BITS, SIDES, HashKind, hashes_of
 from tamis.kernels.image_hashes import says_little
 from tamis.operators import Decide, Resources, Work, operator
 
@@ -95,6 +95,10 @@ class ImageDedup(PictureStep, IndexedDedup):
     version = 1
     cost = 30.0
     index_kind = "image"
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(SIDES[self.hash])
 
     def check(self) -> None:
         if self.by is not None and self.keep == "largest":

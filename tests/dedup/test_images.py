@@ -19,7 +19,7 @@ from tamis import ParquetWriter, Pipeline, Rows
 from tamis.dedup import ExactDedup, Groups, ImageDedup, hamming
 from tamis.dedup.explain import explain_row, explanation_text
 from tamis.errors import ParameterError
-from tamis.image import ImageDigest
+from tamis.image import ImageDigest, ImageHash
 from tamis.kernels.hamming import Substrings
 from tests.dedup.deduplicate import kept_and_pairs
 
@@ -145,6 +145,10 @@ def test_a_hash_of_another_length_fails_its_row(tmp_path):
     pipeline = Pipeline(Rows(rows), ImageDedup(hash_column="hash"), ParquetWriter(str(tmp_path)))
     report = pipeline.run(workers=1, max_failed="100%")
     assert (report.kept, report.failed) == (1, 2)
+
+
+def test_larger_pictures_take_more_memory():
+    assert ImageDedup(hash="pdq").row_bytes == ImageHash(hash="pdq").row_bytes == 4 * ImageDedup().row_bytes
 
 
 def test_wrong_parameters_are_explained():
