@@ -22,6 +22,9 @@ from tamis.memory.gpu import GpuMemory
 WALK_SHARE = 0.005
 """The share of a core that may be spent on walking page tables."""
 
+FRESH_S, FRESH_BYTES = 0.05, 8_000_000
+"""A walk counts as exact for so long, unless the size of the process changes by more: a walk of 2 GB takes 30 ms."""
+
 AGING_BYTES = 1_000_000
 """Each reading since a process's last walk counts like a change of this many bytes, so that every process gets its turn."""
 
@@ -99,6 +102,8 @@ class Walked:
     rss_bytes: int = 0
     age: int = 0
     """Readings since the walk."""
+    at: float = float("-inf")
+    """When it took place."""
 
 
 @dataclass(slots=True)
@@ -136,7 +141,7 @@ class TreeReader:
     def read(self, roles: Mapping[int, str] | None = None, *, exact: bool = False) -> tuple[ProcessMemory, ...]:
         """The running processes, this one first. `roles` names them, and adds processes that are no longer in the tree.
 
-        With `exact`, walks the page tables of all of them.
+        With `exact`, walks the page tables of all of them that were not walked just now.
         """
         names = roles or {}
         if self._others is None:
@@ -156,14 +161,21 @@ class TreeReader:
         self._walked = {pid: walked for pid, walked in self._walked.items() if pid in alive}
         order = sorted(alive, key=lambda pid: (-self._urgency(pid, alive[pid]), pid))
         for pid in order:
-            if pid in self._walked and self._allowance_s <= 0 and not exact:
-                break  # a new process is always walked
+            if pid in self._walked:  # a new process is always walked
+                if not exact and self._allowance_s <= 0:
+                    break
+                if exact and self._is_fresh(pid, alive[pid], now):
+                    continue
             began = self._cpu_clock()
             walked = walk(pid)
             self._allowance_s -= self._cpu_clock() - began
             if walked is not None:
-                walked.rss_bytes = alive[pid].rss_bytes
+                walked.rss_bytes, walked.at = alive[pid].rss_bytes, now
                 self._walked[pid] = walked
+
+    def _is_fresh(self, pid: int, status: _Status, now: float) -> bool:
+        walked = self._walked[pid]
+        return now - walked.at <= FRESH_S and abs(status.rss_bytes - walked.rss_bytes) <= FRESH_BYTES
 
     def _urgency(self, pid: int, status: _Status) -> float:
         walked = self._walked.get(pid)

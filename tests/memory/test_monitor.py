@@ -121,6 +121,23 @@ def test_page_tables_are_walked_no_more_than_the_allowance_permits(child, monkey
 
 
 @linux
+def test_page_tables_that_were_walked_just_now_are_not_walked_again(monkeypatch):
+    sizes = iter([100 * MB, 101 * MB, 120 * MB, 120 * MB])
+    walks, clock = [], Clock()
+    monkeypatch.setattr(tree, "_status", lambda pid: tree._Status("python", next(sizes), 0, 0))
+    monkeypatch.setattr(tree, "walk", lambda pid: walks.append(clock.now) or tree.Walked(80 * MB, 70 * MB))
+    monkeypatch.setattr(tree, "descendants", lambda pid, without: [])
+    reader = TreeReader(1, clock=clock)
+    reader.read(exact=True)
+    (process,) = reader.read(exact=True)
+    assert (process.pss_bytes, len(walks)) == (81 * MB, 1)
+    reader.read(exact=True)  # the process has grown since
+    clock.now += 1.0
+    reader.read(exact=True)
+    assert len(walks) == 3
+
+
+@linux
 def test_between_walks_what_changed_is_counted_as_the_process_s_own(monkeypatch):
     sizes = iter([100 * MB, 130 * MB, 60 * MB])
     monkeypatch.setattr(tree, "_status", lambda pid: tree._Status("python", next(sizes), 0, 0))
