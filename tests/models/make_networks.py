@@ -84,12 +84,15 @@ def random_values(module: torch.nn.Module, seed: int, scale: float = 0.3) -> dic
 
 def write_wordpiece(folder: Path, vocabulary: int = 300) -> int:
     """A tokenizer that puts [CLS] before and [SEP] after a text; returns the size of its vocabulary."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-    tokenizer.train_from_iterator(
-        TEXT, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
-    )
+    split = pre_tokenizers.BertPreTokenizer()
+    # Trained ones differ between processes: the trainer visits its tables in any order.
+    words = sorted({word for text in TEXT for word, _ in split.pre_tokenize_str(text)})
+    letters = sorted({letter for word in words for letter in word})
+    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words])
+    numbers = {piece: number for number, piece in enumerate(list(pieces)[:vocabulary])}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = split
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
