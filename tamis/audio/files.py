@@ -43,7 +43,7 @@ END_TOLERANCE_S = 0.1
 MISSING_S = 0.5
 """If more than this is missing at the end of what a file announces, it is truncated."""
 
-_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+_CLOCK = re.compile(r"(\d{1,6}):(\d\d):(\d\d(?:\.\d{1,9})?)")
 
 _BITS = {"u8": 8, "s16": 16, "s32": 32, "s64": 64, "flt": 32, "dbl": 64}
 _TYPES = {"u8": np.uint8, "s16": np.int16, "s32": np.int32, "s64": np.int64, "flt": np.float32, "dbl": np.float64}
@@ -249,11 +249,16 @@ def _duration(container: Any, stream: Any) -> float | None:
 
 
 def _tagged_duration(stream: Any) -> float | None:
-    """The duration that Matroska files have in a tag of each track, if the track begins at 0; FFmpeg counts from there."""
-    found = _CLOCK.fullmatch(stream.metadata.get("DURATION", ""))
-    if found is None or stream.time_base is None or abs((stream.start_time or 0) * stream.time_base) > END_TOLERANCE_S:
+    """The duration by the tag of a track that begins at 0; FFmpeg counts from there."""
+    if stream.time_base is None or abs((stream.start_time or 0) * stream.time_base) > END_TOLERANCE_S:
         return None
-    return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
+    return tagged_end(stream)
+
+
+def tagged_end(stream: Any) -> float | None:
+    """When a track ends by its tag in Matroska, whose files have one duration for all tracks; None without a tag."""
+    found = _CLOCK.fullmatch(stream.metadata.get("DURATION", ""))
+    return None if found is None else 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
 
 
 def _counted(file: IO[bytes], container: Any, stream: Any) -> float:

@@ -113,7 +113,7 @@ def heavy_parts(view: RunView) -> list[Html]:
         try:
             scores = read_scores(view.store, steps)
             if scores is not None and problem:
-                scores.then_gathered = True  # perhaps
+                scores.then_gathered = True  # a step that cannot be built here may be one
         except (pa.ArrowException, OSError, ValueError) as error:
             unread = f"The stored scores cannot be read: {first_line(error)}"
     samples = Samples(view)

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from tamis.audio.files import tagged_end
 from tamis.errors import VideoError, is_shortage, require
 from tamis.kernels.frames import shrink_plane, small_frame, to_rgb
 from tamis.media import MediaItem
@@ -43,8 +44,6 @@ HELD_S = 1.0
 
 TIMED = frozenset({"mov"})
 """Containers with a table of all packets (MP4, MOV): it says how long each frame is shown, also if the next one is broken."""
-
-_CLOCK = re.compile(r"(\d{1,6}):(\d\d):(\d\d(?:\.\d{1,9})?)")
 
 FROM_ZERO = frozenset({"matroska,webm"})
 """Containers whose duration counts from time 0, and not from the first frame."""
@@ -223,16 +222,10 @@ def _duration(container: Any, stream: Any) -> float:
     if not container.duration or container.duration < 0:
         return math.nan
     end = container.duration / 1e6
-    if stream is not None and len(container.streams) > 1 and 0 < (stated := _stated_end(stream)) < end:
-        end = stated
+    tagged = tagged_end(stream) if stream is not None and len(container.streams) > 1 else None
+    end = tagged if tagged and tagged < end else end
     begin = 0.0 if stream is None or container.format.name not in FROM_ZERO else _start(stream, container)
     return end - begin if 0 < begin < end else end
-
-
-def _stated_end(stream: Any) -> float:
-    """When the picture ends by the tag of its track in Matroska, which has one duration for all tracks; 0 without a tag."""
-    found = _CLOCK.fullmatch(stream.metadata.get("DURATION", ""))
-    return sum(float(part) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True)) if found else 0.0
 
 
 def _bit_rate(container: Any, context: Any, duration: float) -> float:
